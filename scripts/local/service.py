@@ -1,0 +1,206 @@
+"""The service: a rendered Serve config on a private Ray and Redis; its state in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.local import processes, ray_cluster, redis_server
+from scripts.local.environment import ROOT
+
+STATE_FILE = "service.json"
+
+
+@dataclass
+class Service:
+    """What was started, so that it can be ended. `pids`: what we started ourselves, by name."""
+
+    state_dir: str
+    url: str = ""
+    dashboard_url: str = ""
+    redis_url: str = ""
+    model: str = ""
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def save(self) -> None:
+        """Written after every step, so that a half-started service can be ended too."""
+        folder = Path(self.state_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STATE_FILE).write_text(json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, state_dir: Path) -> Service | None:
+        """The service of a folder, if one was started there."""
+        path = state_dir / STATE_FILE
+        return cls(**json.loads(path.read_text())) if path.exists() else None
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its processes lives."""
+        return any(processes.is_alive(pid) for pid in self.pids.values())
+
+    def down(self) -> None:
+        """End what was started, newest first, and nothing else."""
+        if "ray" in self.pids:
+            ray_cluster.end(Path(self.state_dir), self.pids["ray"])
+        if "redis" in self.pids:
+            processes.end(self.pids["redis"])
+        (Path(self.state_dir) / STATE_FILE).unlink(missing_ok=True)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, section by section."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def render(config: Path, port: int, args: Mapping[str, Any]) -> dict[str, Any]:
+    """A Serve config file with another port and other settings."""
+    document: dict[str, Any] = yaml.safe_load(config.read_text())
+    document["http_options"]["port"] = port
+    application = document["applications"][0]
+    engine = args.get("engine", {}).get("kind")
+    if engine and engine != application["args"]["engine"]["kind"]:
+        del application["args"]["engine"]  # the arguments of another engine mean nothing to this one
+    application["args"] = merged(application["args"], args)
+    return document
+
+
+def start(
+    state_dir: Path,
+    config: Path,
+    port: int,
+    args: Mapping[str, Any],
+    redis_url: str | None = None,
+    haproxy: bool = True,
+    environment: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    timeout_s: float = 300,
+) -> Service:
+    """Start everything and wait until it is ready.
+
+    Raises:
+        RuntimeError: something did not start; the message says what, with the end of its log.
+    """
+    service = Service(str(state_dir), url=f"http://127.0.0.1:{port}")
+    service.save()
+    try:
+        if redis_url is None:
+            tell("Redis: private, append-only file on")
+            service.pids["redis"], redis_port = redis_server.start(state_dir / "redis")
+            redis_url = f"redis://127.0.0.1:{redis_port}/0"
+        service.redis_url = redis_url
+        service.save()
+        tell("Ray: one private node")
+        pid, service.dashboard_url = ray_cluster.start(state_dir, haproxy, dict(environment or {}))
+        service.pids["ray"] = pid
+        service.save()
+        document = render(config, port, merged({"redis": {"url": redis_url}}, args))
+        service.model = document["applications"][0]["args"]["model"]["name"]
+        service.save()
+        (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        tell("Serve: deploying " + str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config))
+        deploy(service.dashboard_url, document)
+        wait_ready(service, tell, timeout_s)
+    except BaseException:
+        service.down()
+        raise
+    return service
+
+
+def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
+    """What `serve deploy` does, without its start-up time.
+
+    Raises:
+        RuntimeError: Serve refused the config; the message is its answer.
+    """
+    request = urllib.request.Request(
+        f"{dashboard_url}/api/serve/applications/",
+        data=json.dumps(document).encode(),
+        headers={"content-type": "application/json"},
+        method="PUT",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120):
+            pass
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"Serve refused the config: {error.read().decode(errors='replace')[-2000:]}") from None
+
+
+def application_status(dashboard_url: str) -> dict[str, Any]:
+    """Serve's view of the application: `status`, `message`, `deployments`."""
+    with urllib.request.urlopen(f"{dashboard_url}/api/serve/applications/", timeout=30) as response:
+        applications: dict[str, Any] = json.load(response)["applications"]
+    return next(iter(applications.values()), {})
+
+
+def readiness(url: str) -> dict[str, Any]:
+    """`/readyz`, or what keeps us from it."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        with contextlib.suppress(json.JSONDecodeError):
+            answer = json.load(error)
+            return answer if isinstance(answer, dict) else {}
+    except OSError:
+        pass
+    return {}
+
+
+def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float) -> None:
+    """Until every wanted worker has joined and the ingress answers.
+
+    Raises:
+        RuntimeError: the deployment failed or took too long; the message is Serve's.
+    """
+    deadline = time.monotonic() + timeout_s
+    said = ""
+    while True:
+        status = application_status(service.dashboard_url)
+        if status.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise RuntimeError(f"the deployment failed: {failure(status)}")
+        ready = readiness(service.url)
+        if ready.get("ready") and ready["workers"] >= ready["workers_wanted"]:
+            return
+        line = _progress(status, ready)
+        if line != said:
+            said = line
+            tell(line)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not ready after {timeout_s:.0f} s: {said}; logs: {service.state_dir}")
+        time.sleep(0.25)
+
+
+def failure(status: Mapping[str, Any]) -> str:
+    """The line that says why a deployment failed: ours where there is one, else Serve's message."""
+    messages = [str(status.get("message", ""))]
+    messages += [str(item.get("message", "")) for item in status.get("deployments", {}).values()]
+    lines = [line.strip() for message in messages for line in message.splitlines()]
+    ours = [line for line in lines if "settings:" in line]
+    return ours[-1][ours[-1].index("settings:") :] if ours else "\n".join(lines[-15:])
+
+
+def _progress(status: Mapping[str, Any], ready: Mapping[str, Any]) -> str:
+    parts = []
+    for name, deployment in sorted(status.get("deployments", {}).items()):
+        states = [replica["state"] for replica in deployment.get("replicas", [])]
+        running = states.count("RUNNING")
+        wanted = max(len(states), running)
+        parts.append(f"{name} {running}/{wanted} running")
+    if not parts:
+        return "Serve: building the application"
+    return "Serve: " + ", ".join(parts) + (f" ({ready['problem']})" if ready.get("problem") else "")

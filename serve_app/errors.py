@@ -1,0 +1,126 @@
+"""The error tree, the closed set of reasons, and OpenAI's error body.
+
+A reason is the same word in the response header `x-hermes-reason`, in the metric and in the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Reason(StrEnum):
+    """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
+
+    MALFORMED_JSON = "malformed_json"
+    INVALID_REQUEST = "invalid_request"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TOO_LARGE = "body_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    QUEUE_FULL = "queue_full"
+    JOURNAL_UNAVAILABLE = "journal_unavailable"
+    JOURNAL_LOST = "journal_lost"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    ENGINE_ERROR = "engine_error"
+    ATTEMPT_LOST = "attempt_lost"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a reason looks over HTTP."""
+
+    status: int
+    type: str
+    retryable: bool = False
+
+
+_SHAPES: dict[Reason, _Shape] = {
+    Reason.MALFORMED_JSON: _Shape(400, "invalid_request_error"),
+    Reason.INVALID_REQUEST: _Shape(400, "invalid_request_error"),
+    Reason.MODEL_NOT_FOUND: _Shape(404, "invalid_request_error"),
+    Reason.NOT_FOUND: _Shape(404, "invalid_request_error"),
+    Reason.METHOD_NOT_ALLOWED: _Shape(405, "invalid_request_error"),
+    Reason.BODY_TOO_LARGE: _Shape(413, "invalid_request_error"),
+    Reason.HEADERS_TOO_LARGE: _Shape(431, "invalid_request_error"),
+    Reason.UNSUPPORTED_MEDIA_TYPE: _Shape(415, "invalid_request_error"),
+    Reason.QUEUE_FULL: _Shape(429, "rate_limit_error", retryable=True),
+    Reason.JOURNAL_UNAVAILABLE: _Shape(503, "service_unavailable_error", retryable=True),
+    Reason.JOURNAL_LOST: _Shape(410, "invalid_request_error"),
+    Reason.DEADLINE: _Shape(504, "timeout_error", retryable=True),
+    Reason.CANCELLED: _Shape(499, "request_cancelled"),
+    Reason.CLIENT_DISCONNECTED: _Shape(499, "request_cancelled"),
+    Reason.ENGINE_ERROR: _Shape(500, "server_error"),
+    Reason.ATTEMPT_LOST: _Shape(503, "service_unavailable_error", retryable=True),
+    Reason.INTERNAL: _Shape(500, "server_error"),
+}
+
+
+class HermesError(Exception):
+    """Root of the project's errors."""
+
+
+class SettingsError(HermesError):
+    """A setting is unknown, malformed or impossible; the message names the key and the fix."""
+
+
+class JournalUnavailable(HermesError):
+    """Redis cannot be reached, or refuses writes for now."""
+
+
+class Fenced(HermesError):
+    """A newer epoch, or the terminal entry, owns the journal: this writer must stop."""
+
+
+class RequestRefused(HermesError):
+    """A request ends with an error answer.
+
+    Args:
+        reason: of the closed set; it decides the HTTP status.
+        message: one sentence for the caller.
+        param: the offending field, as in OpenAI's error body.
+        retry_after_s: seconds after which a retry makes sense.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return _SHAPES[self.reason].status
+
+    def headers(self) -> dict[str, str]:
+        """Response headers: the reason, and when to try again."""
+        headers = {"x-hermes-reason": str(self.reason)}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if not _SHAPES[self.reason].retryable:
+            headers["x-should-retry"] = "false"
+        return headers
+
+    def body(self) -> bytes:
+        """OpenAI's error body as JSON."""
+        return msgspec.json.encode(error_body(self.reason, self.message, self.param))
+
+
+def error_body(reason: Reason, message: str, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object; `code` carries the reason.
+
+    Source: https://platform.openai.com/docs/guides/error-codes
+    """
+    return {"error": {"message": message, "type": _SHAPES[reason].type, "param": param, "code": str(reason)}}

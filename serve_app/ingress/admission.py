@@ -1,0 +1,140 @@
+"""Admit: decide what a request is, write its journal and its queue entry. Only then is it accepted."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.errors import JournalUnavailable, Reason, RequestRefused
+from serve_app.journal.entries import RequestFacts, RequestLine
+from serve_app.journal.hub import Follower, FollowerHub
+from serve_app.journal.store import JournalStore
+from serve_app.request_queue.queue import Depth, RequestQueue
+from serve_app.routing.key import session_key
+from serve_app.scheduling.order import CLASSES, DEFAULT_CLASS, SERVICE_TIERS
+from serve_app.settings import Settings
+from serve_app.telemetry import Telemetry
+
+log = logging.getLogger("hermes.ingress")
+
+TENANT = "default"
+_RETRY_AFTER_S = 1.0
+# What the engine's server may need; credentials and cookies never enter the journal.
+_KEPT_HEADERS = ("content-type", "accept")
+
+
+class Admission:
+    """The door of one ingress."""
+
+    def __init__(
+        self, settings: Settings, store: JournalStore, queue: RequestQueue, hub: FollowerHub, telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._queue = queue
+        self._hub = hub
+        self._telemetry = telemetry
+        self._depths: Mapping[str, Depth] = {}
+
+    def on_depths(self, depths: Mapping[str, Depth]) -> None:
+        """The lines as they were a moment ago; what was admitted since is small against their bounds."""
+        self._depths = depths
+
+    async def admit(
+        self, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any]
+    ) -> tuple[Follower, RequestFacts]:
+        """Accept a checked request.
+
+        Returns:
+            The follower that reads its journal, and what was decided about it.
+
+        Raises:
+            RequestRefused: `queue_full`, `journal_unavailable`, or a header that makes no sense.
+        """
+        facts = self._decide(headers, request)
+        depth = self._depths.get(facts.request_class)
+        bound = self._settings.queue.max_waiting(facts.request_class)
+        if depth is not None and depth.waiting >= bound:
+            raise RequestRefused(
+                Reason.QUEUE_FULL,
+                f"{depth.waiting} requests of class '{facts.request_class}' wait already; please try again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        request_id = f"req_{secrets.token_hex(16)}"
+        line = RequestLine("POST", path, query, [(k, headers[k]) for k in _KEPT_HEADERS if k in headers])
+        cost = _cost_tokens(body, request)
+        entry = self._queue.fields(request_id, facts.tenant, facts.session, facts.deadline_ms, cost)
+        follower = self._hub.follow_new(request_id)
+        try:
+            stream = self._queue.stream(facts.request_class)
+            await self._store.admit(request_id, line, body, facts, (stream, entry))
+        except JournalUnavailable as error:
+            self._hub.leave(follower)
+            log.warning("request refused: journal_unavailable: %s", error)
+            raise RequestRefused(
+                Reason.JOURNAL_UNAVAILABLE,
+                "The service cannot accept requests at the moment; please try again.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+        except BaseException:
+            self._hub.leave(follower)
+            raise
+        self._telemetry.admitted(facts.request_class)
+        log.debug("request %s admitted: %s", request_id, facts.request_class)
+        return follower, facts
+
+    def _decide(self, headers: Mapping[str, str], request: Mapping[str, Any]) -> RequestFacts:
+        now_ms = int(time.time() * 1000)
+        return RequestFacts(
+            request_class=_request_class(headers, request),
+            tenant=TENANT,
+            session=session_key(headers, request),
+            model=self._settings.model.name,
+            streamed=request.get("stream") is True,
+            admitted_ms=now_ms,
+            deadline_ms=now_ms + int(self._timeout_s(headers) * 1000),
+            wake=self._hub.channel,
+            client_request_id=headers.get("x-request-id", "")[:128],
+        )
+
+    def _timeout_s(self, headers: Mapping[str, str]) -> float:
+        text = headers.get("x-request-timeout-seconds")
+        if text is None:
+            return self._settings.ingress.request_timeout_s
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            timeout_s = -1.0
+        if not 0 < timeout_s < float("inf"):
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                f"The header x-request-timeout-seconds must be a positive number of seconds, not '{text[:40]}'.",
+                param="x-request-timeout-seconds",
+            )
+        return min(timeout_s, self._settings.ingress.max_request_timeout_s)
+
+
+def _request_class(headers: Mapping[str, str], request: Mapping[str, Any]) -> str:
+    named = headers.get("x-hermes-class")
+    if named is not None:
+        if named not in CLASSES:
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                f"The header x-hermes-class must be one of {', '.join(CLASSES)}, not '{named[:40]}'.",
+                param="x-hermes-class",
+            )
+        return named
+    tier = request.get("service_tier")
+    return SERVICE_TIERS.get(tier, DEFAULT_CLASS) if isinstance(tier, str) else DEFAULT_CLASS
+
+
+def _cost_tokens(body: bytes, request: Mapping[str, Any]) -> int:
+    """A first estimate: four bytes a token in, and what may come out."""
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        limit = request.get(name)
+        if isinstance(limit, int):
+            return len(body) // 4 + limit
+    return len(body) // 4 + 256

@@ -1,0 +1,154 @@
+"""The HTTP application: routes, and every error in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve_app.errors import Reason, RequestRefused
+from serve_app.ingress import requests_api, status
+from serve_app.ingress.answer import Answer, ResponseStart
+from serve_app.ingress.runtime import Ingress
+from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers, parse
+
+log = logging.getLogger("hermes.ingress")
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def build_app(ingress: Ingress) -> FastAPI:
+    """The ASGI application of one ingress process."""
+    app = FastAPI(title="hermes-serve", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
+    app.include_router(status.routes(ingress))
+    app.include_router(requests_api.routes(ingress))
+    endpoint = InferenceEndpoint(ingress)
+    for path in INFERENCE_PATHS:
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestRefused, _refused_handler(ingress))
+    app.add_middleware(_Guard, ingress=ingress)
+    return app
+
+
+class InferenceEndpoint:
+    """Plain ASGI: the hot path pays for no dependency injection and no response class."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self._ingress.settings
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        check_content_type(headers.get("content-type", ""))
+        body = await _read_body(headers, receive, settings.ingress.max_body_bytes)
+        request = parse(scope["path"], body, settings.model.name)
+        query = scope["query_string"].decode("latin-1")
+        follower, facts = await self._ingress.admission.admit(scope["path"], query, headers, body, request)
+        answer = Answer(
+            follower, self._ingress.departures, scope["path"], facts.streamed, as_events=False,
+            admitted_ms=facts.admitted_ms, heartbeat_s=settings.ingress.heartbeat_s,
+            client_request_id=facts.client_request_id,
+        )  # fmt: skip
+        try:
+            await answer(scope, receive, send)
+        except RequestRefused as refusal:
+            await _send_refusal(send, refusal, answer.own_headers())
+
+
+async def _read_body(headers: dict[str, str], receive: Receive, limit_bytes: int) -> bytes:
+    announced = headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestRefused(Reason.CLIENT_DISCONNECTED, "The client left before its request was complete.")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limit_bytes: int) -> RequestRefused:
+    return RequestRefused(Reason.BODY_TOO_LARGE, f"The request body is longer than {limit_bytes} bytes.")
+
+
+class _Guard:
+    """Outermost: limits on headers before anything is parsed, and refusals wherever they come from."""
+
+    def __init__(self, app: Any, ingress: Ingress) -> None:
+        self._app = app
+        self._ingress = ingress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            check_headers(scope["headers"], self._ingress.settings.ingress.max_header_bytes)
+            await self._app(scope, receive, send)
+        except RequestRefused as refusal:
+            self._ingress.telemetry.refused(refusal.reason)
+            log.info("request refused: %s: %s", refusal.reason, refusal.message)
+            await _send_refusal(send, refusal, {})
+        except Exception as error:
+            # A defect of ours: one line for the log, an answer in the usual shape if none has begun.
+            self._ingress.telemetry.refused(Reason.INTERNAL)
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            log.error("request failed: internal: %r at %s:%d", error, where.filename, where.lineno)
+            await _send_refusal(send, RequestRefused(Reason.INTERNAL, "The service failed on this request."), {})
+
+
+async def _send_refusal(send: Send, refusal: RequestRefused, more_headers: dict[str, str]) -> None:
+    body = refusal.body()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **more_headers,
+        **refusal.headers(),
+    }
+    encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    await send(ResponseStart(type="http.response.start", status=refusal.status, headers=encoded))
+    await send({"type": "http.response.body", "body": body})
+
+
+def _refused_handler(ingress: Ingress) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestRefused)
+        ingress.telemetry.refused(error.reason)
+        log.info("request refused: %s: %s", error.reason, error.message)
+        return Response(error.body(), error.status, error.headers(), "application/json")
+
+    return handle
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
+    message = f"Unknown request URL: {request.method} {request.url.path[:200]}."
+    if reason is Reason.METHOD_NOT_ALLOWED:
+        message = f"Not allowed to {request.method} on {request.url.path[:200]}."
+    refusal = RequestRefused(reason, message)
+    headers = {**refusal.headers(), **(error.headers or {})}
+    return Response(refusal.body(), refusal.status, headers, "application/json")
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    refusal = RequestRefused(Reason.INVALID_REQUEST, str(error.errors()[0]["msg"]))
+    return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")

@@ -1,0 +1,109 @@
+"""Clients that leave before the end: after a grace period without any reader, the request is cancelled.
+
+A client may come back on another ingress (`/v1/requests/{id}/events`), so readers are counted in Redis: the
+sorted set `{ns}:a:<request_id>` holds the ingresses that have one; the score is the end of the lease, Unix ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from redis.asyncio import Redis
+
+from serve_app.errors import JournalUnavailable, Reason
+from serve_app.journal.client import reaching
+from serve_app.journal.entries import has_ended
+from serve_app.journal.hub import Follower, FollowerHub
+from serve_app.journal.store import JournalStore
+from serve_app.settings import Settings
+from serve_app.telemetry import Telemetry
+
+log = logging.getLogger("hermes.ingress")
+
+_RENEW_S = 2.0
+_LEASE_MS = 6_000
+_RETRY_S = 0.5
+
+
+class Departures:
+    """Keeps the leases of this ingress's readers, and cancels what nobody reads any more."""
+
+    def __init__(
+        self, settings: Settings, redis: Redis, store: JournalStore, hub: FollowerHub, ingress_id: str,
+        telemetry: Telemetry,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._redis = redis
+        self._store = store
+        self._hub = hub
+        self._ingress_id = ingress_id
+        self._telemetry = telemetry
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to renew leases."""
+        self._keep(self._renew())
+
+    async def stop(self) -> None:
+        """Stop; requests whose client has left are then cancelled by their deadline at the latest."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def left(self, follower: Follower, departed: bool) -> None:
+        """A reader is done (or has `departed` before the end)."""
+        self._hub.leave(follower)
+        if departed and follower.reader.ending is None:
+            self._keep(self._after_grace(follower.request_id))
+
+    def _keep(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _key(self, request_id: str) -> str:
+        return f"{self._settings.namespace}:a:{request_id}"
+
+    async def _renew(self) -> None:
+        """One command for each reader every two seconds; short requests never cost one."""
+        while True:
+            await asyncio.sleep(_RENEW_S)
+            until = int(time.time() * 1000) + _LEASE_MS
+            pipeline = self._redis.pipeline(transaction=False)
+            for request_id in self._hub.request_ids:
+                pipeline.zadd(self._key(request_id), {self._ingress_id: until})
+                pipeline.pexpire(self._key(request_id), 2 * _LEASE_MS)
+            if len(pipeline):
+                try:
+                    await reaching(lambda pipeline=pipeline: pipeline.execute())  # type: ignore[misc]
+                except JournalUnavailable as error:
+                    log.debug("reader leases not renewed: %s", error)
+
+    async def _after_grace(self, request_id: str) -> None:
+        grace_s = self._settings.ingress.disconnect_grace_s
+        while True:
+            await asyncio.sleep(grace_s)
+            try:
+                if await self._read_elsewhere(request_id):
+                    return  # whoever reads it now looks after it when that reader leaves
+                entries = await self._store.read(request_id)
+                if not entries or has_ended(entries):
+                    return
+                if await self._store.end(request_id, "cancelled", Reason.CLIENT_DISCONNECTED, entries):
+                    self._telemetry.ended("", "cancelled", Reason.CLIENT_DISCONNECTED)
+                    log.info("request %s ended: cancelled (client_disconnected)", request_id)
+                return
+            except JournalUnavailable as error:
+                log.warning("request %s: cannot cancel yet: %s", request_id, error)
+                grace_s = _RETRY_S
+
+    async def _read_elsewhere(self, request_id: str) -> bool:
+        if request_id in self._hub.request_ids:
+            return True
+        key = self._key(request_id)
+        await reaching(lambda: self._redis.zrem(key, self._ingress_id))
+        now_ms = int(time.time() * 1000)
+        readers: int = await reaching(lambda: self._redis.zcount(key, now_ms, "+inf"))
+        return readers > 0

@@ -1,0 +1,130 @@
+"""`/v1/requests/{id}`: look at a request, read its events from anywhere, cancel it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from serve_app.errors import JournalUnavailable, Reason, RequestRefused
+from serve_app.ingress.answer import Answer
+from serve_app.ingress.runtime import Ingress
+from serve_app.journal.entries import Entry, RequestLine, decode_line, has_ended
+from serve_app.journal.reader import JournalReader
+
+log = logging.getLogger("hermes.ingress")
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    """The three endpoints."""
+    router = APIRouter(tags=["requests"])
+
+    @router.get("/v1/requests/{request_id}", summary="State, class, replica, attempts and times of a request")
+    async def show(request_id: str) -> JSONResponse:
+        return JSONResponse(describe(request_id, await _entries(ingress, request_id)))
+
+    @router.get("/v1/requests/{request_id}/events", summary="The response as server-sent events")
+    async def events(request_id: str, request: Request) -> Any:
+        seen = _last_event_id(request.headers.get("last-event-id"))
+        entries = await _entries(ingress, request_id)
+        try:
+            follower = await ingress.hub.follow(request_id, seen)
+        except JournalUnavailable:
+            raise _unavailable() from None
+        reader = follower.reader
+        line = _line(entries)
+        return _Streaming(
+            Answer(
+                follower, ingress.departures, line.path if line else "", streamed=True, as_events=True,
+                admitted_ms=reader.facts.admitted_ms if reader.facts else 0,
+                heartbeat_s=ingress.settings.ingress.heartbeat_s,
+            )
+        )  # fmt: skip
+
+    @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
+    async def cancel(request_id: str) -> JSONResponse:
+        entries = await _entries(ingress, request_id)
+        if not has_ended(entries):
+            try:
+                ended = await ingress.store.end(request_id, "cancelled", Reason.CANCELLED, entries)
+            except JournalUnavailable:
+                raise _unavailable() from None
+            if ended:
+                ingress.telemetry.ended("", "cancelled", Reason.CANCELLED)
+                log.info("request %s ended: cancelled (cancelled)", request_id)
+            entries = await _entries(ingress, request_id)
+        return JSONResponse(describe(request_id, entries))
+
+    return router
+
+
+class _Streaming(Response):
+    """Lets FastAPI pass an `Answer` through as it is."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._answer(scope, receive, send)
+
+
+def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
+    """A request as JSON. Times are Unix milliseconds; what is not known yet is null."""
+    reader = JournalReader()
+    for entry in entries:
+        reader.feed(entry)
+    facts, ending = reader.facts, reader.ending
+    summary = ending.summary if ending else None
+    state = ending.state if ending else ("running" if reader.attempt else "queued")
+    return {
+        "id": request_id,
+        "object": "request",
+        "state": state,
+        "reason": (ending.reason or None) if ending else None,
+        "class": facts.request_class if facts else None,
+        "model": facts.model if facts else None,
+        "client_request_id": (facts.client_request_id or None) if facts else None,
+        "replica": reader.attempt.replica if reader.attempt else None,
+        "engine": reader.attempt.engine if reader.attempt else None,
+        "attempts": reader.attempts,
+        "events": reader.last_event,
+        "output_tokens": summary.output_tokens if summary else None,
+        "admitted_at_ms": facts.admitted_ms if facts else None,
+        "started_at_ms": reader.attempt.opened_ms if reader.attempt else None,
+        "first_output_at_ms": summary.first_output_ms if summary else None,
+        "ended_at_ms": summary.ended_ms if summary else None,
+        "deadline_at_ms": facts.deadline_ms if facts else None,
+    }
+
+
+async def _entries(ingress: Ingress, request_id: str) -> list[Entry]:
+    try:
+        entries = await ingress.store.read(request_id) if len(request_id) <= 64 else None
+    except JournalUnavailable:
+        raise _unavailable() from None
+    if not entries:
+        raise RequestRefused(Reason.NOT_FOUND, f"No request '{request_id[:64]}' is known (any more).")
+    return entries
+
+
+def _line(entries: list[Entry]) -> RequestLine | None:
+    return decode_line(entries[0]) if b"r" in entries[0].fields else None
+
+
+def _last_event_id(text: str | None) -> int:
+    if text is None or text == "":
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise RequestRefused(
+            Reason.INVALID_REQUEST, "The header Last-Event-ID must be the number of an event.", param="last-event-id"
+        )
+    return int(text)
+
+
+def _unavailable() -> RequestRefused:
+    return RequestRefused(
+        Reason.JOURNAL_UNAVAILABLE, "The journal cannot be reached at the moment; please try again.", retry_after_s=1
+    )

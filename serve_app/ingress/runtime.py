@@ -1,0 +1,119 @@
+"""The parts of one ingress process, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from serve_app.dispatcher import Dispatcher, Execute
+from serve_app.errors import JournalUnavailable
+from serve_app.ingress.admission import Admission
+from serve_app.ingress.departures import Departures
+from serve_app.journal.client import connect_redis
+from serve_app.journal.connection import RedisLink
+from serve_app.journal.hub import FollowerHub
+from serve_app.journal.store import JournalStore
+from serve_app.membership import Members, Membership
+from serve_app.request_queue.queue import Depth, RequestQueue
+from serve_app.scheduling.order import CLASSES
+from serve_app.settings import Settings
+from serve_app.snapshots import Snapshots
+from serve_app.telemetry import Telemetry, configure_logging, merge_pages, queue_gauges
+
+log = logging.getLogger("hermes.ingress")
+
+_DEPTHS_S = 0.5
+
+
+class Ingress:
+    """Everything that one ingress replica holds."""
+
+    def __init__(self, settings: Settings, ingress_id: str, execute: Execute) -> None:
+        configure_logging(settings.telemetry.log_level, ingress_id)
+        self.settings = settings
+        self.id = ingress_id
+        self.telemetry = Telemetry()
+        self.redis = connect_redis(settings.redis)
+        self._link = RedisLink(settings.redis)
+        self.store = JournalStore(settings, self._link)
+        self.hub = FollowerHub(settings, self.store, ingress_id)
+        self.queue = RequestQueue(self.redis, self._link, settings.namespace, settings.model.name, ingress_id)
+        self.admission = Admission(settings, self.store, self.queue, self.hub, self.telemetry)
+        self.departures = Departures(settings, self.redis, self.store, self.hub, ingress_id, self.telemetry)
+        self.dispatcher = Dispatcher(settings, self.store, self.queue, execute, self.telemetry)
+        self.membership = Membership(self.redis, settings.namespace, self._on_members)
+        self._snapshots = Snapshots(
+            self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s
+        )
+        self._depths_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start every part; a Redis that is away is waited for by each of them."""
+        await self.hub.start()
+        await self.departures.start()
+        await self.dispatcher.start()
+        await self.membership.join_as_ingress(self.id)
+        await self._snapshots.start()
+        self._depths_task = asyncio.create_task(self._watch_depths(), name="queue-depths")
+        if self.settings.telemetry.process_port:
+            port = self.telemetry.serve_page(self.settings.telemetry.process_port)
+            log.info("metrics of this process on port %d", port)
+
+    async def stop(self) -> None:
+        """Stop claiming first, give the lease back, then let go of the connections."""
+        await self.dispatcher.stop()
+        await self.membership.leave()
+        if self._depths_task is not None:
+            self._depths_task.cancel()
+            await asyncio.gather(self._depths_task, return_exceptions=True)
+        await self._snapshots.stop()
+        await self.departures.stop()
+        await self.hub.stop()
+        await self._link.close()
+        await self.redis.aclose()
+
+    def _on_members(self, members: Members) -> None:
+        self.dispatcher.on_members(members)
+
+    async def _watch_depths(self) -> None:
+        while True:
+            try:
+                self.admission.on_depths(await self.queue.depths())
+            except JournalUnavailable as error:
+                log.debug("queue depths unknown: %s", error)
+            await asyncio.sleep(_DEPTHS_S)
+
+    async def readiness(self) -> tuple[bool, Mapping[str, object]]:
+        """Whether a request sent now would be accepted and worked on, and why not."""
+        members = self.membership.members
+        workers = len(members.workers)
+        ready = self.membership.reachable and workers > 0
+        problem = None
+        if not self.membership.reachable:
+            problem = "the journal (Redis) cannot be reached"
+        elif workers == 0:
+            problem = "no worker has its engine ready yet"
+        return ready, {
+            "ready": ready,
+            "problem": problem,
+            "workers": workers,
+            "workers_wanted": self.settings.workers.replicas,
+            "ingresses": len(members.ingresses),
+        }
+
+    async def metrics_page(self) -> bytes:
+        """The application's metrics: one page, each sample labelled with its replica."""
+        members = self.membership.members
+        pages = await self._snapshots.pages([*members.ingresses, *(name for name, _ in members.workers)])
+        bounds = self.settings.queue.max_waiting
+        try:
+            depths: Mapping[str, Depth] = await self.queue.depths()
+        except JournalUnavailable:
+            depths = {}
+        gauges = {
+            name: (depths[name].waiting, depths[name].claimed, bounds(name), depths[name].oldest_s)
+            for name in CLASSES
+            if name in depths
+        }
+        return await asyncio.to_thread(merge_pages, pages, queue_gauges(gauges))

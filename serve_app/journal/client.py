@@ -1,0 +1,42 @@
+"""redis-py for everything but the hot paths: leases, claims, measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from serve_app.errors import JournalUnavailable
+from serve_app.settings import RedisSettings
+
+T = TypeVar("T")
+
+
+def connect_redis(settings: RedisSettings) -> Redis:
+    """The redis-py client of this process. One silent retry covers pooled connections that a restart cut."""
+    return Redis.from_url(
+        settings.url,
+        protocol=2,
+        decode_responses=False,
+        socket_connect_timeout=settings.connect_timeout_s,
+        socket_timeout=settings.response_timeout_s,
+        retry=Retry(NoBackoff(), 1),
+        retry_on_error=[RedisConnectionError],
+    )
+
+
+async def reaching(call: Callable[[], Awaitable[T]]) -> T:
+    """Run a redis-py call; every way of not getting an answer becomes one exception.
+
+    Raises:
+        JournalUnavailable: Redis is unreachable, loading, full, or failed.
+    """
+    try:
+        return await call()
+    except (RedisError, OSError) as error:
+        raise JournalUnavailable(f"Redis: {error or type(error).__name__}") from None

@@ -1,0 +1,160 @@
+"""One pipelined connection to Redis, for the hot paths: raw RESP through hiredis, no pool, no per-command objects.
+
+redis-py costs some 15 µs a command in a pipeline, more than Redis itself needs for the append; the writer and
+the subscriber send and receive for every flush, so they speak the protocol directly. All else uses redis-py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import hiredis
+from redis.connection import parse_url
+
+from serve_app.errors import JournalUnavailable
+from serve_app.settings import RedisSettings
+
+Command = tuple[Any, ...]
+Reply = Any
+
+
+class RespConnection(asyncio.Protocol):
+    """A connection whose replies come in the order of its commands.
+
+    `on_push` receives pub/sub messages `(channel, payload)`; `on_lost` is called once, when the connection ends.
+    """
+
+    def __init__(
+        self,
+        on_push: Callable[[bytes, bytes], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._reader = hiredis.Reader()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[tuple[int, list[Reply], asyncio.Future[list[Reply]]]] = deque()
+        self._on_push = on_push
+        self._on_lost = on_lost
+
+    @property
+    def usable(self) -> bool:
+        """Whether commands can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            if self._on_push is not None and isinstance(reply, list) and reply and reply[0] == b"message":
+                self._on_push(reply[1], reply[2])
+                continue
+            expected, replies, future = self._waiting[0]
+            replies.append(reply)
+            if len(replies) == expected:
+                self._waiting.popleft()
+                if not future.done():
+                    future.set_result(replies)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for _, _, future in self._waiting:
+            if not future.done():
+                future.set_exception(JournalUnavailable(f"connection to Redis lost: {exc or 'closed by Redis'}"))
+        self._waiting.clear()
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def call(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
+        """Send commands in one write; the future gives their replies, errors among them as exception objects.
+
+        Raises:
+            JournalUnavailable: if the connection is not open, or ends before the last reply.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise JournalUnavailable("no connection to Redis")
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((len(commands), [], future))
+        self._transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
+        return future
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def connect(
+    settings: RedisSettings,
+    on_push: Callable[[bytes, bytes], None] | None = None,
+    on_lost: Callable[[], None] | None = None,
+) -> RespConnection:
+    """Open a connection and log in.
+
+    Raises:
+        JournalUnavailable: if Redis cannot be reached, is loading, or refuses the password.
+    """
+    target = parse_url(settings.url)  # type: ignore[no-untyped-call]
+    loop = asyncio.get_running_loop()
+    connection = RespConnection(on_push, on_lost)
+    try:
+        async with asyncio.timeout(settings.connect_timeout_s):
+            if "path" in target:
+                await loop.create_unix_connection(lambda: connection, target["path"])
+            else:
+                tls = ssl.create_default_context() if settings.url.startswith("rediss://") else None
+                host, port = target.get("host", "localhost"), target.get("port", 6379)
+                await loop.create_connection(lambda: connection, host, port, ssl=tls)
+            hello: list[Command] = []
+            if target.get("password"):
+                user = (target["username"],) if target.get("username") else ()
+                hello.append(("AUTH", *user, target["password"]))
+            hello.append(("SELECT", target.get("db", 0)))
+            for reply in await connection.call(hello):
+                if isinstance(reply, Exception):
+                    connection.abort()
+                    raise JournalUnavailable(f"Redis refused the connection: {reply}")
+    except (OSError, TimeoutError) as error:
+        connection.abort()
+        raise JournalUnavailable(f"cannot reach Redis: {error or type(error).__name__}") from None
+    return connection
+
+
+class RedisLink:
+    """One connection, shared by all who call; opened when it is needed, and again after it was lost."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._connection: RespConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def call(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands in one write and wait for their replies, errors among them as exception objects.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached, or did not answer in time; whether it acted is not known.
+        """
+        connection = self._connection
+        if connection is None or not connection.usable:
+            connection = await self._open()
+        try:
+            async with asyncio.timeout(self._settings.response_timeout_s):
+                return await connection.call(commands)
+        except TimeoutError:
+            connection.abort()
+            raise JournalUnavailable(f"no answer from Redis in {self._settings.response_timeout_s:g} s") from None
+
+    async def _open(self) -> RespConnection:
+        async with self._connecting:
+            if self._connection is None or not self._connection.usable:
+                self._connection = await connect(self._settings)
+            return self._connection
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        if self._connection is not None:
+            self._connection.abort()

@@ -1,0 +1,80 @@
+"""Server-sent events in journal bytes: numbering them, and finding the place after one. Pure.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from serve_app.errors import Reason, error_body
+
+SEPARATOR = b"\n\n"
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": waiting\n\n"
+
+
+class EventNumberer:
+    """Puts an `id:` line before every event of one response: 1, 2, 3, ...
+
+    `first` is the number of the first event, so that a later attempt goes on where the last one stopped.
+    """
+
+    __slots__ = ("_tail", "last")
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+        self._tail = b""
+
+    def number(self, chunk: bytes) -> bytes:
+        """The chunk with `id:` lines. An event split over chunks is held until its end has come."""
+        if not self._tail and chunk.endswith(SEPARATOR) and chunk.count(SEPARATOR) == 1:
+            if chunk[0] == 0x3A:  # a comment is no event
+                return chunk
+            self.last += 1
+            return b"id: %d\n%b" % (self.last, chunk)
+        *events, self._tail = (self._tail + chunk).split(SEPARATOR)
+        numbered = []
+        for event in events:
+            if event.startswith(b":"):
+                numbered.append(event)
+                continue
+            self.last += 1
+            numbered.append(b"id: %d\n%b" % (self.last, event))
+        return SEPARATOR.join([*numbered, b""]) if numbered else b""
+
+
+def after_event(body: bytes, first: int, seen: int) -> bytes:
+    """The part of `body` behind event number `seen`, where its first event has number `first`."""
+    skip = seen - first + 1
+    if skip <= 0:
+        return body
+    position = 0
+    while skip:
+        end = body.find(SEPARATOR, position)
+        if end < 0:
+            return b""
+        if not body.startswith(b":", position):  # a comment is no event
+            skip -= 1
+        position = end + len(SEPARATOR)
+    return body[position:]
+
+
+def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
+    """The end of a stream that failed: one error event, then what ends this endpoint's streams.
+
+    Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses has an `error` event and no `[DONE]`.
+    """
+    error: dict[str, Any] = error_body(reason, message)
+    if path.endswith("/responses"):
+        data = {**error["error"], "type": "error", "sequence_number": last}
+        return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, msgspec.json.encode(data))
+    return b"id: %d\ndata: %b\n\nid: %d\n%b" % (last + 1, msgspec.json.encode(error), last + 2, DONE)
+
+
+def body_event(body: bytes) -> bytes:
+    """A response that is not a stream, as the one event of a stream."""
+    lines = b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""])
+    return b"id: 1\nevent: response\n%b\n" % lines

@@ -1,0 +1,183 @@
+"""The ingress's side of the journal: one subscription for all its connections, a follower for each.
+
+A wake-up carries the bytes of accepted entries. It may be lost at any time; a follower that misses one sees a
+gap, a silence of a second or a new subscription, and reads the stream instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from serve_app.errors import JournalUnavailable
+from serve_app.journal.connection import RespConnection, connect
+from serve_app.journal.entries import REQUEST_ID, Entry, decode_wakes, wake_channel
+from serve_app.journal.reader import Ending, JournalReader
+from serve_app.journal.store import JournalStore
+from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.journal")
+
+SILENCE_S = 1.0
+_LOOK_AT = 500
+_RECONNECT_S = 0.1
+
+
+class Follower:
+    """Reads one journal for one connection."""
+
+    __slots__ = ("_store", "_woken", "fed_at", "reader", "request_id", "stale")
+
+    def __init__(self, store: JournalStore, request_id: str, reader: JournalReader) -> None:
+        self.request_id = request_id
+        self.reader = reader
+        self.stale = False
+        self.fed_at = time.monotonic()
+        self._store = store
+        self._woken = asyncio.Event()
+
+    def wake(self, stale: bool = False) -> None:
+        """There is something new in the reader, or (`stale`) perhaps in the stream."""
+        self.stale = self.stale or stale
+        self._woken.set()
+
+    async def wait(self) -> None:
+        """Until the reader may hold something new. A Redis that is away only makes it take longer."""
+        await self._woken.wait()
+        self._woken.clear()
+        self.fed_at = time.monotonic()
+        if self.stale and self.reader.ending is None:
+            self.stale = False
+            try:
+                await self.catch_up()
+            except JournalUnavailable:
+                self.stale = True  # the hub's next look wakes it again
+
+    async def catch_up(self) -> None:
+        """Read the stream from the position on.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        self.feed(await self._store.read(self.request_id, self.reader.position))
+
+    def feed(self, entries: list[Entry] | None) -> None:
+        """What a read of the stream has brought; None: the journal is gone."""
+        if entries is None:
+            self.reader.ending = self.reader.ending or Ending("failed", "journal_lost", None)
+        for entry in entries or ():
+            self.reader.feed(entry)
+
+
+class FollowerHub:
+    """Subscribes to this ingress's wake-up channel and hands entries to the followers."""
+
+    def __init__(self, settings: Settings, store: JournalStore, ingress_id: str) -> None:
+        self.channel = wake_channel(settings.namespace, ingress_id)
+        self._settings = settings
+        self._store = store
+        self._followers: dict[str, set[Follower]] = {}
+        self._connection: RespConnection | None = None
+        self._lost = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Subscribe (or go on trying) and begin to look after silent followers."""
+        self._tasks = [
+            asyncio.create_task(self._stay_subscribed(), name="hub-subscription"),
+            asyncio.create_task(self._watch_silence(), name="hub-silence"),
+        ]
+
+    async def stop(self) -> None:
+        """Drop the subscription."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.abort()
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that somebody follows here."""
+        return list(self._followers)
+
+    def follow_new(self, request_id: str) -> Follower:
+        """Follow a request that is about to be admitted here (its first entry is known)."""
+        return self._add(request_id, JournalReader(position=REQUEST_ID))
+
+    async def follow(self, request_id: str, seen: int) -> Follower:
+        """Follow any request from event `seen` on, read up to now.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        follower = self._add(request_id, JournalReader(seen=seen))
+        try:
+            await follower.catch_up()
+        except BaseException:
+            self.leave(follower)
+            raise
+        follower.wake()
+        return follower
+
+    def _add(self, request_id: str, reader: JournalReader) -> Follower:
+        follower = Follower(self._store, request_id, reader)
+        self._followers.setdefault(request_id, set()).add(follower)
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """The connection is gone or done."""
+        group = self._followers.get(follower.request_id)
+        if group is not None:
+            group.discard(follower)
+            if not group:
+                del self._followers[follower.request_id]
+
+    def _on_message(self, _channel: bytes, payload: bytes) -> None:
+        for request_id, entry in decode_wakes(payload):
+            for follower in self._followers.get(request_id, ()):
+                if follower.reader.contiguous(entry):
+                    follower.reader.feed(entry)
+                    follower.wake()
+                elif entry.id > follower.reader.position:
+                    follower.wake(stale=True)
+
+    async def _stay_subscribed(self) -> None:
+        away = False
+        while True:
+            try:
+                self._lost.clear()
+                self._connection = await connect(self._settings.redis, self._on_message, self._lost.set)
+                await self._connection.call([("SUBSCRIBE", self.channel)])
+                away = False
+                for group in list(self._followers.values()):
+                    for follower in group:
+                        follower.wake(stale=True)
+                await self._lost.wait()
+                log.warning("journal: subscription lost, subscribing again")
+            except JournalUnavailable as error:
+                if not away:
+                    log.warning("journal: cannot subscribe, trying on: %s", error)
+                away = True
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _watch_silence(self) -> None:
+        """Look into the journals of silent followers, many in one round trip; thousands may wait in the queue."""
+        while True:
+            await asyncio.sleep(SILENCE_S / 2)
+            late = time.monotonic() - SILENCE_S
+            silent = [f for group in self._followers.values() for f in group if f.fed_at < late]
+            for start in range(0, len(silent), _LOOK_AT):
+                try:
+                    await self._look_at(silent[start : start + _LOOK_AT])
+                except JournalUnavailable as error:
+                    log.debug("journal: silent followers not looked after: %s", error)
+                    break
+
+    async def _look_at(self, followers: list[Follower]) -> None:
+        wanted = [(follower.request_id, follower.reader.position) for follower in followers]
+        for follower, entries in zip(followers, await self._store.read_many(wanted), strict=True):
+            follower.fed_at = time.monotonic()
+            follower.feed(entries)
+            follower.wake()  # also for nothing: its connection may be due a heartbeat

@@ -1,0 +1,169 @@
+"""What is done to journals off a worker's hot path: admit, read, end. One pipelined connection for all of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from serve_app.errors import JournalUnavailable, Reason
+from serve_app.journal.connection import Command, RedisLink, Reply
+from serve_app.journal.entries import (
+    BEGINNING,
+    REQUEST_ID,
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    RequestFacts,
+    RequestLine,
+    Summary,
+    encode_wakes,
+    entry_from_redis,
+    following,
+    journal_key,
+    wake_of,
+)
+from serve_app.settings import Settings
+
+
+class JournalStore:
+    """Journals, by request id."""
+
+    def __init__(self, settings: Settings, link: RedisLink) -> None:
+        self._settings = settings
+        self._link = link
+
+    def key(self, request_id: str) -> str:
+        """Redis key of a journal."""
+        return journal_key(self._settings.namespace, request_id)
+
+    async def admit(
+        self,
+        request_id: str,
+        line: RequestLine,
+        body: bytes,
+        facts: RequestFacts,
+        enqueue: tuple[str, Mapping[str, Any]],
+    ) -> None:
+        """Write the first entry with its expiry, then the queue entry: one round trip. Then it is accepted.
+
+        Raises:
+            JournalUnavailable: nothing was accepted.
+        """
+        key = self.key(request_id)
+        keep_ms = facts.deadline_ms - facts.admitted_ms + int(self._settings.journal.retention_s * 1000)
+        first = ["r", msgspec.json.encode(line), "m", msgspec.json.encode(facts), "b", body]
+        stream, fields = enqueue
+        replies = await self._link.call(
+            [
+                ("MULTI",),
+                ("XADD", key, str(REQUEST_ID), *first),
+                ("PEXPIRE", key, keep_ms),
+                ("XADD", stream, "*", *(part for pair in fields.items() for part in pair)),
+                ("EXEC",),
+            ]
+        )
+        for reply in [*replies, *(replies[-1] if isinstance(replies[-1], list) else [])]:
+            if isinstance(reply, Exception):
+                raise JournalUnavailable(f"Redis: {reply}")
+
+    async def read(self, request_id: str, after: EntryId = BEGINNING) -> list[Entry] | None:
+        """Entries behind `after`; None if there is no such journal (any more).
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        (entries,) = await self.read_many([(request_id, after)])
+        return entries
+
+    async def read_many(self, wanted: Sequence[tuple[str, EntryId]]) -> list[list[Entry] | None]:
+        """`read` for many journals in one round trip.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        commands: list[Command] = []
+        for request_id, after in wanted:
+            key = self.key(request_id)
+            commands += [("XRANGE", key, following(after), "+"), ("EXISTS", key)]
+        replies = iter(await self._link.call(commands))
+        journals: list[list[Entry] | None] = []
+        for raw, exists in zip(replies, replies, strict=True):
+            entries = [entry_from_redis(item) for item in _answered(raw)]
+            journals.append(entries if entries or _answered(exists) else None)
+        return journals
+
+    async def last_id(self, request_id: str) -> EntryId | None:
+        """Id of the last entry; None if there is no journal.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        (raw,) = await self._link.call([("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")])
+        found = _answered(raw)
+        return entry_from_redis(found[0]).id if found else None
+
+    async def end(self, request_id: str, state: str, reason: Reason, entries: list[Entry]) -> bool:
+        """Append the terminal entry from outside of an attempt: cancelled, expired, lost.
+
+        Args:
+            entries: the journal as read before, for the summary and the wake-up.
+
+        Returns:
+            Whether this call ended it; False if it had ended already or is gone.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached, or it is not known whether the entry was written.
+        """
+        summary = _summary_of(entries)
+        fields: dict[bytes, bytes] = {
+            b"n": secrets.token_bytes(8),
+            b"k": state.encode(),
+            b"w": str(reason).encode(),
+            b"m": msgspec.json.encode(summary),
+        }
+        key = self.key(request_id)
+        # Without `p` no follower takes it for the successor of what it knows: a worker may append until now.
+        flat = [part for pair in fields.items() for part in pair]
+        reply, last = await self._link.call(
+            [("XADD", key, "NOMKSTREAM", str(TERMINAL_ID), *flat), ("XREVRANGE", key, "+", "-", "COUNT", "2")]
+        )
+        if reply is None or (isinstance(reply, Exception) and _refused(reply)):
+            return False
+        _answered(reply)
+        if entry_from_redis(_answered(last)[-1]).ends and len(last) > 1:
+            return False  # a worker's seal came first, and the first ending counts
+        after: list[Command] = [("PEXPIRE", key, int(self._settings.journal.retention_s * 1000))]
+        if summary.request is not None:
+            wakes = encode_wakes([wake_of(request_id, Entry(TERMINAL_ID, fields))])
+            after.append(("PUBLISH", summary.request.wake, wakes))
+        await self._link.call(after)
+        return True
+
+
+def _answered(reply: Reply) -> Any:
+    if isinstance(reply, Exception):
+        raise JournalUnavailable(f"Redis: {reply}")
+    return reply
+
+
+def _refused(error: Exception) -> bool:
+    """The id is not free: the request has ended already."""
+    return "exhausted" in str(error) or "equal or smaller" in str(error)
+
+
+def _summary_of(entries: list[Entry]) -> Summary:
+    """What a terminal entry from outside says of the request."""
+    request = msgspec.json.decode(entries[0].fields[b"m"], type=RequestFacts) if entries else None
+    opened = [entry for entry in entries if entry.id.epoch > 0 and entry.id.seq == 0]
+    attempt = msgspec.json.decode(opened[-1].fields[b"m"], type=AttemptFacts) if opened else None
+    return Summary(
+        request=request,
+        attempt=attempt,
+        attempts=opened[-1].id.epoch if opened else 0,
+        ended_ms=int(time.time() * 1000),
+    )

@@ -1,0 +1,41 @@
+"""The affinity key of a request: what must return to the replica that holds its KV cache. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+MAX_KEY_CHARS = 256
+
+
+def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
+    """`x-session-id`, else OpenAI's `prompt_cache_key`, else a hash of the conversation's stable head.
+
+    The head (system prompt and first user message; a completion's first 1,024 characters) is the same over the
+    turns of one conversation. Empty where there is nothing to hash.
+    """
+    explicit = headers.get("x-session-id") or body.get("prompt_cache_key")
+    if isinstance(explicit, str) and explicit:
+        return explicit[:MAX_KEY_CHARS]
+    head = _stable_head(body)
+    return "h:" + hashlib.blake2b(head, digest_size=12).hexdigest() if head else ""
+
+
+def _stable_head(body: Mapping[str, Any]) -> bytes:
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, list):
+        head = []
+        for message in messages:
+            head.append(message)
+            if not isinstance(message, dict) or message.get("role") == "user":
+                break
+        return msgspec.json.encode([body.get("instructions"), head])
+    text = body.get("prompt", messages)
+    if isinstance(text, list):
+        text = text[0] if text and isinstance(text[0], str | list) else text
+    if isinstance(text, str | list):
+        return msgspec.json.encode([body.get("instructions"), text[:1024]])
+    return b""

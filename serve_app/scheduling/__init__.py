@@ -1,0 +1,1 @@
+"""Which claimed request goes next. Pure."""

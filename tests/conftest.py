@@ -1,0 +1,31 @@
+"""What all tests share: a private Redis, and a namespace of their own in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from scripts.local import processes, redis_server
+
+# A loaded machine may take its time; the examples are the same for everyone.
+settings.register_profile("hermes", deadline=None, derandomize=True, database=None)
+settings.load_profile("hermes")
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Redis, started for this run and ended after it."""
+    pid, port = redis_server.start(tmp_path_factory.mktemp("redis"))
+    yield f"redis://127.0.0.1:{port}/0"
+    processes.end(pid)
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A settings namespace that no other test uses."""
+    return f"t{next(_numbers)}"

@@ -1,0 +1,80 @@
+"""Real services for the tests: vLLM on the CPU, Ray Serve, Redis, HAProxy; one at a time, each started once.
+
+A service takes about a minute to start, so tests share: `service` is the one of most tests, `tensor_parallel` the
+other. They run grouped by service, and what disturbs a service comes last in its group.
+
+While you write tests, `HERMES_KEEP_SERVICES=/tmp/some/folder` keeps the services there for the next run; end one with
+`scripts/quickstart --down --state-dir /tmp/some/folder/shared`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.services import Services
+from tests.service.support import Running
+
+_FIXTURES = ("service", "tensor_parallel")
+_services: Services | None = None
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Services]:
+    """The starter of services; ends the last one."""
+    global _services
+    kept = os.environ.get("HERMES_KEEP_SERVICES")
+    with tempfile.TemporaryDirectory(prefix="hermes-", ignore_cleanup_errors=True) as folder:
+        _services = Services(Path(kept or folder), keep=bool(kept))
+        try:
+            yield _services
+        finally:
+            _services.end()
+            _services = None
+
+
+@pytest.fixture
+def service(services: Services) -> Running:
+    """HAProxy, two ingress replicas, two engine replicas."""
+    return services.get("shared")
+
+
+@pytest.fixture
+def tensor_parallel(services: Services) -> Running:
+    """Ray's Python proxy, two ingress replicas, one engine replica over four processes."""
+    return services.get("tensor-parallel")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group by service, what disturbs it last; starting a service counts as part of the first test's time."""
+
+    def place(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        if "tensor_parallel" in names:
+            return 3
+        return 2 if item.get_closest_marker("disturbs") else int("service" in names)
+
+    mine = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in mine:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+    positions = [index for index, item in enumerate(items) if item in set(mine)]
+    for index, item in zip(positions, sorted(mine, key=place), strict=True):
+        items[index] = item
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "disturbs: kills a part of the shared service; runs after the others")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    if report.failed and _services is not None and set(_FIXTURES) & set(getattr(item, "fixturenames", ())):
+        report.sections.append(("the ends of the service's logs", _services.logs()))
+    return report

@@ -1,0 +1,77 @@
+"""The services that the tests run on: what they are, and starting them one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scripts.local import processes, ray_cluster
+from scripts.local import service as local
+from scripts.local.environment import ROOT
+from tests.service.support import Running
+
+CONFIG = ROOT / "cluster" / "local_cpu.yaml"
+MAX_RUNNING = 32
+MAX_WAITING_BATCH = 2
+
+KINDS: dict[str, dict[str, Any]] = {
+    "shared": {
+        "args": {
+            "workers": {"max_running_requests": MAX_RUNNING},
+            "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 2.0},
+            "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
+            "telemetry": {"snapshot_period_s": 0.5},
+        },
+        "haproxy": True,
+    },
+    "tensor-parallel": {
+        "args": {"workers": {"replicas": 1, "tensor_parallel_size": 4, "max_running_requests": 8}},
+        "haproxy": False,
+    },
+}
+
+
+class Services:
+    """Starts the service that a test asks for, and ends the one before it: memory is for one."""
+
+    def __init__(self, folder: Path, keep: bool) -> None:
+        self._folder = folder
+        self._keep = keep
+        self.kind = ""
+        self.current: Running | None = None
+
+    def get(self, kind: str) -> Running:
+        """The service of a kind, running."""
+        if self.current is None or self.kind != kind:
+            self.end()
+            kept = local.Service.load(self._folder / kind)
+            self.kind, self.current = kind, Running(kept or self._start(kind))
+        assert self.current is not None
+        return self.current
+
+    def _start(self, kind: str) -> local.Service:
+        return local.start(
+            self._folder / kind, CONFIG, processes.free_port(), KINDS[kind]["args"],
+            haproxy=KINDS[kind]["haproxy"], timeout_s=420,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """End what runs."""
+        if self.current is not None:
+            self.current.close()
+            if not self._keep:
+                self.current.service.down()
+            self.current = None
+
+    def logs(self) -> str:
+        """What the service's own loggers, and tracebacks, said last."""
+        if self.current is None:
+            return ""
+        folder = ray_cluster.short_folder(Path(self.current.service.state_dir)) / "ray" / "session_latest" / "logs"
+        parts = []
+        for path in sorted(folder.glob("worker-*.err")):
+            lines = path.read_text(errors="replace").splitlines()
+            told = [line for line in lines if " hermes." in line or "Error" in line or line.startswith("  File")]
+            if told:
+                parts.append("\n".join([f"--- {path.name}", *told[-15:]]))
+        return "\n".join(parts)

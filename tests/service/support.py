@@ -1,0 +1,221 @@
+"""What the service tests share: a running service, its metrics, server-sent events, waiting for something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
+
+from scripts.local.service import Service, application_status
+
+T = TypeVar("T")
+STORY = "Tell me a story about a lighthouse."
+
+
+def until(what: str, look: Callable[[], T | None], within_s: float = 30.0) -> T:
+    """The first true answer of `look`; fails with `what` when there is none in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s:g} s: {what} (last: {found!r})")
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event."""
+
+    id: int
+    kind: str
+    data: str
+
+
+def events_of(body: str) -> list[Event]:
+    """The events of a whole stream; comments are left out."""
+    return [event for block in body.split("\n\n") if (event := _event(block)) is not None]
+
+
+def _event(block: str) -> Event | None:
+    fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
+    if "data" not in fields:
+        return None
+    return Event(int(fields["id"]), fields.get("event", "message"), fields["data"])
+
+
+class Stream:
+    """A streamed answer, read block by block as it arrives; every block with the time of its arrival."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        # Ray's Python proxy puts an id of its own behind ours; HAProxy does not.
+        self.request_id = response.headers.get("x-request-id", "").partition(",")[0]
+        self.text = ""
+        self.arrivals: list[tuple[float, str]] = []
+        self._blocks = self._read()
+
+    def blocks(self) -> Iterator[str]:
+        """Events and comments from where the last reader stopped, until the stream ends."""
+        return iter(self._blocks.__next__, None)
+
+    def _read(self) -> Iterator[str]:
+        rest = ""
+        for chunk in self.response.iter_text():
+            self.text += chunk
+            *whole, rest = (rest + chunk).split("\n\n")
+            for block in whole:
+                self.arrivals.append((time.monotonic(), block))
+                yield block
+        assert rest == "", f"the stream ended inside of an event: {rest!r}"
+
+    def next_events(self, count: int) -> list[Event]:
+        """The next `count` events."""
+        found: list[Event] = []
+        for block in self.blocks():
+            event = _event(block)
+            if event is not None:
+                found.append(event)
+            if len(found) == count:
+                break
+        assert len(found) == count, f"the stream ended after {found}"
+        return found
+
+    def rest(self) -> list[Event]:
+        """All events to the end."""
+        return [event for block in self.blocks() if (event := _event(block)) is not None]
+
+
+class Metrics:
+    """A page of `/metrics`."""
+
+    def __init__(self, page: str) -> None:
+        self.families = list(text_string_to_metric_families(page))
+        self.samples = [sample for family in self.families for sample in family.samples]
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over all samples of a name with these labels."""
+        return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
+
+
+@dataclass
+class Running:
+    """A service that runs, and the ways to it."""
+
+    service: Service
+
+    @property
+    def url(self) -> str:
+        return self.service.url
+
+    @property
+    def model(self) -> str:
+        return self.service.model
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
+        return httpx.Client(base_url=self.url, timeout=120, limits=limits)
+
+    @cached_property
+    def sdk(self) -> OpenAI:
+        """The unmodified SDK; without its retries, which would hide a failure."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    @cached_property
+    def redis(self) -> Redis:
+        return Redis.from_url(self.service.redis_url, protocol=2)
+
+    def journal_key(self, request_id: str) -> str:
+        return f"hermes:j:{request_id}"
+
+    def close(self) -> None:
+        for name in ("http", "sdk", "redis"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def body(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> dict[str, Any]:
+        """A greedy chat request of exactly `tokens` tokens."""
+        greedy = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+        return {"model": self.model, "messages": [{"role": "user", "content": prompt}], **greedy, **more}
+
+    def ask(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> httpx.Response:
+        """A chat answer that is not streamed."""
+        headers = more.pop("headers", {})
+        answer = self.http.post("/v1/chat/completions", json=self.body(prompt, tokens, **more), headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def text(self, prompt: str, tokens: int = 16) -> str:
+        """The greedy text of a prompt."""
+        content: str = self.ask(prompt, tokens).json()["choices"][0]["message"]["content"]
+        return content
+
+    def stream(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> Any:
+        """A streamed chat answer: a context manager of an `httpx.Response`."""
+        headers = more.pop("headers", {})
+        body = self.body(prompt, tokens, stream=True, **more)
+        return self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
+
+    def state(self, request_id: str) -> dict[str, Any]:
+        """`GET /v1/requests/{id}`."""
+        answer = self.http.get(f"/v1/requests/{request_id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def cancel(self, request_id: str) -> dict[str, Any]:
+        """`DELETE /v1/requests/{id}`."""
+        answer = self.http.delete(f"/v1/requests/{request_id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        assert found["ended_at_ms"] is not None, found
+        return found
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def metrics(self) -> Metrics:
+        answer = self.http.get("/metrics")
+        assert answer.status_code == 200, answer.text
+        return Metrics(answer.text)
+
+    def until_idle(self, within_s: float = 30.0) -> None:
+        """Until no engine runs or holds a request."""
+
+        def idle() -> bool:
+            page = self.metrics()
+            names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "hermes_in_flight_requests")
+            return all(page.total(name) == 0 for name in names)
+
+        until("every engine is idle", idle, within_s)
+
+    @cached_property
+    def ingress_urls(self) -> dict[str, str]:
+        """`{ingress id: URL}`: under direct ingress every ingress replica has an HTTP port of its own."""
+        deployments = application_status(self.service.dashboard_url)["deployments"]
+        urls = {}
+        for replica in deployments["Ingress"]["replicas"]:
+            for connection in psutil.Process(replica["pid"]).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == "127.0.0.1":
+                    url = f"http://127.0.0.1:{connection.laddr.port}"
+                    assert httpx.get(f"{url}/healthz", timeout=10).json()["ingress"] == replica["replica_id"]
+                    urls[replica["replica_id"]] = url
+        return urls
+
+
+def together(calls: list[Callable[[], T]], threads: int = 32) -> list[T]:
+    """Run calls side by side; the results in their order."""
+    with ThreadPoolExecutor(min(threads, len(calls))) as pool:
+        return list(pool.map(lambda call: call(), calls))

@@ -1,0 +1,74 @@
+"""A Ray cluster that runs already and has only Ray and vLLM: `scripts/deploy` brings the code along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from scripts.local import processes, ray_cluster, redis_server
+from scripts.local.environment import ROOT, VENV
+
+NOT_OURS = ("redis", "hiredis", "hermes", "__editable__", "_hermes")
+
+
+@pytest.fixture
+def bare_ray(tmp_path: Path) -> Path:
+    """The `ray` of an environment like ours, but for the project and the libraries that only it brings."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    packages = next((tmp_path / "bare").glob("lib/python*/site-packages"))
+    for entry in next(VENV.glob("lib/python*/site-packages")).iterdir():
+        if not entry.name.lower().startswith(NOT_OURS) and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    ray = tmp_path / "bare" / "bin" / "ray"
+    ray.write_text(f"#!{tmp_path}/bare/bin/python\nfrom ray.scripts.scripts import main\nmain()\n")
+    ray.chmod(0o755)
+    for module, known in (("ray", True), ("vllm", True), ("redis", False), ("serve_app", False)):
+        found = subprocess.run(
+            [tmp_path / "bare" / "bin" / "python", "-c", f"import {module}"], cwd=tmp_path, check=False
+        )
+        assert (found.returncode == 0) is known, module
+    return ray
+
+
+@pytest.fixture
+def cluster(bare_ray: Path, tmp_path: Path) -> Iterator[str]:
+    """The dashboard of a private Ray in that environment."""
+    state = tmp_path / "state"
+    state.mkdir()
+    redis_pid, port = redis_server.start(tmp_path / "redis")
+    environment = {"HERMES_REDIS_URL": f"redis://127.0.0.1:{port}/0", "PYTHONPATH": ""}
+    try:
+        pid, dashboard = ray_cluster.start(state, False, environment, bare_ray)
+        try:
+            yield dashboard
+        finally:
+            ray_cluster.end(state, pid)
+    finally:
+        processes.end(redis_pid)
+
+
+@pytest.mark.timeout(600)
+def test_the_code_travels_to_a_cluster_that_has_only_ray_and_vllm(cluster: str, tmp_path: Path) -> None:
+    port = processes.free_port()
+    document = yaml.safe_load((ROOT / "cluster" / "local_cpu.yaml").read_text())
+    document["http_options"]["port"] = port
+    document["applications"][0]["args"]["workers"]["replicas"] = 1
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
+    rendered = tmp_path / "rendered.yaml"
+    render = [ROOT / "scripts" / "deploy", tmp_path / "here.yaml", "--address", cluster, "--render", rendered]
+    subprocess.run(render, check=True)
+    serve = [VENV / "bin" / "serve", "deploy", "--address", cluster, rendered]
+    subprocess.run(serve, check=True, env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path)
+    subprocess.run([ROOT / "scripts" / "deploy", tmp_path / "here.yaml", "--address", cluster], check=True)
+    body = {"model": "hermes-tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-hermes-engine"].startswith("vllm-")
+    assert answer.json()["usage"]["completion_tokens"] > 0

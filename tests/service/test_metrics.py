@@ -1,0 +1,120 @@
+"""`/metrics`: one page for the whole application; `/healthz`, `/readyz`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+
+from tests.service.support import Metrics, Running, together, until
+
+
+def test_every_sample_has_its_replica_except_those_of_the_queue(service: Running) -> None:
+    service.ask(tokens=2)
+    ours = [sample for sample in service.metrics().samples if sample.name.startswith("hermes_")]
+    assert len(ours) > 100
+    for sample in ours:
+        if sample.name.startswith(
+            ("hermes_queue_depth", "hermes_queue_claimed", "hermes_queue_limit", "hermes_queue_old")
+        ):
+            assert set(sample.labels) == {"class"}
+        else:
+            assert sample.labels["replica"], sample
+
+
+def test_no_sample_stands_twice_on_the_page(service: Running) -> None:
+    service.ask(tokens=2)
+    page = service.metrics()
+    counted = Counter((sample.name, tuple(sorted(sample.labels.items()))) for sample in page.samples)
+    assert [key for key, times in counted.items() if times > 1] == []
+    names = Counter(family.name for family in page.families)
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_ours_stand_beside_the_engines_from_every_process(service: Running) -> None:
+    page = service.metrics()
+
+    def replicas(name: str) -> set[str]:
+        return {sample.labels["replica"] for sample in page.samples if sample.name == name}
+
+    assert len(replicas("vllm:num_requests_running")) == 2
+    assert len(replicas("hermes_in_flight_requests")) == 4
+    assert len(replicas("process_resident_memory_bytes")) == 4
+
+
+def settled(service: Running) -> Metrics:
+    """A page that holds all that has happened: its counts have stood still for longer than a page is old."""
+    names = ("hermes_requests_ended_total", "hermes_tokens_total", "vllm:generation_tokens_total")
+    last: list[float] = []
+    since = time.monotonic()
+
+    def still() -> Metrics | None:
+        nonlocal last, since
+        page = service.metrics()
+        counts = [page.total(name) for name in names]
+        if counts != last:
+            last, since = counts, time.monotonic()
+        return page if time.monotonic() - since > 2 else None
+
+    return until("the counts stand still", still, 30)
+
+
+def test_the_counts_add_up(service: Running) -> None:
+    service.until_idle()
+    before = settled(service)
+    tokens = [3 + n % 5 for n in range(40)]
+    answers = together(
+        [lambda n=n: service.ask(f"Number {n}", n, headers={"x-hermes-class": "realtime"}) for n in tokens]
+    )
+    prompt_tokens = sum(answer.json()["usage"]["prompt_tokens"] for answer in answers)
+    wanted = {
+        ("hermes_requests_admitted_total", "class", "realtime"): 40,
+        ("hermes_requests_ended_total", "state", "completed"): 40,
+        ("hermes_attempts_total", "kind", "first"): 40,
+        ("hermes_attempts_total", "kind", "retry"): 0,
+        ("hermes_queue_wait_time_seconds_count", "class", "realtime"): 40,
+        ("hermes_batch_processing_time_seconds_count", "class", "realtime"): 40,
+        ("hermes_time_to_first_token_seconds_count", "class", "realtime"): 40,
+        ("hermes_end_to_end_time_seconds_count", "class", "realtime"): 40,
+        ("hermes_tokens_total", "kind", "output"): sum(tokens),
+        ("hermes_tokens_total", "kind", "prompt"): prompt_tokens,
+        ("vllm:generation_tokens_total", "", ""): sum(tokens),
+        ("vllm:prompt_tokens_total", "", ""): prompt_tokens,
+    }
+
+    def moved(page: Metrics) -> dict[tuple[str, str, str], float]:
+        changes = {}
+        for name, label, value in wanted:
+            labels = {label: value} if label else {}
+            changes[name, label, value] = page.total(name, **labels) - before.total(name, **labels)
+        return changes
+
+    with suppress(AssertionError):  # the comparison below says more
+        until("every process left its page", lambda: moved(service.metrics()) == wanted, 10)
+    assert moved(service.metrics()) == wanted
+    name = "hermes_inter_token_time_seconds_count"  # between two outputs, which may hold several tokens
+    assert 0 < service.metrics().total(name) - before.total(name) <= sum(tokens) - 40
+
+
+def test_every_ingress_shows_the_same_page(service: Running) -> None:
+    service.until_idle()
+
+    def admitted(url: str) -> float:
+        return Metrics(service.http.get(f"{url}/metrics").text).total("hermes_requests_admitted_total")
+
+    service.ask(tokens=2)
+    urls = list(service.ingress_urls.values())
+    until("the same count from both", lambda: admitted(urls[0]) == admitted(urls[1]) > 0, 10)
+
+
+def test_the_queue_shows_its_limits(service: Running) -> None:
+    page = service.metrics()
+    for name in ("realtime", "standard", "batch"):
+        assert page.total("hermes_queue_limit", **{"class": name}) > 0
+
+
+def test_health_and_readiness_are_told(service: Running) -> None:
+    assert service.http.get("/healthz").json()["status"] == "ok"
+    answer = service.http.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {"ready": True, "problem": None, "workers": 2, "workers_wanted": 2, "ingresses": 2}

@@ -1,0 +1,124 @@
+"""Redis killed with -9 and started again: new requests are told to wait, running streams lose nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from scripts.local import processes, redis_server
+from tests.service.support import Running, Stream, until
+
+pytestmark = pytest.mark.disturbs
+
+TOKENS = 2500
+
+
+def kill(service: Running) -> None:
+    """As a power cut would: no goodbye."""
+    pid = service.service.pids["redis"]
+    os.kill(pid, signal.SIGKILL)
+    port = urlsplit(service.service.redis_url).port or 0
+    # Its threads end one by one; the last of them lets go of the port.
+    until("Redis is gone", lambda: not processes.is_alive(pid) and not processes.is_taken(port), 10)
+
+
+def start(service: Running) -> None:
+    """The same folder and port."""
+    port = urlsplit(service.service.redis_url).port
+    folder = Path(service.service.state_dir) / "redis"
+    service.service.pids["redis"], _ = redis_server.start(folder, port)
+    service.service.save()
+
+
+def ready(service: Running) -> bool:
+    return service.http.get("/readyz").status_code == 200
+
+
+def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(service: Running) -> None:
+    service.until_idle()
+    undisturbed = service.text("Tell me a story about a storm.", TOKENS)
+    streams: list[Stream] = []
+    begun = threading.Barrier(5, timeout=60)
+
+    def read() -> None:
+        with service.stream("Tell me a story about a storm.", TOKENS) as response:
+            stream = Stream(response)
+            streams.append(stream)
+            stream.next_events(20)
+            begun.wait()
+            stream.rest()
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    begun.wait()
+    assert all(service.state(stream.request_id)["state"] == "running" for stream in streams)
+    kill(service)
+    try:
+        until("it says so", lambda: not ready(service), 15)
+        answer = service.http.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert "Redis" in answer.json()["problem"]
+        assert service.http.get("/healthz").status_code == 200
+        with pytest.raises(openai.InternalServerError) as caught:
+            service.sdk.chat.completions.create(model=service.model, messages=[{"role": "user", "content": "Hi"}])
+        assert caught.value.status_code == 503
+        assert caught.value.response.headers["x-hermes-reason"] == "journal_unavailable"
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        for url in service.ingress_urls.values():
+            answer = httpx.get(f"{url}/v1/requests/{streams[0].request_id}", timeout=30)
+            assert answer.status_code == 503
+            assert answer.headers["x-hermes-reason"] == "journal_unavailable"
+            assert httpx.get(f"{url}/metrics", timeout=30).status_code == 200
+            assert httpx.get(f"{url}/v1/models", timeout=30).status_code == 200
+    finally:
+        start(service)
+    until("it recovers by itself", lambda: ready(service), 30)
+    for reader in readers:
+        reader.join(120)
+    for stream in streams:
+        events = [block for _, block in stream.arrivals if not block.startswith(":")]
+        ids = [int(block.split("\n")[0].removeprefix("id: ")) for block in events]
+        assert ids == list(range(1, len(ids) + 1))
+        assert events[-1].endswith("data: [DONE]")
+        assert _text(events) == undisturbed
+        assert service.state(stream.request_id)["state"] == "completed"
+        again = httpx.get(f"{service.url}/v1/requests/{stream.request_id}/events", timeout=60).text
+        assert again.split("\n\n")[:-1] == events
+    service.until_idle()
+    assert service.text("Tell me a story about a storm.", 12)
+
+
+def test_a_redis_that_comes_back_empty_serves_new_requests(service: Running) -> None:
+    service.until_idle()
+    kill(service)
+    for file in (Path(service.service.state_dir) / "redis").rglob("*"):
+        if file.is_file() and file.suffix != ".log":
+            file.unlink()
+    start(service)
+    until("it recovers by itself", lambda: ready(service), 30)
+    began = time.monotonic()
+    until("it answers", lambda: _answers(service), 30)
+    assert time.monotonic() - began < 30
+    service.until_idle()
+
+
+def _answers(service: Running) -> bool:
+    body = service.body(tokens=4)
+    return service.http.post("/v1/chat/completions", json=body, timeout=10).status_code == 200
+
+
+def _text(events: list[str]) -> str:
+    import json
+
+    deltas = [json.loads(block.split("data: ", 1)[1]) for block in events if not block.endswith("[DONE]")]
+    return "".join(delta["choices"][0]["delta"].get("content") or "" for delta in deltas)

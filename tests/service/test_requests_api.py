@@ -1,0 +1,203 @@
+"""`/v1/requests/{id}`: a request can be looked at, read again from anywhere, and cancelled."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.support import Event, Running, Stream, events_of, together, until
+
+LONG = 3000
+
+
+def events(url: str, request_id: str, seen: int | None = None) -> httpx.Response:
+    """`GET /v1/requests/{id}/events`, to its end."""
+    headers: Mapping[str, str] = {} if seen is None else {"last-event-id": str(seen)}
+    return httpx.get(f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=120)
+
+
+def check_whole(found: list[Event]) -> None:
+    """Ids 1..n without a hole, the last one `[DONE]`."""
+    assert [event.id for event in found] == list(range(1, len(found) + 1))
+    assert found[-1].data == "[DONE]"
+
+
+def test_every_event_has_an_id_of_its_own_done_included(service: Running) -> None:
+    with service.stream(tokens=20) as response:
+        found = Stream(response).rest()
+    check_whole(found)
+    assert len(found) > 10
+
+
+def test_a_finished_request_is_described(service: Running) -> None:
+    answer = service.ask(tokens=8, headers={"x-hermes-class": "realtime"})
+    found = service.state(answer.headers["x-request-id"])
+    assert found["state"] == "completed"
+    assert found["reason"] is None
+    assert found["class"] == "realtime"
+    assert found["model"] == service.model
+    assert found["replica"] == answer.headers["x-hermes-replica"]
+    assert found["attempts"] == 1
+    assert found["output_tokens"] == 8
+    times = [found[f"{name}_at_ms"] for name in ("admitted", "started", "first_output", "ended", "deadline")]
+    assert times == sorted(times)
+
+
+def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(service: Running) -> None:
+    service.until_idle()
+    with service.stream(tokens=LONG) as response:
+        stream = Stream(response)
+        first = stream.next_events(5)
+        running = service.state(stream.request_id)
+        assert running["state"] == "running"
+        assert running["replica"] == response.headers["x-hermes-replica"]
+        assert running["ended_at_ms"] is None
+        until("the engine's count", lambda: service.metrics().total("vllm:num_requests_running") == 1, 10)
+        cancelled = service.cancel(stream.request_id)
+        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled")
+        rest = stream.rest()
+    service.until_idle(10)
+    check_whole(first + rest)
+    error: dict[str, Any] = json.loads(rest[-2].data)["error"]
+    assert error["code"] == "cancelled"
+    assert service.state(stream.request_id)["state"] == "cancelled"
+
+
+def test_cancelling_what_has_ended_changes_nothing(service: Running) -> None:
+    request_id = service.ask(tokens=4).headers["x-request-id"]
+    assert service.cancel(request_id)["state"] == "completed"
+    assert service.state(request_id)["state"] == "completed"
+
+
+def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(service: Running) -> None:
+    user = secrets.token_hex(8)
+    answers: list[httpx.Response] = []
+    asked = threading.Thread(
+        target=lambda: answers.append(
+            service.http.post("/v1/chat/completions", json=service.body("Cancel me.", LONG, user=user))
+        )
+    )
+    asked.start()
+
+    def request_id() -> str | None:
+        for key in service.redis.scan_iter(match="hermes:j:*"):
+            _, fields = service.redis.xrange(key, count=1)[0]
+            if user.encode() in fields.get(b"b", b"") and service.redis.xlen(key) > 3:
+                return str(key.decode().rpartition(":")[2])
+        return None
+
+    service.cancel(until("it runs", request_id))
+    asked.join(30)
+    assert answers[0].status_code == 499
+    assert answers[0].headers["x-hermes-reason"] == "cancelled"
+    assert answers[0].json()["error"]["code"] == "cancelled"
+    service.until_idle(10)
+
+
+def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(service: Running) -> None:
+    with service.stream(tokens=12) as response:
+        stream = Stream(response)
+        whole = stream.rest()
+    check_whole(whole)
+    assert len(service.ingress_urls) == 2
+    for url in (*service.ingress_urls.values(), service.url):
+        assert events(url, stream.request_id).text == stream.text
+        answers = together(
+            [lambda seen=seen, url=url: events(url, stream.request_id, seen) for seen in range(len(whole) + 1)]
+        )
+        for seen, answer in enumerate(answers):
+            assert answer.status_code == 200
+            assert events_of(answer.text) == whole[seen:]
+
+
+def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(service: Running) -> None:
+    with service.stream(tokens=400) as response:
+        stream = Stream(response)
+        begun = stream.next_events(10)
+        readers = [
+            lambda url=url, seen=seen: events(url, stream.request_id, seen)
+            for url in service.ingress_urls.values()
+            for seen in (None, 3, 10)
+        ]
+        others: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: others.extend(together(readers)))
+        thread.start()
+        whole = begun + stream.rest()
+    thread.join(60)
+    check_whole(whole)
+    assert len(others) == 6
+    for index, answer in enumerate(others):
+        seen = (0, 3, 10)[index % 3]
+        assert events_of(answer.text) == whole[seen:], f"reader {index}"
+        assert answer.headers["x-request-id"] == stream.request_id
+
+
+def test_the_events_of_a_cancelled_request_have_the_same_ids_whoever_serves_them(service: Running) -> None:
+    with service.stream(tokens=LONG) as response:
+        stream = Stream(response)
+        begun = stream.next_events(5)
+        service.cancel(stream.request_id)
+        whole = begun + stream.rest()
+    check_whole(whole)
+    for url in service.ingress_urls.values():
+        assert events_of(events(url, stream.request_id).text) == whole
+        for seen in (2, len(whole) - 2, len(whole) - 1, len(whole)):
+            answer = events(url, stream.request_id, seen)
+            assert answer.status_code == 200, answer.text
+            assert events_of(answer.text) == whole[seen:]
+        assert events(url, stream.request_id, len(whole) + 1).status_code == 410
+
+
+def test_an_answer_that_was_not_streamed_is_one_event(service: Running) -> None:
+    answer = service.ask(tokens=4)
+    for url in service.ingress_urls.values():
+        (event,) = events_of(events(url, answer.headers["x-request-id"]).text)
+        assert event.id == 1
+        assert json.loads(event.data) == answer.json()
+        assert events_of(events(url, answer.headers["x-request-id"], 1).text) == []
+        assert events(url, answer.headers["x-request-id"], 2).status_code == 410
+
+
+def test_an_event_beyond_the_end_is_lost(service: Running) -> None:
+    with service.stream(tokens=4) as response:
+        stream = Stream(response)
+        whole = stream.rest()
+    answer = events(service.url, stream.request_id, len(whole) + 1)
+    assert answer.status_code == 410
+    assert answer.headers["x-hermes-reason"] == "journal_lost"
+    assert answer.json()["error"]["code"] == "journal_lost"
+
+
+def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(service: Running) -> None:
+    with service.stream(tokens=200) as response:
+        stream = Stream(response)
+        stream.next_events(3)
+        answer = events(service.url, stream.request_id, 5000)
+        stream.rest()
+    if answer.status_code == 200:
+        assert json.loads(events_of(answer.text)[0].data)["error"]["code"] == "journal_lost"
+    else:
+        assert answer.headers["x-hermes-reason"] == "journal_lost"
+
+
+@pytest.mark.parametrize("seen", ["x", "-1", "1.5"])
+def test_an_event_id_that_is_no_number_is_refused(service: Running, seen: str) -> None:
+    request_id = service.ask(tokens=4).headers["x-request-id"]
+    answer = service.http.get(f"/v1/requests/{request_id}/events", headers={"last-event-id": seen})
+    assert answer.status_code == 400
+    assert answer.headers["x-hermes-reason"] == "invalid_request"
+
+
+@pytest.mark.parametrize("request_id", ["req_" + "0" * 32, "nothing", "x" * 300, "a:b*"])
+def test_an_unknown_request_is_not_found(service: Running, request_id: str) -> None:
+    for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
+        answer = service.http.request(method, f"/v1/requests/{request_id}{path}")
+        assert answer.status_code == 404
+        assert answer.headers["x-hermes-reason"] == "not_found"
+        assert answer.json()["error"]["code"] == "not_found"

@@ -1,0 +1,59 @@
+"""Four processes hold one model, behind Ray's Python proxy: the same text as from one process behind HAProxy."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from scripts.local.service import application_status
+from tests.service.services import Services
+from tests.service.support import STORY, Running, Stream
+
+PROMPTS = (STORY, "What is continuous batching?", "Count to ten.", "Write a poem about the sea.")
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def one_process_texts(services: Services) -> list[str]:
+    """What the shared service says, whose engines are one process each."""
+    return [services.get("shared").text(prompt, TOKENS) for prompt in PROMPTS]
+
+
+def test_four_processes_give_the_greedy_text_of_one(one_process_texts: list[str], tensor_parallel: Running) -> None:
+    assert [tensor_parallel.text(prompt, TOKENS) for prompt in PROMPTS] == one_process_texts
+    assert len(set(one_process_texts)) == len(PROMPTS)
+
+
+def test_the_engine_really_has_four_processes(tensor_parallel: Running) -> None:
+    (replica,) = application_status(tensor_parallel.service.dashboard_url)["deployments"]["Worker"]["replicas"]
+    family = psutil.Process(replica["pid"]).children(recursive=True)
+    workers = [process for process in family if "VLLM::Worker" in "".join(process.cmdline())]
+    assert len(workers) == 4
+
+
+def test_the_python_proxy_streams_the_same_events(tensor_parallel: Running) -> None:
+    with tensor_parallel.stream(tokens=64) as response:
+        stream = Stream(response)
+        found = stream.rest()
+    assert [event.id for event in found] == list(range(1, len(found) + 1))
+    assert found[-1].data == "[DONE]"
+    assert stream.arrivals[-1][0] - stream.arrivals[0][0] > 0.05, "events come one by one, not in one piece"
+    again = tensor_parallel.http.get(f"/v1/requests/{stream.request_id}/events")
+    assert again.text == stream.text
+    assert response.headers["x-request-id"].startswith("req_")
+
+
+def test_the_python_proxy_passes_refusals_on(tensor_parallel: Running) -> None:
+    answer = tensor_parallel.http.post("/v1/chat/completions", json={"model": "gpt-4o", "messages": []})
+    assert answer.status_code == 404
+    assert answer.headers["x-hermes-reason"] == "model_not_found"
+    assert tensor_parallel.http.get("/nothing").json()["error"]["code"] == "not_found"
+
+
+def test_a_client_that_leaves_the_python_proxy_frees_the_engine(tensor_parallel: Running) -> None:
+    with tensor_parallel.stream(tokens=3000) as response:
+        stream = Stream(response)
+        stream.next_events(3)
+    tensor_parallel.until_idle(20)
+    found = tensor_parallel.state(stream.request_id)
+    assert (found["state"], found["reason"]) == ("cancelled", "client_disconnected")

@@ -1,0 +1,60 @@
+"""The answer forwards every byte of the journal, whatever comes while it is sending."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from serve_app.ingress.answer import Answer
+from serve_app.journal.entries import TERMINAL_ID, AttemptFacts, Entry, EntryId, Head, Summary
+from serve_app.journal.hub import Follower
+from serve_app.journal.reader import JournalReader
+
+HEAD = msgspec.json.encode(Head(200, [("content-type", "text/event-stream")]))
+OPENED = msgspec.json.encode(AttemptFacts("r1", "vllm-0", 0))
+SUMMARY = msgspec.json.encode(Summary(None, None, 1, 0))
+
+
+class Stays:
+    """Departures of a client that stays."""
+
+    def left(self, follower: Follower, departed: bool) -> None:
+        assert not departed
+
+
+def event(number: int) -> bytes:
+    return b"id: %d\ndata: %d\n\n" % (number, number)
+
+
+def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
+    reader = JournalReader(position=EntryId(0, 1))
+    follower = Follower(None, "req_1", reader)  # type: ignore[arg-type]  # nothing is read from Redis here
+    reader.feed(Entry(EntryId(1, 0), {b"n": b"1", b"m": OPENED}))
+    reader.feed(Entry(EntryId(1, 1), {b"n": b"1", b"h": HEAD, b"b": event(1), b"e": b"1"}))
+    follower.wake()
+    sent = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+        await asyncio.sleep(0)
+        if sent[-1] == event(1):  # a slow client: the rest of the journal is there before this byte is away
+            reader.feed(Entry(EntryId(1, 2), {b"n": b"1", b"b": event(2), b"e": b"2"}))
+            fields = {
+                b"n": b"1",
+                b"b": event(3),
+                b"e": b"3",
+                b"k": b"completed",
+                b"w": b"",
+                b"m": SUMMARY,
+                b"p": b"1-2",
+            }
+            reader.feed(Entry(TERMINAL_ID, fields))
+            follower.wake()
+
+    answer = Answer(
+        follower, Stays(), "/v1/completions", streamed=True, as_events=False, admitted_ms=0, heartbeat_s=10.0,  # type: ignore[arg-type]
+    )  # fmt: skip
+    asyncio.run(asyncio.wait_for(answer({}, None, send), 5))
+    assert b"".join(sent) == event(1) + event(2) + event(3)

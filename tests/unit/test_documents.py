@@ -1,0 +1,43 @@
+"""The documents say what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from scripts.local import settings_page
+from serve_app.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_settings_page_shows_the_settings_tree() -> None:
+    shown = settings_page.PAGE.read_text()
+    assert shown == settings_page.page(), "run: .venv/bin/python -m scripts.local.settings_page"
+
+
+def test_every_setting_is_explained() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| .* \| (.*) \|$", settings_page.page(), re.MULTILINE)
+    assert len(rows) > 40
+    assert not [key for key, explanation in rows if not explanation.strip()]
+
+
+def test_every_config_file_of_the_cluster_folder_has_settings_that_load() -> None:
+    files = sorted((ROOT / "cluster").glob("*.yaml"))
+    assert files
+    for file in files:
+        for application in yaml.safe_load(file.read_text())["applications"]:
+            load_settings(application["args"])
+
+
+def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
+    broken: list[str] = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        broken += [
+            f"{page.relative_to(ROOT)} → {target}"
+            for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
+            if "://" not in target and not (page.parent / target).exists()
+        ]
+    assert not broken

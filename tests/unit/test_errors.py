@@ -1,0 +1,50 @@
+"""The closed set of reasons, and how each looks over HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from serve_app.errors import HermesError, Reason, RequestRefused, error_body
+from serve_app.journal.reader import Ending
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_a_status_a_type_and_openais_body(reason: Reason) -> None:
+    refused = RequestRefused(reason, "words", param="messages")
+    assert isinstance(refused, HermesError)
+    assert 400 <= refused.status < 600
+    assert json.loads(refused.body()) == error_body(reason, "words", "messages")
+    error = json.loads(refused.body())["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == reason.value
+    assert error["type"]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_stands_in_the_header_and_says_whether_to_retry(reason: Reason) -> None:
+    headers = RequestRefused(reason, "words").headers()
+    assert headers["x-hermes-reason"] == reason.value
+    assert ("x-should-retry" in headers) == (reason not in _RETRYABLE)
+    assert headers.get("x-should-retry", "false") == "false"
+    assert "retry-after" not in headers
+
+
+_RETRYABLE = {Reason.QUEUE_FULL, Reason.JOURNAL_UNAVAILABLE, Reason.DEADLINE, Reason.ATTEMPT_LOST}
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (1.4, "1"), (30, "30")])
+def test_retry_after_is_whole_seconds_and_never_zero(seconds: float, header: str) -> None:
+    assert RequestRefused(Reason.QUEUE_FULL, "full", retry_after_s=seconds).headers()["retry-after"] == header
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_can_be_an_ending_with_one_sentence(reason: Reason) -> None:
+    message = Ending("failed", reason.value, None).message
+    assert message.endswith(".") or message.endswith("again.")
+    assert "\n" not in message
+
+
+def test_a_completed_request_has_nothing_to_say() -> None:
+    assert Ending("completed", "", None).message == ""

@@ -1,0 +1,176 @@
+"""The writer's side of one attempt: one entry at a time, nothing forgotten, nothing after the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from serve_app.errors import Fenced, Reason
+from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import TERMINAL_ID, Entry, EntryId, Head, Summary, seal_id, transcript
+
+HEAD = Head(200, [("content-type", "text/event-stream")])
+SUMMARY = Summary(None, None, 1, 9)
+
+
+def in_loop(test: Callable[[Attempt, list[Attempt]], None]) -> Callable[[], None]:
+    """Runs a test with an attempt of epoch 2 and the list of its marks."""
+
+    def run() -> None:
+        async def main() -> None:
+            marks: list[Attempt] = []
+            test(Attempt("req", "ns:j:req", 2, b"nonce", "channel", marks.append), marks)
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def accept(attempt: Attempt) -> Entry:
+    entry = attempt.take()
+    assert entry is not None
+    attempt.accepted(entry)
+    return entry
+
+
+@in_loop
+def test_what_comes_while_nothing_is_sent_becomes_one_entry(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
+    attempt.append([[0, "b", [2], None, None, None]], [b"y", b"z"], 3)
+    entry = accept(attempt)
+    assert entry.id == (2, 1)
+    assert entry.nonce == b"nonce"
+    assert entry.body == b"xyz"
+    assert entry.events == 3
+    assert entry.head == HEAD
+    assert entry.fields[b"o"] == b'[[0,"a",[1],null,null,0],[0,"b",[2],null,null,null]]'
+    assert attempt.take() is None
+    assert not attempt.pending
+    assert marks == [attempt, attempt]
+
+
+@in_loop
+def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.append([], [b"x"], 1)
+    first = attempt.take()
+    attempt.append([], [b"y"], 2)
+    assert attempt.take() is first
+    assert first is not None
+    attempt.accepted(first)
+    second = accept(attempt)
+    assert (second.id, second.body) == ((2, 2), b"y")
+
+
+@in_loop
+def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transcript(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
+    attempt.append([], [b"x"], 1, HEAD)
+    accept(attempt)
+    attempt.append([], [b"y"], 2)
+    attempt.finish("completed", "", SUMMARY, 1)
+    seal = accept(attempt)
+    assert seal.id == seal_id(2)
+    assert (seal.body, seal.events, seal.state, seal.fields[b"p"]) == (b"y", 2, "completed", b"2-1")
+    assert transcript(seal) is None
+    terminal = accept(attempt)
+    assert terminal.id == TERMINAL_ID
+    assert (terminal.events, terminal.state, terminal.head) == (2, "completed", HEAD)
+    assert terminal.fields[b"p"] == str(seal.id).encode()
+    assert transcript(terminal) == b"xy"
+    assert not attempt.pending
+
+
+@in_loop
+def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.append([], [b"x"], 1)
+    first = attempt.take()
+    attempt.finish("failed", Reason.ENGINE_ERROR, SUMMARY, None)
+    assert attempt.take() is first
+    assert attempt.pending
+    assert first is not None
+    attempt.accepted(first)
+    seal = accept(attempt)
+    assert (seal.id, seal.reason) == (seal_id(2), "engine_error")
+    terminal = accept(attempt)
+    assert (terminal.id, terminal.reason, transcript(terminal)) == (TERMINAL_ID, "engine_error", None)
+
+
+@in_loop
+def test_nothing_is_taken_in_after_the_end(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.finish("completed", "", SUMMARY, 1)
+    attempt.append([], [b"late"], 1)
+    attempt.finish("failed", Reason.INTERNAL, SUMMARY, None)
+    seal, terminal = accept(attempt), accept(attempt)
+    assert (seal.state, seal.body) == ("completed", b"")
+    assert (terminal.state, transcript(terminal)) == ("completed", b"")
+    attempt.append([], [b"later"], 2)
+    assert attempt.take() is None
+
+
+@in_loop
+def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
+    opening = Entry(EntryId(2, 0), {b"n": b"nonce"})
+    attempt.accepted(opening)
+    for number in (1, 2, 3):
+        attempt.append([], [b"%d" % number], number)
+        accept(attempt)
+    attempt.append([], [b"4"], 4)
+    attempt.take()
+    attempt.append([], [b"5"], 5)
+    attempt.rewind(EntryId(0, 1))  # even the opening is gone
+    assert [accept(attempt).id for _ in range(6)] == [(2, n) for n in range(6)]
+    assert attempt.take() is None
+    assert [entry.id.seq for entry in attempt.history] == [0, 1, 2, 3, 4, 5]
+
+
+@in_loop
+def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.append([], [b"1"], 1)
+    attempt.take()  # sent; Redis took it, but its answer was lost
+    attempt.append([], [b"2"], 2)
+    attempt.rewind(EntryId(2, 1))
+    following = accept(attempt)
+    assert (following.id, following.body) == ((2, 2), b"2")
+
+
+@in_loop
+def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
+    attempt.take()
+    attempt.append([], [b"y"], 2, HEAD)
+    attempt.finish("completed", "", SUMMARY, 1)
+    marks.clear()
+    attempt.close(fenced=True)
+    attempt.close(fenced=False)  # too late: it stays fenced
+    attempt.append([], [b"z"], 3)
+    assert attempt.take() is None
+    assert not attempt.pending
+    assert marks == []
+    assert isinstance(attempt.closed.exception(), Fenced)
+
+
+@in_loop
+def test_an_abandoned_attempt_keeps_back_even_the_head(attempt: Attempt, marks: list[Attempt]) -> None:
+    attempt.append([], [b"x"], 1, HEAD)
+    attempt.close(fenced=True)
+    assert attempt.take() is None
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_whoever_waits_for_the_end_learns_how_it_came(fenced: bool) -> None:
+    async def main() -> None:
+        attempt = Attempt("req", "key", 1, b"n", "", lambda _: None)
+        asyncio.get_running_loop().call_soon(attempt.close, fenced)
+        if fenced:
+            with pytest.raises(Fenced):
+                await attempt.closed
+        else:
+            await attempt.closed
+
+    asyncio.run(main())

