@@ -11,6 +11,7 @@ import logging
 import time
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.client import reaching
@@ -52,6 +53,21 @@ class Departures:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def arrived(self, request_id: str) -> None:
+        """A reader has come back here: its lease must stand before the grace period elsewhere ends.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        self._lease(pipeline, request_id)
+        await reaching(lambda: pipeline.execute())
+
+    def _lease(self, pipeline: Pipeline, request_id: str) -> None:
+        key = self._key(request_id)
+        pipeline.zadd(key, {self._ingress_id: int(time.time() * 1000) + _LEASE_MS})
+        pipeline.pexpire(key, 2 * _LEASE_MS)
+
     def left(self, follower: Follower, departed: bool) -> None:
         """A reader is done (or has `departed` before the end)."""
         self._hub.leave(follower)
@@ -70,11 +86,9 @@ class Departures:
         """One command for each reader every two seconds; short requests never cost one."""
         while True:
             await asyncio.sleep(_RENEW_S)
-            until = int(time.time() * 1000) + _LEASE_MS
             pipeline = self._redis.pipeline(transaction=False)
             for request_id in self._hub.request_ids:
-                pipeline.zadd(self._key(request_id), {self._ingress_id: until})
-                pipeline.pexpire(self._key(request_id), 2 * _LEASE_MS)
+                self._lease(pipeline, request_id)
             if len(pipeline):
                 try:
                     await reaching(lambda pipeline=pipeline: pipeline.execute())  # type: ignore[misc]

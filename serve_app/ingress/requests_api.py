@@ -30,6 +30,8 @@ def routes(ingress: Ingress) -> APIRouter:
         seen = _last_event_id(request.headers.get("last-event-id"))
         entries = await _entries(ingress, request_id)
         try:
+            if not has_ended(entries):
+                await ingress.departures.arrived(request_id)
             follower = await ingress.hub.follow(request_id, seen)
         except JournalUnavailable:
             raise _unavailable() from None
