@@ -14,9 +14,10 @@ from ray.serve._private import http_util
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.dispatcher import Outcome, WorkerLost
+from serve_app.carrier import Outcome, WorkerLost
 from serve_app.ingress.app import build_app
 from serve_app.ingress.runtime import Ingress as IngressRuntime
+from serve_app.routing.fleet import fleet
 from serve_app.settings import Settings, load_settings
 from workers.engine import Engine
 from workers.replica import WorkerReplica
@@ -46,9 +47,9 @@ class Worker:
         self._replica = WorkerReplica(settings, _replica_id(), make_engine(settings))
         await self._replica.start()
 
-    async def execute(self, request_id: str, epoch: int, session: str) -> str:
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> str:
         """See `WorkerReplica.execute`."""
-        return await self._replica.execute(request_id, epoch, session)
+        return await self._replica.execute(request_id, epoch, session, cause)
 
     async def check_health(self) -> None:
         """Called by Serve; an exception makes it replace this replica."""
@@ -73,14 +74,14 @@ class Ingress:
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )
 
-        async def call(request_id: str, epoch: int, session: str) -> Outcome:
+        async def call(request_id: str, epoch: int, session: str, cause: str) -> Outcome:
             try:
-                return Outcome(await execute.remote(request_id, epoch, session))
+                return Outcome(await execute.remote(request_id, epoch, session, cause))
             except Exception as error:  # whatever it was, the journal knows how far the attempt came
                 last_line = (str(error).splitlines() or [""])[-1]
                 raise WorkerLost(f"{type(error).__name__}: {last_line}") from error
 
-        self._runtime = IngressRuntime(load_settings(args), _replica_id(), call)
+        self._runtime = IngressRuntime(load_settings(args), _replica_id(), call, fleet)
         await self._runtime.start()
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -31,6 +31,8 @@ class Reason(StrEnum):
     CLIENT_DISCONNECTED = "client_disconnected"
     ENGINE_ERROR = "engine_error"
     ATTEMPT_LOST = "attempt_lost"
+    POISON = "poison"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INTERNAL = "internal"
 
 
@@ -60,6 +62,8 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.CLIENT_DISCONNECTED: _Shape(499, "request_cancelled"),
     Reason.ENGINE_ERROR: _Shape(500, "server_error"),
     Reason.ATTEMPT_LOST: _Shape(503, "service_unavailable_error", retryable=True),
+    Reason.POISON: _Shape(500, "server_error"),
+    Reason.IDEMPOTENCY_CONFLICT: _Shape(422, "invalid_request_error"),
     Reason.INTERNAL: _Shape(500, "server_error"),
 }
 

@@ -1,13 +1,14 @@
 """Who is alive, and how much room there is: leases in Redis, renewed every second.
 
 Keys: sorted sets `{ns}:ingresses` (member: ingress id) and `{ns}:workers` (member: `<replica>|<capacity>`);
-the score is the Unix time in milliseconds at which the lease ends.
+the score is the time in milliseconds, by Redis's clock, at which the lease ends: nodes' clocks may differ.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from serve_app.journal.client import reaching
 
 log = logging.getLogger("hermes.membership")
 
-RENEW_S = 1.0
-LEASE_MS = 4_000
+RENEW_S = 0.5
+LEASE_MS = 3_000
+_QUICK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Members:
 
     ingresses: tuple[str, ...] = ()
     workers: tuple[tuple[str, int], ...] = ()
+    trusted: bool = False
+    """Whether who is missing is dead: a Redis that was away or slow has kept leases from being renewed, too."""
 
     @property
     def capacity(self) -> int:
@@ -48,6 +52,10 @@ class Membership:
         self._mine: tuple[str, str] | None = None
         self.members = Members()
         self.reachable = False
+        self._clock_ms: float | None = None
+        """What Redis's clock shows less what `time.monotonic` shows."""
+        self._looks_quick_since_s = math.inf
+        self._looked_s = -math.inf
 
     async def join_as_ingress(self, ingress_id: str) -> None:
         """Take and keep the lease of an ingress."""
@@ -82,24 +90,57 @@ class Membership:
     async def _renew(self) -> None:
         assert self._mine is not None
         key, member = self._mine
-        now_ms = int(time.time() * 1000)
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.zadd(key, {member: now_ms + LEASE_MS})
-        pipeline.zremrangebyscore(key, "-inf", now_ms)
-        pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
-        pipeline.zrangebyscore(self._workers, now_ms, "+inf")
+        began_s = time.monotonic()
         try:
-            *_, ingresses, workers = await reaching(lambda: pipeline.execute())
+            now_ms = await self._redis_ms()
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.time()
+            pipeline.zadd(key, {member: now_ms + LEASE_MS})
+            pipeline.zremrangebyscore(key, "-inf", now_ms)
+            pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
+            pipeline.zrangebyscore(self._workers, now_ms, "+inf")
+            clock, *_, ingresses, workers = await reaching(lambda: pipeline.execute())
         except JournalUnavailable as error:
             if self.reachable:
                 log.warning("membership: %s", error)
             self.reachable = False
+            self._looks_quick_since_s = math.inf
+            self._tell(Members(self.members.ingresses, self.members.workers, trusted=False))
             return
         self.reachable = True
-        members = Members(
-            tuple(sorted(name.decode() for name in ingresses)),
-            tuple(_worker(member) for member in sorted(workers)),
+        self._set_clock(clock)
+        trusted = self._quick(began_s)
+        self._tell(
+            Members(
+                tuple(sorted(name.decode() for name in ingresses)),
+                tuple(_worker(member) for member in sorted(workers)),
+                trusted,
+            )
         )
+
+    def _quick(self, began_s: float) -> bool:
+        """Whether every look was quick for the time of a lease: all who live have renewed theirs meanwhile.
+
+        It also is not where this process itself was stopped: its last look is then older than a renewal.
+        """
+        now_s = time.monotonic()
+        previous_s, self._looked_s = self._looked_s, now_s
+        if now_s - began_s > _QUICK_S or now_s - previous_s > RENEW_S + _QUICK_S:
+            self._looks_quick_since_s = now_s
+        self._looks_quick_since_s = min(self._looks_quick_since_s, now_s)
+        return now_s - self._looks_quick_since_s > LEASE_MS / 1000
+
+    async def _redis_ms(self) -> int:
+        if self._clock_ms is None:
+            self._set_clock(await reaching(lambda: self._redis.time()))
+        assert self._clock_ms is not None
+        return int(time.monotonic() * 1000 + self._clock_ms)
+
+    def _set_clock(self, clock: tuple[int, int]) -> None:
+        seconds, microseconds = clock
+        self._clock_ms = seconds * 1000 + microseconds / 1000 - time.monotonic() * 1000
+
+    def _tell(self, members: Members) -> None:
         self.members = members
         if self._on_change is not None:
             self._on_change(members)

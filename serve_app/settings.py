@@ -98,6 +98,7 @@ class WorkerSettings(Section):
     health_check_period_s: float = Field(5.0, gt=0, description="how often Ray Serve asks a worker for its health")
     health_check_timeout_s: float = Field(30.0, gt=0, description="silence after which a worker is replaced")
     graceful_shutdown_timeout_s: float = Field(20.0, ge=0, description="to finish, before a leaving worker is killed")
+    stall_s: float = Field(6.0, gt=0, description="without a step while requests run, before an engine counts as sick")
 
     @property
     def gpus(self) -> float:
@@ -136,7 +137,8 @@ class QueueSettings(Section):
     max_waiting_realtime: int = Field(1_000, ge=0, description="requests; more are refused with 429")
     max_waiting_standard: int = Field(10_000, ge=0, description="the same for standard")
     max_waiting_batch: int = Field(100_000, ge=0, description="the same for batch")
-    max_attempts: int = Field(3, ge=1, description="of one request, where attempts are lost before it was answered")
+    poison_after: int = Field(3, ge=1, description="engines that one request may take down before it is given up")
+    dead_letters: int = Field(100, ge=0, description="requests given up that are kept for `scripts/dead-letters`")
 
     def max_waiting(self, request_class: str) -> int:
         """The bound of one class, in requests."""
@@ -148,6 +150,7 @@ class JournalSettings(Section):
     """How long a finished request can still be read."""
 
     retention_s: float = Field(900.0, gt=0, description="how long a request can be read after its end")
+    fencing: bool = Field(True, description="off: only to see that `scripts/chaos` finds the damage")
     transcript_compression_level: int = Field(1, ge=0, le=9, description="zlib's; 0 stores it as it is")
 
 
@@ -182,8 +185,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        owned = {"tensor_parallel_size": "workers.tensor_parallel_size", "model": "model.source",
-                 "served_model_name": "model.name", "max_num_seqs": "workers.max_running_requests"}
+        owned = {
+            "tensor_parallel_size": "workers.tensor_parallel_size",
+            "model": "model.source",
+            "served_model_name": "model.name",
+            "max_num_seqs": "workers.max_running_requests",
+        }
         for key, home in owned.items():
             if key in {name.replace("-", "_") for name in self.engine.args}:
                 raise ValueError(f"engine.args.{key} is set by {home}: remove it and set {home}")

@@ -36,9 +36,7 @@ class Telemetry:
         self._refused = Counter(
             "hermes_requests_refused", "Requests refused before acceptance.", ["reason"], registry=r
         )
-        self._ended = Counter(
-            "hermes_requests_ended", "Requests that ended.", ["class", "state", "reason"], registry=r
-        )
+        self._ended = Counter("hermes_requests_ended", "Requests that ended.", ["class", "state", "reason"], registry=r)
         self._attempts = Counter(
             "hermes_attempts", "Attempts dispatched; `retry` past the first.", ["kind"], registry=r
         )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import AttemptFacts, Head, RequestFacts, Summary
+from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
 from serve_app.telemetry import Telemetry
+from workers.replay import CannotContinue, Output, Recorded
 
 _KEPT_HEADERS = ("content-type",)
 
@@ -24,15 +26,24 @@ class Recorder:
     A record is an engine output with the bytes that it led to. It is closed, and goes to the journal, when the
     serving layer pulls the next output: that is right after it has sent the bytes, so nothing waits for a token.
     The bytes behind the last output ride in the terminal entry.
+
+    Where older attempts have left a part of the response (`recorded`), the engine produces its bytes again from the
+    recorded outputs. They are compared with the journal's and not appended; what comes behind them is new.
     """
 
     __slots__ = (
-        "_attempt", "_body", "_facts", "_head_kept", "_last_s", "_numberer", "_opened", "_opened_s", "_outputs",
-        "_recording", "_telemetry", "broken", "first_output_ms", "head", "output_tokens",
+        "_attempt", "_body", "_facts", "_generations", "_head_kept", "_last_s", "_matched", "_numberer", "_opened",
+        "_opened_s", "_outputs", "_recording", "_telemetry", "_values", "broken", "first_output_ms", "head", "lost",
+        "output_tokens", "recorded",
     )  # fmt: skip
 
-    def __init__(self, attempt: Attempt, facts: RequestFacts, opened: AttemptFacts, telemetry: Telemetry) -> None:
+    def __init__(
+        self, attempt: Attempt, facts: RequestFacts, opened: AttemptFacts, telemetry: Telemetry,
+        recorded: Recorded | None = None,
+    ) -> None:  # fmt: skip
         self.broken = False
+        self.lost = ""
+        self.recorded = recorded or Recorded()
         self.head: Head | None = None
         self.first_output_ms: int | None = None
         self.output_tokens = 0
@@ -42,7 +53,10 @@ class Recorder:
         self._telemetry = telemetry
         self._numberer = EventNumberer()
         self._recording = False
-        self._head_kept = False
+        self._generations = 0
+        self._values = 0
+        self._matched = 0
+        self._head_kept = self.recorded.head is not None
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
         self._opened_s = time.monotonic()
@@ -52,6 +66,48 @@ class Recorder:
     def request_id(self) -> str:
         """Of the request that is recorded."""
         return self._attempt.request_id
+
+    @property
+    def created_s(self) -> float:
+        """The time that the response bears, Unix seconds: of the admission, the same in every attempt."""
+        return self._facts.admitted_ms / 1000
+
+    def next_value(self) -> bytes:
+        """A new value in place of a random one, the same in every attempt."""
+        self._values += 1
+        return hashlib.blake2b(
+            b"%d" % self._values, key=self._attempt.request_id.encode()[:64], digest_size=16
+        ).digest()
+
+    def next_generation(self) -> int:
+        """Number of the call to the engine's `generate`, from 0: a request may make several."""
+        self._generations += 1
+        return self._generations - 1
+
+    # -- going on where an older attempt stopped -----------------------------------------------------------------
+
+    def replay(self, output: Output) -> None:
+        """A recorded output is handed to the serving layer again."""
+        self._recording = True
+        self.output_tokens += len(output.token_ids)
+
+    def restart(self) -> None:
+        """Forget what was recorded: nobody has seen any of it."""
+        assert not self.recorded.seen
+        self._attempt.continue_from(REQUEST_ID, b"", 0, None)
+        self.recorded = Recorded()
+
+    def lose(self, why: str) -> NoReturn:
+        """What was recorded cannot be continued exactly: the attempt ends here, and so does the request.
+
+        Raises:
+            CannotContinue: always, to end the engine's work on it.
+        """
+        self.lost = self.lost or why
+        self._outputs, self._body = [], []
+        raise CannotContinue(why)
+
+    # -- what the engine produces ----------------------------------------------------------------------------------
 
     def record(
         self,
@@ -74,9 +130,10 @@ class Recorder:
         now = time.monotonic()
         if self.first_output_ms is None:
             self.first_output_ms = int(time.time() * 1000)
-            self._telemetry.first_token(
-                self._facts.request_class, (self.first_output_ms - self._facts.admitted_ms) / 1000
-            )
+            if not self.recorded.outputs:
+                self._telemetry.first_token(
+                    self._facts.request_class, (self.first_output_ms - self._facts.admitted_ms) / 1000
+                )
             self._telemetry.prompt(prompt_tokens)
         else:
             cached_tokens = None
@@ -93,7 +150,7 @@ class Recorder:
 
     async def send(self, message: Any) -> None:
         """ASGI `send` of the engine's server."""
-        if self.broken:
+        if self.broken or self.lost:
             return
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
@@ -103,12 +160,25 @@ class Recorder:
         if not body:
             return
         assert self.head is not None
-        self._body.append(self._numberer.number(body) if self.head.streamed else body)
+        body = self._new_part(self._numberer.number(body) if self.head.streamed else body)
+        if not body:
+            return
+        self._body.append(body)
         if not self._recording and self.head.streamed and message.get("more_body", False) and not self.output_tokens:
             self._flush()  # events before the first output, such as `response.created`, need not wait for it
 
+    def _new_part(self, body: bytes) -> bytes:
+        """What of `body` is not in the journal yet."""
+        expected = self.recorded.body[self._matched : self._matched + len(body)]
+        if not expected:
+            return body
+        if not body.startswith(expected):
+            self.lose(f"the response differs from the journal behind byte {self._matched}")
+        self._matched += len(expected)
+        return body[len(expected) :]
+
     def _flush(self) -> None:
-        if self.broken or not (self._outputs or self._body):
+        if self.broken or self.lost or not (self._outputs or self._body):
             return
         head = self.head if self._body and not self._head_kept else None
         self._head_kept = self._head_kept or head is not None

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
+from typing import Any
 
-from serve_app.dispatcher import Outcome
+from serve_app.carrier import Outcome
 from serve_app.errors import Fenced, JournalUnavailable, Reason
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.client import connect_redis
@@ -34,8 +35,11 @@ from serve_app.telemetry import Telemetry, configure_logging
 from workers import recorder as recording
 from workers.engine import Engine, EngineFailed
 from workers.recorder import Recorder
+from workers.replay import recorded
 
 log = logging.getLogger("hermes.worker")
+
+_HEALTH_S = 0.5
 
 
 class WorkerReplica:
@@ -56,6 +60,8 @@ class WorkerReplica:
             self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s
         )
         self._work: set[asyncio.Task[Outcome]] = set()
+        self._sick: asyncio.Future[None] = asyncio.Future()
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the engine, then take part: only then do dispatchers count this replica's room."""
@@ -67,10 +73,13 @@ class WorkerReplica:
         if self._settings.telemetry.process_port:
             port = self._telemetry.serve_page(self._settings.telemetry.process_port)
             log.info("metrics of this process on port %d", port)
+        self._watch = asyncio.create_task(self._watch_engine(), name="engine-health")
         log.info("engine %s ready after %.1f s", self._engine.name, time.monotonic() - began)
 
     async def stop(self) -> None:
         """Give the lease back and end the engine."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._membership.leave()
         await self._snapshots.stop()
         await self._writer.stop()
@@ -80,16 +89,33 @@ class WorkerReplica:
 
     async def check_health(self) -> None:
         """Raise if the engine cannot serve: Ray Serve then replaces this replica."""
+        if self._sick.done():
+            raise EngineFailed("the engine has failed")
         await self._engine.check_health()
 
-    async def execute(self, request_id: str, epoch: int, session: str) -> str:
-        """Work on a request until it has ended. `session` is for the router alone.
+    async def _watch_engine(self) -> None:
+        """Give everything up as soon as the engine is sick: Serve's own checks take many seconds to act."""
+        while not self._sick.done():
+            await asyncio.sleep(_HEALTH_S)
+            try:
+                await self._engine.check_health()
+            except Exception as error:
+                log.error("the engine is sick, giving up %d requests: %s", len(self._work), error or repr(error))
+                self._sick.set_result(None)
+                await self._membership.leave()
+
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str = "") -> str:
+        """Work on a request until it has ended.
+
+        Args:
+            session: for the router alone.
+            cause: why the attempt before this one ended.
 
         Raises:
             EngineFailed: the attempt is lost; the journal holds what was done.
             JournalUnavailable: the attempt could not be opened.
         """
-        task = asyncio.create_task(self._work_on(request_id, epoch), name=f"work-{request_id}")
+        task = asyncio.create_task(self._work_on(request_id, epoch, cause), name=f"work-{request_id}")
         self._work.add(task)
         self._telemetry.working_on(len(self._work))
         task.add_done_callback(self._done)
@@ -101,8 +127,12 @@ class WorkerReplica:
         if not task.cancelled():
             task.exception()  # retrieved: a caller that died will not
 
-    async def _work_on(self, request_id: str, epoch: int) -> Outcome:
-        opened = AttemptFacts(self._replica, self._engine.name, int(time.time() * 1000))
+    async def _work_on(self, request_id: str, epoch: int, cause: str) -> Outcome:
+        if self._sick.done():
+            raise EngineFailed("the engine has failed")
+        opened = AttemptFacts(
+            self._replica, self._engine.name, int(time.time() * 1000), cause, self._engine.fingerprint
+        )
         try:
             attempt, entries = await self._writer.open(request_id, epoch, secrets.token_bytes(8), opened)
         except Fenced as error:
@@ -114,43 +144,67 @@ class WorkerReplica:
             self._writer.abandon(attempt)
             return Outcome.ENDED
         facts = decode_facts(entries[0], RequestFacts)
-        recorder = Recorder(attempt, facts, opened, self._telemetry)
+        recorder = self._recorder(attempt, entries, facts, opened)
         try:
-            if any(entry.body or entry.head for entry in entries[1:]):
-                # The client may have seen bytes of an older attempt, which this one cannot continue.
-                recorder.end("failed", Reason.ATTEMPT_LOST, None)
-                await attempt.closed
-            else:
-                await self._answer(attempt, entries[0], facts, recorder)
+            await self._answer(attempt, entries[0], facts, recorder)
             return Outcome.ENDED
         except Fenced:
             log.info("request %s epoch %d fenced: stopped", request_id, epoch)
             return await self._who_fenced(request_id)
-        except EngineFailed:
-            self._writer.abandon(attempt)
-            log.warning("request %s epoch %d: the engine failed", request_id, epoch)
+        except BaseException as error:
+            attempt.quit("engine_failed")
+            log.warning("request %s epoch %d given up: %s", request_id, epoch, error or repr(error))
             raise
+
+    def _recorder(self, attempt: Attempt, entries: list[Entry], facts: RequestFacts, opened: AttemptFacts) -> Recorder:
+        part = recorded(entries)
+        if attempt.epoch > 1:
+            attempt.continue_from(part.last, part.body, part.events, part.head)
+        recorder = Recorder(attempt, facts, opened, self._telemetry, part)
+        if part.outputs and part.fingerprint != opened.fingerprint:
+            if part.seen:
+                recorder.lost = f"it was begun by {part.fingerprint}"
+            else:
+                recorder.restart()
+        return recorder
 
     async def _answer(self, attempt: Attempt, request: Entry, facts: RequestFacts, recorder: Recorder) -> None:
         """Run the engine until it has answered, the deadline passes, or the journal says stop."""
+        if recorder.lost:
+            self._lose(recorder)
+            await attempt.closed
+            return
         recording.current.set(recorder)
         line = decode_line(request)
         serving = asyncio.create_task(self._engine.serve(attempt.request_id, line, request.body, recorder))
         left_s = facts.deadline_ms / 1000 - time.time()
-        await asyncio.wait({serving, attempt.closed}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
+        awaited: set[asyncio.Future[Any]] = {serving, attempt.closed, self._sick}
+        await asyncio.wait(awaited, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            self._conclude(serving, recorder)
+        elif attempt.closed.done() or not self._sick.done():
             if not attempt.closed.done():
                 recorder.end("expired", Reason.DEADLINE, None)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         else:
-            self._conclude(serving, recorder)
+            recorder.fail()
+            serving.add_done_callback(lambda task: task.cancelled() or task.exception())
+            serving.cancel()  # not awaited: a sick engine may never answer the abort
+            raise EngineFailed("the engine has failed")
         await attempt.closed
+
+    def _lose(self, recorder: Recorder) -> None:
+        log.warning("request %s cannot be continued: %s", recorder.request_id, recorder.lost)
+        recorder.end("failed", Reason.ATTEMPT_LOST, None)
 
     def _conclude(self, serving: asyncio.Task[None], recorder: Recorder) -> None:
         error = serving.exception()
         if recorder.broken or isinstance(error, EngineFailed):
             raise EngineFailed(str(error))
+        if recorder.lost:
+            self._lose(recorder)
+            return
         level = self._settings.journal.transcript_compression_level
         if error is not None:
             log.error("request %s failed in the engine's server: %r", recorder.request_id, error)

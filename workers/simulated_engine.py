@@ -1,7 +1,8 @@
 """A simulated engine: no model, no vLLM; starts at once and says what it is in every response header.
 
 For load, chaos and dry runs. Its timing is that of continuous batching with fixed rates: one step after another,
-and each step gives one token to every running request. Its text is a function of the prompt alone.
+and each step gives one token to every running request. Its text is a function of the prompt alone, so that every
+token that is lost, doubled or changed shows. Faults can be injected by what a prompt says (`faults`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import os
 import time
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -18,13 +21,24 @@ import msgspec
 from serve_app.errors import Reason, RequestRefused, SettingsError
 from serve_app.journal.entries import RequestLine
 from serve_app.settings import Settings
-from workers.engine import EngineFailed
+from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
 
 _WORDS = (
     "a queue holds every request until an engine has room and then the journal keeps what was said "
     "while replicas come and go so that nobody waits twice for the same word and no token is lost"
 ).split()
+
+
+class Fault(StrEnum):
+    """What can befall an engine."""
+
+    FAIL = "fail"
+    """The engine fails under all of its requests, as vLLM's does when its core dies."""
+    EXIT = "exit"
+    """The whole process ends at once."""
+    HANG = "hang"
+    """The engine makes no further step."""
 
 
 class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,6 +48,9 @@ class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Of every running request."""
     prefill_ms: float = 0.0
     """From the start of a request to its first step."""
+    faults: dict[str, Fault] = {}
+    """A text in a request's body, and what befalls the engine when it has produced `fault_after_tokens` for it."""
+    fault_after_tokens: int = 3
 
 
 class _Running:
@@ -41,8 +58,8 @@ class _Running:
 
     __slots__ = ("ready", "steps")
 
-    def __init__(self) -> None:
-        self.steps = 0
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
         self.ready = asyncio.Event()
 
 
@@ -60,7 +77,14 @@ class SimulatedEngine:
         self._batch: set[_Running] = set()
         self._work = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
-        self._failed = False
+        self._failed = asyncio.Event()
+        self._progress = Progress()
+        self._stall_s = settings.workers.stall_s
+
+    @property
+    def fingerprint(self) -> str:
+        """The text depends on nothing but the prompt."""
+        return self.name
 
     async def start(self) -> None:
         """Begin to step."""
@@ -72,9 +96,10 @@ class SimulatedEngine:
             self._steps.cancel()
 
     async def check_health(self) -> None:
-        """Raises once the engine has been told to fail."""
-        if self._failed:
+        """Raises once the engine has been told to fail or to hang."""
+        if self._failed.is_set():
             raise EngineFailed("the simulated engine was told to fail")
+        self._progress.check(self._stall_s)
 
     async def _step(self) -> None:
         """The batch's clock: a step is due every 1/rate seconds; a late one does not shift the next."""
@@ -87,24 +112,34 @@ class SimulatedEngine:
                 due = time.monotonic()
             due = max(due + period_s, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
+            self._progress.stepped()
             for running in self._batch:
                 running.steps += 1
                 running.ready.set()
 
     async def serve(self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder) -> None:
-        """Chat and completions, streamed and not."""
+        """Chat and completions, streamed and not.
+
+        Raises:
+            EngineFailed: a fault was injected.
+        """
         request = msgspec.json.decode(body)
         if line.path not in ("/v1/chat/completions", "/v1/completions"):
             refusal = RequestRefused(Reason.NOT_FOUND, f"The simulated engine has no {line.path}.")
             await _respond(recorder, refusal.status, "application/json", refusal.body())
             return
-        shape = _Shape(request_id, self._model, line.path.endswith("/chat/completions"))
+        shape = _Shape(request_id, self._model, line.path.endswith("/chat/completions"), int(recorder.created_s))
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 64
         words = text_of(msgspec.json.encode(request.get("messages", request.get("prompt"))))
         streamed = request.get("stream") is True
         if streamed:
             await recorder.send(_start(200, "text/event-stream; charset=utf-8"))
-        spoken = [word async for word in self._speak(words, limit, shape, recorder, streamed)]
+        fault = next((fault for text, fault in self._arguments.faults.items() if text.encode() in body), None)
+        self._progress.begun()
+        try:
+            spoken = [word async for word in self._speak(words, limit, shape, recorder, streamed, fault)]
+        finally:
+            self._progress.ended()
         usage = {"prompt_tokens": len(body) // 4, "completion_tokens": limit, "total_tokens": len(body) // 4 + limit}
         if not streamed:
             await _respond(recorder, 200, "application/json", shape.whole("".join(spoken), usage))
@@ -115,19 +150,29 @@ class SimulatedEngine:
         await recorder.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _speak(
-        self, words: Iterator[str], limit: int, shape: _Shape, recorder: Recorder, streamed: bool
+        self, words: Iterator[str], limit: int, shape: _Shape, recorder: Recorder, streamed: bool, fault: Fault | None
     ) -> Any:
-        """One token a step; several where the loop was late."""
+        """What was recorded at once; then one token a step, several where the loop was late."""
+        taken = 0
+        for output in recorder.recorded.outputs:
+            recorder.replay(output)
+            word, taken = next(words), taken + 1
+            if streamed:
+                await recorder.send(_body(shape.chunk(word, taken == limit)))
+            recorder.pulled()
+            yield word
         if self._arguments.prefill_ms:
             await asyncio.sleep(self._arguments.prefill_ms / 1000)
-        running = _Running()
+        running = _Running(taken)
         self._batch.add(running)
         self._work.set()
-        taken = 0
+        fault_at = taken + self._arguments.fault_after_tokens if fault else limit
         try:
             while taken < limit:
                 await running.ready.wait()
                 running.ready.clear()
+                if taken >= fault_at or self._failed.is_set():
+                    await self._suffer(fault, recorder)
                 for _ in range(min(running.steps, limit) - taken):
                     word = next(words)
                     taken += 1
@@ -141,6 +186,17 @@ class SimulatedEngine:
         finally:
             self._batch.discard(running)
 
+    async def _suffer(self, fault: Fault | None, recorder: Recorder) -> None:
+        if fault is Fault.EXIT:
+            os._exit(1)
+        if fault is Fault.HANG:
+            if self._steps is not None:
+                self._steps.cancel()
+            await asyncio.Event().wait()
+        self._failed.set()
+        recorder.fail()
+        raise EngineFailed("the simulated engine was told to fail")
+
 
 def text_of(prompt: bytes) -> Iterator[str]:
     """The words that follow a prompt: endless, and the same for the same prompt; each carries its number."""
@@ -152,11 +208,11 @@ def text_of(prompt: bytes) -> Iterator[str]:
 class _Shape:
     """OpenAI's response objects, in the one form this engine needs."""
 
-    def __init__(self, request_id: str, model: str, chat: bool) -> None:
+    def __init__(self, request_id: str, model: str, chat: bool, created_s: int) -> None:
         self._chat = chat
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
         self._model = model
-        self._created = int(time.time())
+        self._created = created_s
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._prefix = (
             f'data: {{"id":"{self._id}","object":"{kind}","created":{self._created},"model":"{model}",'

@@ -20,10 +20,13 @@ from serve_app.errors import Reason, SettingsError, error_body
 from serve_app.journal.entries import RequestLine
 from serve_app.settings import Settings
 from workers import asgi
-from workers.engine import EngineFailed
+from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
+from workers.replay import CannotContinue
 
 log = logging.getLogger("hermes.worker")
+
+_DECISIVE = ("revision", "code_revision", "tokenizer", "tokenizer_revision", "dtype", "quantization", "hf_overrides")
 
 
 def engine_arguments(settings: Settings) -> Namespace:
@@ -104,6 +107,15 @@ class VllmEngine:
         self._paths: frozenset[str] = frozenset()
         self._tasks = ""
         self._engine: Any = None
+        self._progress = Progress()
+
+    @property
+    def fingerprint(self) -> str:
+        """Version, weights, and what changes the numbers or the tokens."""
+        args = self._settings.engine.args
+        named = {key.replace("-", "_"): value for key, value in args.items()}
+        decisive = [f"{key}={named[key]}" for key in _DECISIVE if key in named]
+        return " ".join([self.name, self._settings.model.source, *decisive])
 
     async def start(self) -> None:
         """Start the engine's processes, load the model, build the server app."""
@@ -113,18 +125,24 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from workers import equal_values
         from workers.resumable import RecordingClient
 
         # The engine core must not fork from a process that runs Ray's threads.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
-        self._engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.OPENAI_API_SERVER)
-        client: Any = RecordingClient(self._engine)
+        self._engine = AsyncLLM.from_engine_args(
+            engine_args,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[_step_logger(self._progress)],
+        )
+        client: Any = RecordingClient(self._engine, self._progress)
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(client, app.state, args, tasks)
         app.state.server = SimpleNamespace(should_exit=False)  # vLLM's error handler sets it when the engine is dead
+        equal_values.install()
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._app = app
@@ -139,7 +157,11 @@ class VllmEngine:
             body = _with_request_id(body, request_id)
         try:
             await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
+        except CannotContinue:
+            return  # the recorder knows
         except Exception as error:
+            if recorder.lost:
+                return
             if recorder.broken or self._engine.errored:
                 recorder.fail()
                 raise EngineFailed(repr(error)) from error
@@ -148,13 +170,31 @@ class VllmEngine:
             raise EngineFailed("the engine failed while answering")
 
     async def check_health(self) -> None:
-        """Raises vLLM's `EngineDeadError` if an engine process has died."""
+        """Raises vLLM's `EngineDeadError` if an engine process has died, `EngineFailed` if its steps have stopped."""
         await self._engine.check_health()
+        self._progress.check(self._settings.workers.stall_s)
 
     async def stop(self) -> None:
         """End the engine's processes."""
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _step_logger(progress: Progress) -> Any:
+    """A vLLM stat logger, called after every step of the engine core."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class StepLogger(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, *_: Any, **__: Any) -> None:
+            progress.stepped()
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StepLogger
 
 
 async def _refuse(recorder: Recorder, message: str) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from serve_app.errors import JournalUnavailable, Reason, RequestRefused
+from serve_app.ingress.departures import Departures
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.hub import Follower, FollowerHub
+from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 from serve_app.request_queue.queue import Depth, RequestQueue
 from serve_app.routing.key import session_key
@@ -30,12 +35,14 @@ class Admission:
     """The door of one ingress."""
 
     def __init__(
-        self, settings: Settings, store: JournalStore, queue: RequestQueue, hub: FollowerHub, telemetry: Telemetry
-    ) -> None:
+        self, settings: Settings, store: JournalStore, queue: RequestQueue, hub: FollowerHub, departures: Departures,
+        telemetry: Telemetry,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._store = store
         self._queue = queue
         self._hub = hub
+        self._departures = departures
         self._telemetry = telemetry
         self._depths: Mapping[str, Depth] = {}
 
@@ -46,15 +53,56 @@ class Admission:
     async def admit(
         self, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any]
     ) -> tuple[Follower, RequestFacts]:
-        """Accept a checked request.
+        """Accept a checked request, or attach to an earlier one with the same `Idempotency-Key`.
 
         Returns:
             The follower that reads its journal, and what was decided about it.
 
         Raises:
-            RequestRefused: `queue_full`, `journal_unavailable`, or a header that makes no sense.
+            RequestRefused: `queue_full`, `journal_unavailable`, `idempotency_conflict`, or a header that makes no
+                sense.
         """
         facts = self._decide(headers, request)
+        key = headers.get("idempotency-key", "")
+        try:
+            if not key:
+                return await self._accept(f"req_{secrets.token_hex(16)}", path, query, headers, body, request, facts)
+            facts = msgspec.structs.replace(facts, idempotency=_digest(path.encode(), query.encode(), body))
+            request_id = keyed_id(facts.tenant, key)
+            return await self._attach(request_id, facts) or await self._accept(
+                request_id, path, query, headers, body, request, facts
+            )
+        except JournalUnavailable as error:
+            log.warning("request refused: journal_unavailable: %s", error)
+            raise RequestRefused(
+                Reason.JOURNAL_UNAVAILABLE,
+                "The service cannot accept requests at the moment; please try again.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+
+    async def _attach(self, request_id: str, facts: RequestFacts) -> tuple[Follower, RequestFacts] | None:
+        """Follow the request that has this key already; None if there is none (any more)."""
+        entries = await self._store.read(request_id)
+        if not entries:
+            return None
+        reader = JournalReader()
+        for entry in entries:
+            reader.feed(entry)
+        if reader.facts is None or reader.facts.idempotency != facts.idempotency:
+            raise RequestRefused(
+                Reason.IDEMPOTENCY_CONFLICT,
+                "This Idempotency-Key was used with another request; a key stands for one request.",
+                param="idempotency-key",
+            )
+        log.info("request %s attached to again, by its key", request_id)
+        if reader.ending is None:
+            await self._departures.arrived(request_id)
+        return await self._hub.follow(request_id, seen=0), reader.facts
+
+    async def _accept(
+        self, request_id: str, path: str, query: str, headers: Mapping[str, str], body: bytes,
+        request: Mapping[str, Any], facts: RequestFacts,
+    ) -> tuple[Follower, RequestFacts]:  # fmt: skip
         depth = self._depths.get(facts.request_class)
         bound = self._settings.queue.max_waiting(facts.request_class)
         if depth is not None and depth.waiting >= bound:
@@ -63,25 +111,23 @@ class Admission:
                 f"{depth.waiting} requests of class '{facts.request_class}' wait already; please try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        request_id = f"req_{secrets.token_hex(16)}"
         line = RequestLine("POST", path, query, [(k, headers[k]) for k in _KEPT_HEADERS if k in headers])
         cost = _cost_tokens(body, request)
         entry = self._queue.fields(request_id, facts.tenant, facts.session, facts.deadline_ms, cost)
         follower = self._hub.follow_new(request_id)
         try:
-            stream = self._queue.stream(facts.request_class)
-            await self._store.admit(request_id, line, body, facts, (stream, entry))
-        except JournalUnavailable as error:
-            self._hub.leave(follower)
-            log.warning("request refused: journal_unavailable: %s", error)
-            raise RequestRefused(
-                Reason.JOURNAL_UNAVAILABLE,
-                "The service cannot accept requests at the moment; please try again.",
-                retry_after_s=_RETRY_AFTER_S,
-            ) from None
+            enqueue = (self._queue.stream(facts.request_class), entry)
+            admit = self._store.admit_once if facts.idempotency else self._store.admit
+            first = await admit(request_id, line, body, facts, enqueue)
         except BaseException:
             self._hub.leave(follower)
             raise
+        if not first:  # of several at once with one key, another was first
+            self._hub.leave(follower)
+            attached = await self._attach(request_id, facts)
+            if attached is None:
+                raise JournalUnavailable("a request with this key has just gone")
+            return attached
         self._telemetry.admitted(facts.request_class)
         log.debug("request %s admitted: %s", request_id, facts.request_class)
         return follower, facts
@@ -115,6 +161,20 @@ class Admission:
                 param="x-request-timeout-seconds",
             )
         return min(timeout_s, self._settings.ingress.max_request_timeout_s)
+
+
+def keyed_id(tenant: str, key: str) -> str:
+    """The request id that a tenant's `Idempotency-Key` stands for: so the journal itself remembers the key."""
+    return f"req_{_digest(tenant.encode(), key.encode())}"
+
+
+def _digest(*parts: bytes) -> str:
+    """32 hex digits; where a part ends matters."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _request_class(headers: Mapping[str, str], request: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from serve_app.dispatcher import Dispatcher, Execute
+from serve_app.carrier import Carrier, Execute
+from serve_app.dispatcher import Dispatcher
 from serve_app.errors import JournalUnavailable
 from serve_app.ingress.admission import Admission
 from serve_app.ingress.departures import Departures
@@ -15,7 +16,10 @@ from serve_app.journal.connection import RedisLink
 from serve_app.journal.hub import FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.membership import Members, Membership
+from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import Depth, RequestQueue
+from serve_app.request_queue.suspects import Suspects
+from serve_app.routing.fleet import Fleet
 from serve_app.scheduling.order import CLASSES
 from serve_app.settings import Settings
 from serve_app.snapshots import Snapshots
@@ -29,7 +33,7 @@ _DEPTHS_S = 0.5
 class Ingress:
     """Everything that one ingress replica holds."""
 
-    def __init__(self, settings: Settings, ingress_id: str, execute: Execute) -> None:
+    def __init__(self, settings: Settings, ingress_id: str, execute: Execute, fleet: Fleet) -> None:
         configure_logging(settings.telemetry.log_level, ingress_id)
         self.settings = settings
         self.id = ingress_id
@@ -39,9 +43,14 @@ class Ingress:
         self.store = JournalStore(settings, self._link)
         self.hub = FollowerHub(settings, self.store, ingress_id)
         self.queue = RequestQueue(self.redis, self._link, settings.namespace, settings.model.name, ingress_id)
-        self.admission = Admission(settings, self.store, self.queue, self.hub, self.telemetry)
         self.departures = Departures(settings, self.redis, self.store, self.hub, ingress_id, self.telemetry)
-        self.dispatcher = Dispatcher(settings, self.store, self.queue, execute, self.telemetry)
+        self.admission = Admission(settings, self.store, self.queue, self.hub, self.departures, self.telemetry)
+        dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
+        suspects = Suspects(self.redis, settings.namespace)
+        carrier = Carrier(
+            self.store, self.queue, dead, suspects, fleet, execute, self.telemetry, settings.queue.poison_after
+        )
+        self.dispatcher = Dispatcher(self.queue, carrier, fleet)
         self.membership = Membership(self.redis, settings.namespace, self._on_members)
         self._snapshots = Snapshots(
             self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s

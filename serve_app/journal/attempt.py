@@ -23,8 +23,9 @@ class Attempt:
     """
 
     __slots__ = (
-        "_body", "_compression_level", "_ending", "_events", "_head", "_last_head", "_mark", "_outputs", "_seq",
-        "_transcript", "announced", "channel", "closed", "epoch", "history", "key", "nonce", "request_id", "unaccepted",
+        "_body", "_compression_level", "_ending", "_events", "_head", "_last_head", "_mark", "_outputs", "_quit",
+        "_resumed_from", "_seq", "_transcript", "announced", "channel", "closed", "epoch", "history", "key", "nonce",
+        "request_id", "unaccepted",
     )  # fmt: skip
 
     def __init__(
@@ -55,16 +56,25 @@ class Attempt:
         self._last_head: Head | None = None
         self._compression_level: int | None = None
         self._ending: dict[bytes, bytes] | None = None
+        self._quit = ""
+        self._resumed_from: EntryId | None = None
 
     @property
     def pending(self) -> bool:
         """Whether anything waits to be appended."""
-        return bool(self.unaccepted or self._outputs or self._body or self._head or self._ending)
+        return bool(self.unaccepted or self._outputs or self._body or self._head or self._ending or self._quit)
 
     @property
     def last_built(self) -> EntryId:
         """The id of the newest entry that may have been sent to Redis."""
         return EntryId(self.epoch, self._seq)
+
+    def continue_from(self, last: EntryId, body: bytes, events: int, head: Head | None) -> None:
+        """Go on behind the entries of older epochs up to `last`, which hold these response bytes."""
+        self._resumed_from = last
+        self._transcript = [body] if body else []
+        self._events = events
+        self._last_head = head
 
     def append(self, outputs: list[Any], body: list[bytes], events: int, head: Head | None = None) -> None:
         """Add engine outputs and the response bytes that came of them.
@@ -75,20 +85,27 @@ class Attempt:
             events: number of the last event so far.
             head: status and headers, with the first bytes.
         """
-        if self._ending is not None or self.closed.done():
+        if self._ending is not None or self._quit or self.closed.done():
             return
         self._outputs += outputs
         self._body += body
-        self._events = events
+        self._events = max(self._events, events)
         self._head = head or self._head
         self._mark(self)
 
     def finish(self, state: str, reason: str, summary: Summary, compression_level: int | None) -> None:
         """End the request; the transcript goes into the terminal entry unless `compression_level` is None."""
-        if self._ending is not None or self.closed.done():
+        if self._ending is not None or self._quit or self.closed.done():
             return
         self._ending = {b"k": state.encode(), b"w": reason.encode(), b"m": _json.encode(summary)}
         self._compression_level = compression_level
+        self._mark(self)
+
+    def quit(self, reason: str) -> None:
+        """Give the attempt up: say so in the journal, for whoever waits for it; the request goes on elsewhere."""
+        if self._ending is not None or self.closed.done():
+            return
+        self._quit = reason
         self._mark(self)
 
     def take(self) -> Entry | None:
@@ -107,6 +124,12 @@ class Attempt:
             fields[b"b"] = b"".join(self._body)
             self._transcript.append(fields[b"b"])
         fields[b"e"] = b"%d" % self._events
+        if self._resumed_from is not None:
+            fields[b"f"] = str(self._resumed_from).encode()
+            self._resumed_from = None
+        if self._quit:
+            fields[b"q"] = self._quit.encode()
+            self._quit, self._ending = "", {}
         self._last_head = self._head or self._last_head
         self._outputs, self._body, self._head = [], [], None
         if self._ending:

@@ -18,6 +18,8 @@ Fields (one letter each, since they are stored with every entry):
     b  bytes: request body (0-1), response bytes that came of `o` (SSE events with their `id:` lines)
     e  number of the last event in the response so far (0 where the response is not a stream)
     k  state in which the request ended; w: reason; p: id of the entry before        k-max, max-max
+    f  id of the last entry of older epochs that still counts           the first output of k > 1
+    q  why the attempt was given up; the request goes on                the last entry of such an attempt
     z  the transcript: all response bytes, zlib; the entries before are trimmed      max-max
 """
 
@@ -90,15 +92,20 @@ class RequestFacts(msgspec.Struct, frozen=True):
     deadline_ms: int
     wake: str
     client_request_id: str = ""
+    idempotency: str = ""
+    """Digest of path and body, where the client sent an `Idempotency-Key`."""
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):
-    """Who works on the request. `resumed_from`: the last entry of older epochs that still counts."""
+    """Who works on the request."""
 
     replica: str
     engine: str
     opened_ms: int
-    resumed_from: str = str(REQUEST_ID)
+    cause: str = ""
+    """Why the attempt before this one ended, by the dispatcher's account; empty for the first."""
+    fingerprint: str = ""
+    """Of model, weights and engine: only an equal one can go on where another stopped."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -154,6 +161,17 @@ class Entry(NamedTuple):
     def ends(self) -> bool:
         """Whether the request ended with this entry; the first such entry of a journal counts."""
         return b"k" in self.fields
+
+    @property
+    def resumed_from(self) -> EntryId | None:
+        """The last entry of older epochs that counts, where this is the first output of a later attempt."""
+        raw = self.fields.get(b"f")
+        return None if raw is None else EntryId.parse(raw)
+
+    @property
+    def quit(self) -> str:
+        """Why the attempt was given up by its own writer; empty where it was not."""
+        return self.fields.get(b"q", b"").decode()
 
     @property
     def state(self) -> str:
@@ -220,7 +238,7 @@ class Wake(msgspec.Struct, array_like=True):
 
 _wake_encoder = msgspec.msgpack.Encoder()
 _wake_decoder = msgspec.msgpack.Decoder(list[Wake])
-_WAKE_FIELDS = (b"h", b"b", b"e", b"k", b"w", b"p", b"m")
+_WAKE_FIELDS = (b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m")
 
 
 def wake_of(request_id: str, entry: Entry, after: str | None = None) -> Wake:

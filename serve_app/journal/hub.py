@@ -20,6 +20,7 @@ from serve_app.settings import Settings
 log = logging.getLogger("hermes.journal")
 
 SILENCE_S = 1.0
+_FOREIGN_S = 0.1
 _LOOK_AT = 500
 _RECONNECT_S = 0.1
 
@@ -165,15 +166,26 @@ class FollowerHub:
     async def _watch_silence(self) -> None:
         """Look into the journals of silent followers, many in one round trip; thousands may wait in the queue."""
         while True:
-            await asyncio.sleep(SILENCE_S / 2)
-            late = time.monotonic() - SILENCE_S
-            silent = [f for group in self._followers.values() for f in group if f.fed_at < late]
+            foreign = {f for group in self._followers.values() for f in group if self._is_foreign(f)}
+            await asyncio.sleep(_FOREIGN_S / 2 if foreign else SILENCE_S / 2)
+            now = time.monotonic()
+            silent = [
+                f
+                for group in self._followers.values()
+                for f in group
+                if f.fed_at < now - (_FOREIGN_S if f in foreign else SILENCE_S)
+            ]
             for start in range(0, len(silent), _LOOK_AT):
                 try:
                     await self._look_at(silent[start : start + _LOOK_AT])
                 except JournalUnavailable as error:
                     log.debug("journal: silent followers not looked after: %s", error)
                     break
+
+    def _is_foreign(self, follower: Follower) -> bool:
+        """Whether the wake-ups go to another ingress: where the request was admitted."""
+        facts = follower.reader.facts
+        return facts is not None and facts.wake != self.channel
 
     async def _look_at(self, followers: list[Follower]) -> None:
         wanted = [(follower.request_id, follower.reader.position) for follower in followers]

@@ -27,6 +27,8 @@ _MESSAGES = {
     Reason.CLIENT_DISCONNECTED: "The client disconnected and did not come back.",
     Reason.DEADLINE: "The request's deadline passed before it was finished.",
     Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; please try again.",
+    Reason.JOURNAL_LOST: "Redis lost a part of this request's journal; please send the request again.",
+    Reason.POISON: "This request ended every engine that worked on it and will not be tried again.",
     Reason.ENGINE_ERROR: "The engine failed on this request.",
 }
 
@@ -53,7 +55,7 @@ class JournalReader:
     """
 
     __slots__ = (
-        "_body", "_event", "_passed_bytes", "_passed_event", "_seen",
+        "_before_opening", "_body", "_bytes_at", "_event", "_passed_bytes", "_passed_event", "_seen",
         "attempt", "attempts", "ending", "facts", "head", "position",
     )  # fmt: skip
 
@@ -65,6 +67,8 @@ class JournalReader:
         self.attempts = 0
         self.ending: Ending | None = None
         self._body: list[bytes] = []
+        self._bytes_at = BEGINNING
+        self._before_opening = position
         self._event = 0
         self._seen = seen
         self._passed_event = seen
@@ -104,6 +108,9 @@ class JournalReader:
         if entry.id <= self.position or self.ending is not None:
             return
         whole = transcript(entry) if entry.ends and not self.contiguous(entry) else None
+        if not self._continues(entry):
+            self.ending = Ending("failed", Reason.JOURNAL_LOST, None)
+            return
         self.position = entry.id
         self.head = self.head or entry.head
         if entry.id == REQUEST_ID:
@@ -115,6 +122,19 @@ class JournalReader:
             self.attempts = entry.id.epoch
         else:
             self._add(entry.body, entry.events)
+
+    def _continues(self, entry: Entry) -> bool:
+        """Whether a later attempt goes on exactly behind the bytes that this reader knows.
+
+        It always does, unless Redis failed over and came back without what an attempt had built on: entries of
+        older epochs are then missing, or stand behind the place that the attempt resumed from.
+        """
+        if entry.id.seq == 0:
+            self._before_opening = self.position
+        if entry.body:
+            self._bytes_at, bytes_at = entry.id, self._bytes_at
+            return entry.resumed_from is None or bytes_at <= entry.resumed_from <= self._before_opening
+        return True
 
     def _add(self, body: bytes, events: int) -> None:
         if events:

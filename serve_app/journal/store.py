@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import JournalUnavailable, Reason
-from serve_app.journal.connection import Command, RedisLink, Reply
+from serve_app.journal.connection import Command, RedisLink, Reply, connect
 from serve_app.journal.entries import (
     BEGINNING,
     REQUEST_ID,
@@ -48,28 +49,65 @@ class JournalStore:
         body: bytes,
         facts: RequestFacts,
         enqueue: tuple[str, Mapping[str, Any]],
-    ) -> None:
+    ) -> bool:
         """Write the first entry with its expiry, then the queue entry: one round trip. Then it is accepted.
+
+        Returns:
+            True.
 
         Raises:
             JournalUnavailable: nothing was accepted.
         """
+        _check_admitted(await self._link.call(self._admission(request_id, line, body, facts, enqueue)))
+        return True
+
+    async def admit_once(
+        self,
+        request_id: str,
+        line: RequestLine,
+        body: bytes,
+        facts: RequestFacts,
+        enqueue: tuple[str, Mapping[str, Any]],
+    ) -> bool:
+        """As `admit`, for a request id that others may be admitting at the same time: only the first is accepted.
+
+        It takes a connection of its own (`WATCH` belongs to a connection) and two round trips more.
+
+        Returns:
+            Whether this call was the first.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached; whether it was accepted is then not known.
+        """
+        connection = await connect(self._settings.redis)
+        try:
+            async with asyncio.timeout(self._settings.redis.response_timeout_s):
+                _, exists = await connection.call([("WATCH", key := self.key(request_id)), ("EXISTS", key)])
+                if _answered(exists):
+                    return False
+                replies = await connection.call(self._admission(request_id, line, body, facts, enqueue))
+        except TimeoutError:
+            raise JournalUnavailable("no answer from Redis") from None
+        finally:
+            connection.abort()
+        _check_admitted(replies)
+        return replies[-1] is not None
+
+    def _admission(
+        self, request_id: str, line: RequestLine, body: bytes, facts: RequestFacts,
+        enqueue: tuple[str, Mapping[str, Any]],
+    ) -> list[Command]:  # fmt: skip
         key = self.key(request_id)
         keep_ms = facts.deadline_ms - facts.admitted_ms + int(self._settings.journal.retention_s * 1000)
         first = ["r", msgspec.json.encode(line), "m", msgspec.json.encode(facts), "b", body]
         stream, fields = enqueue
-        replies = await self._link.call(
-            [
-                ("MULTI",),
-                ("XADD", key, str(REQUEST_ID), *first),
-                ("PEXPIRE", key, keep_ms),
-                ("XADD", stream, "*", *(part for pair in fields.items() for part in pair)),
-                ("EXEC",),
-            ]
-        )
-        for reply in [*replies, *(replies[-1] if isinstance(replies[-1], list) else [])]:
-            if isinstance(reply, Exception):
-                raise JournalUnavailable(f"Redis: {reply}")
+        return [
+            ("MULTI",),
+            ("XADD", key, str(REQUEST_ID), *first),
+            ("PEXPIRE", key, keep_ms),
+            ("XADD", stream, "*", *(part for pair in fields.items() for part in pair)),
+            ("EXEC",),
+        ]
 
     async def read(self, request_id: str, after: EntryId = BEGINNING) -> list[Entry] | None:
         """Entries behind `after`; None if there is no such journal (any more).
@@ -96,6 +134,21 @@ class JournalStore:
             entries = [entry_from_redis(item) for item in _answered(raw)]
             journals.append(entries if entries or _answered(exists) else None)
         return journals
+
+    async def read_tail(self, request_id: str) -> list[Entry] | None:
+        """The opening of the last attempt, if there is one, and the last entry; None if there is no journal.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        key = self.key(request_id)
+        (raw,) = await self._link.call([("XREVRANGE", key, "+", "-", "COUNT", "1")])
+        found = [entry_from_redis(item) for item in _answered(raw)]
+        if not found or found[0].ends or found[0].id.seq == 0 or found[0].id.epoch == 0:
+            return found or None
+        opening = f"{found[0].id.epoch}-0"
+        (raw,) = await self._link.call([("XRANGE", key, opening, opening)])
+        return [*(entry_from_redis(item) for item in _answered(raw)), *found]
 
     async def last_id(self, request_id: str) -> EntryId | None:
         """Id of the last entry; None if there is no journal.
@@ -143,6 +196,12 @@ class JournalStore:
             after.append(("PUBLISH", summary.request.wake, wakes))
         await self._link.call(after)
         return True
+
+
+def _check_admitted(replies: list[Reply]) -> None:
+    for reply in [*replies, *(replies[-1] if isinstance(replies[-1], list) else [])]:
+        if isinstance(reply, Exception):
+            raise JournalUnavailable(f"Redis: {reply}")
 
 
 def _answered(reply: Reply) -> Any:

@@ -79,7 +79,7 @@ class JournalWriter:
             Fenced: the journal is gone, or has ended, or a newer epoch or another writer holds it.
             JournalUnavailable: Redis cannot be reached.
         """
-        if request_id in self._attempts:
+        if request_id in self._attempts and self._attempts[request_id].epoch >= epoch:
             raise Fenced(f"{request_id} is already worked on here")
         connection = await self._connected()
         key = journal_key(self._settings.namespace, request_id)
@@ -99,6 +99,8 @@ class JournalWriter:
         channel = decode_facts(entries[0], RequestFacts).wake if entries[0].id == REQUEST_ID else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
         attempt.history.append(entries[-1])
+        if request_id in self._attempts:  # given up by the dispatchers, and now opened anew on the same replica
+            self._forget(self._attempts[request_id], fenced=True)
         self._attempts[request_id] = attempt
         self._announce(attempt, entries[-1])
         return attempt, entries
@@ -146,13 +148,14 @@ class JournalWriter:
             replies = await connection.call(commands) if commands else []
         except BaseException:  # a wake-up may be lost, a trim or an expiry not
             self._after = after + self._after
-            self._dirty.update({attempt.request_id: attempt for attempt, _ in batch})
+            for attempt, _ in batch:
+                self._again(attempt)
             raise
         refused = False
         for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
             if isinstance(reply, Exception) and str(reply).startswith(_TRANSIENT):
                 log.warning("journal: %s %s refused for now: %s", attempt.request_id, entry.id, reply)
-                self._dirty[attempt.request_id] = attempt
+                self._again(attempt)
                 refused = True
             else:
                 await self._settle(connection, attempt, entry, reply)
@@ -172,7 +175,13 @@ class JournalWriter:
         if entry.terminal:
             self._retain(attempt, compacted=b"z" in entry.fields)
             self._forget(attempt, fenced=False)
+        elif entry.quit:
+            self._forget(attempt, fenced=True)
         elif attempt.pending:
+            self._again(attempt)
+
+    def _again(self, attempt: Attempt) -> None:
+        if self._attempts.get(attempt.request_id) is attempt:
             self._dirty[attempt.request_id] = attempt
 
     async def _read_back(self, connection: RespConnection, attempt: Attempt, entry: Entry) -> bool:
@@ -226,8 +235,9 @@ class JournalWriter:
         self._something_to_do.set()
 
     def _forget(self, attempt: Attempt, fenced: bool) -> None:
-        self._attempts.pop(attempt.request_id, None)
-        self._dirty.pop(attempt.request_id, None)
+        if self._attempts.get(attempt.request_id) is attempt:
+            del self._attempts[attempt.request_id]
+            self._dirty.pop(attempt.request_id, None)
         attempt.close(fenced)
 
     # -- connection ------------------------------------------------------------------------------------------

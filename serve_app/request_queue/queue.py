@@ -7,8 +7,8 @@ Fields of a queue entry: r request id, t tenant, s session key, d deadline (Unix
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
@@ -20,6 +20,9 @@ from serve_app.journal.connection import RedisLink
 from serve_app.scheduling.order import CLASSES
 
 GROUP = "ingress"
+_TAKEN_MS = 1_000
+_ANSWER_LOST_MS = 8_000
+_TAKE_AT_MOST = 1_000
 _BLOCK_MS = 1_000  # below redis-py's socket timeout, or an idle queue would look like a dead Redis
 
 
@@ -35,6 +38,8 @@ class QueueEntry:
     session: str
     deadline_ms: int
     cost_tokens: int
+    taken_over: bool = False
+    """Whether another ingress had claimed it before: somebody may be working on it."""
 
     @property
     def enqueued_ms(self) -> int:
@@ -88,6 +93,67 @@ class RequestQueue:
                 if found:
                     return found
         return await self._read(list(self._streams.values()), max(1, share), block_ms=_BLOCK_MS)
+
+    async def take_over(self, alive: Collection[str], carried: Collection[str]) -> list[QueueEntry]:
+        """Claim what ingresses without a lease have claimed, and what this one has without knowing.
+
+        The latter are claims whose answer was lost with a connection.
+
+        Args:
+            alive: ingresses that hold a lease.
+            carried: ids of the entries that this ingress works on.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        await self._prepare()
+        taken: list[QueueEntry] = []
+        pipeline = self._redis.pipeline(transaction=False)
+        for stream in self._streams.values():
+            pipeline.xpending(stream, GROUP)
+        try:
+            summaries = await reaching(lambda: pipeline.execute())
+        except JournalUnavailable:
+            self._prepared = False  # perhaps Redis came back empty
+            raise
+        for stream, summary in zip(self._streams.values(), summaries, strict=True):
+            for consumer in summary["consumers"]:
+                name = _text(consumer["name"])
+                if name == self._consumer:
+                    taken += await self._claim_from(stream, name, _ANSWER_LOST_MS, carried)
+                elif name not in alive:
+                    taken += await self._claim_from(stream, name, _TAKEN_MS, ())
+        return taken
+
+    async def _claim_from(self, stream: str, consumer: str, idle_ms: int, but: Collection[str]) -> list[QueueEntry]:
+        """Only what has been idle for a while: of two who take over at once, the second finds it just touched."""
+        pending: Any = await reaching(
+            lambda: self._redis.xpending_range(stream, GROUP, "-", "+", _TAKE_AT_MOST, consumer, idle=idle_ms)
+        )
+        ids: Any = [_text(item["message_id"]) for item in pending]
+        ids = [entry_id for entry_id in ids if entry_id not in but]
+        if not ids:
+            return []
+        claimed: Any = await reaching(lambda: self._redis.xclaim(stream, GROUP, self._consumer, idle_ms, ids))
+        there = [item for item in claimed if item[1] is not None]
+        gone = set(ids) - {_text(item[0]) for item in there}
+        if gone:  # deleted but still pending, or just claimed by another ingress: acknowledging harms neither
+            held = await self._link.call([("XRANGE", stream, entry_id, entry_id) for entry_id in gone])
+            deleted = [entry_id for entry_id, found in zip(gone, held, strict=True) if found == []]
+            if deleted:
+                await self._link.call([("XACK", stream, GROUP, *deleted)])
+        return [replace(self._entry(stream, item), taken_over=True) for item in there]
+
+    async def is_ours(self, entry: QueueEntry) -> bool:
+        """Whether nobody has taken this claim over.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        found: Any = await reaching(
+            lambda: self._redis.xpending_range(entry.stream, GROUP, entry.entry_id, entry.entry_id, 1)
+        )
+        return bool(found) and _text(found[0]["consumer"]) == self._consumer
 
     async def acknowledge(self, entry: QueueEntry) -> None:
         """The terminal entry has been read: the queue forgets the request.

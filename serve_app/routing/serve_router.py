@@ -6,11 +6,12 @@ from collections import Counter
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from serve_app.routing.fleet import fleet
 from serve_app.routing.ring import HashRing, choose
 
 
 class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Routes `execute(request_id, epoch, session)` by its session; counts what this process sends itself.
+    """Routes `execute(request_id, epoch, session, cause)` by its session; counts what this process sends itself.
 
     Each ingress has one, so summed over ingresses the load bound holds plus at most one request for each.
     """
@@ -21,6 +22,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         self._room = room
         self._virtual_nodes = virtual_nodes
         self._ring = HashRing((), virtual_nodes)
+        self._version = fleet.version
         self._by_name: dict[str, ReplicaID] = {}
         self._routed: dict[str, str] = {}
         self._loads: Counter[str] = Counter()
@@ -31,15 +33,20 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         by_name = {replica.replica_id.unique_id: replica.replica_id for replica in replicas}
         if by_name.keys() != self._by_name.keys():
             self._by_name = by_name
-            self._ring = HashRing(by_name, self._virtual_nodes)
+            fleet.serving(by_name)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """One replica: the ring's choice under the load bound."""
-        if pending_request is None or not self._ring.nodes:
+        if pending_request is None:
             return []
         pending_request.routing_context.should_backoff = True  # an empty answer must not spin Serve's loop
+        if self._version != fleet.version:
+            self._version = fleet.version
+            self._ring = HashRing(fleet.able(), self._virtual_nodes)
+        if not self._ring.nodes:
+            return []
         request_id, session = pending_request.args[0], pending_request.args[2]
         internal_id = pending_request.metadata.internal_request_id
         self._release(internal_id)  # routed again: the replica before did not take it
@@ -49,6 +56,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
             return []
         self._routed[internal_id] = name
         self._loads[name] += 1
+        fleet.place(request_id, name)
         return [[replica]]
 
     async def _select_from_candidate_replicas(

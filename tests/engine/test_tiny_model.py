@@ -20,6 +20,8 @@ from vllm import LLM, SamplingParams
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 
+from tests.engine.prompts import TOOLS
+
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "workers" / "tiny_model"
 SOURCES = ROOT / "scripts" / "tiny-model"
@@ -48,25 +50,6 @@ PROMPTS = (
     "Write me a long letter to a friend in Norway.",
     "Give me five reasons to use Redis.",
 )
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": about,
-            "parameters": {
-                "type": "object",
-                "properties": {key: {"type": kind} for key in keys},
-                "required": list(keys),
-            },
-        },
-    }
-    for name, about, kind, keys in (
-        ("get_weather", "Get the weather of a city", "string", ("city",)),
-        ("search", "Search the web", "string", ("query",)),
-        ("add", "Add two numbers", "number", ("a", "b")),
-    )
-]
 
 
 @cache

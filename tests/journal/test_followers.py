@@ -208,9 +208,7 @@ def test_a_redis_that_is_killed_and_restarted_loses_and_doubles_nothing(
     asyncio.run(main())
 
 
-def test_a_redis_that_comes_back_older_is_made_whole_by_the_writer(
-    private_redis: PrivateRedis, namespace: str
-) -> None:
+def test_a_redis_that_comes_back_older_is_made_whole_by_the_writer(private_redis: PrivateRedis, namespace: str) -> None:
     async def main() -> None:
         async with world(private_redis.url, namespace) as w:
             hub = await w.hub()

@@ -16,7 +16,8 @@ MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
     "serve_app.settings", "serve_app.errors", "serve_app.scheduling.order", "serve_app.routing.key",
-    "serve_app.routing.ring", "serve_app.journal.entries", "serve_app.journal.events", "serve_app.journal.reader",
+    "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
+    "serve_app.journal.reader",
     "serve_app.journal.attempt", "serve_app.ingress.validation",
 )  # fmt: skip
 IMPURE_LIBRARIES = {"ray", "redis", "hiredis", "fastapi", "starlette", "vllm", "torch", "prometheus_client"}
@@ -31,7 +32,7 @@ OWNERS = {
         # The few that share the client for leases and snapshots:
         "serve_app.membership", "serve_app.snapshots", "serve_app.ingress.departures",
     ),
-    "vllm": ("workers.vllm_engine", "workers.resumable"),
+    "vllm": ("workers.vllm_engine", "workers.resumable", "workers.seam", "workers.equal_values"),
     "ray": ("serve_app.deploy", "serve_app.routing.serve_router"),
     "prometheus_client": ("serve_app.telemetry",),
 }  # fmt: skip
@@ -40,7 +41,7 @@ OWNERS = {
 LAYERS = (
     ("serve_app.deploy",),
     ("serve_app.ingress", "workers"),
-    ("serve_app.dispatcher",),
+    ("serve_app.dispatcher", "serve_app.carrier"),
     ("serve_app.membership", "serve_app.snapshots", "serve_app.request_queue", "serve_app.routing"),
     ("serve_app.journal", "serve_app.scheduling"),
     ("serve_app.settings", "serve_app.errors", "serve_app.telemetry"),

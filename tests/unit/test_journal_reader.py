@@ -91,9 +91,7 @@ def read(reader: JournalReader, stream: list[Entry]) -> None:
 
 
 event = st.text("ab", max_size=3).map(lambda text: f"data: {text}\n\n".encode())
-journals = st.builds(
-    Journal, st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), completed=st.booleans()
-)
+journals = st.builds(Journal, st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), completed=st.booleans())
 
 
 @given(journals, st.integers(0, 20), st.booleans())

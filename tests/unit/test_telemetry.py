@@ -58,9 +58,7 @@ def test_a_merged_page_declares_every_family_once_with_its_type() -> None:
 
 def test_histograms_stay_whole() -> None:
     page = merge_pages({"a": worked(2).page(), "b": worked(3).page()})
-    (family,) = [
-        f for f in text_string_to_metric_families(page.decode()) if f.name == "hermes_queue_wait_time_seconds"
-    ]
+    (family,) = [f for f in text_string_to_metric_families(page.decode()) if f.name == "hermes_queue_wait_time_seconds"]
     assert family.type == "histogram"
     for replica, count in (("a", 2), ("b", 3)):
         mine = [sample for sample in family.samples if sample.labels["replica"] == replica]

@@ -1,0 +1,198 @@
+"""`scripts/chaos`: start a service, keep it busy, kill its processes at random, count, and end what was started."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scripts.disorder.account import Account, Strike, as_json, settle, table
+from scripts.disorder.faults import FAULTS, REAL, SIMULATED, choose
+from scripts.disorder.parts import Parts
+from scripts.disorder.traffic import Client, Told, keep_busy
+from scripts.local import processes, service
+from scripts.local.environment import ROOT
+
+PROMPTS = [
+    "Tell me a story about a lighthouse.", "Count to ten.", "Explain fencing to a child.",
+    "Write a poem about the sea.", "Say hello in three languages.", "Why is the sky blue?", "How do I bake bread?", "Describe your week.",
+]  # fmt: skip
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos",
+        description="Mixed traffic on a real service (Ray Serve, Redis, HAProxy) while its processes are killed at "
+        "random. Prints what became of every request; exits with 1 if one was lost, duplicated or corrupted.",
+    )
+    parser.add_argument("--minutes", type=float, default=3.0, help="of disorder (3)")
+    parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated", help="simulated: no model")
+    parser.add_argument("--seed", type=int, default=0, help="of traffic and faults (0)")
+    parser.add_argument("--users", type=int, help="who send at a time (24; vllm: 6)")
+    parser.add_argument("--every-s", type=float, help="mean time between faults (7; vllm: 20)")
+    parser.add_argument("--faults", help=f"only these, by commas: {', '.join(FAULTS)}")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--logs", type=Path, help="copy what the service's processes logged to this folder")
+    parser.add_argument(
+        "--without-fencing", action="store_true",
+        help="switch the journal's fencing off, to see that this command can fail (it must then report damage)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    real = options.engine == "vllm"
+    options.users = options.users or (6 if real else 24)
+    options.every_s = options.every_s or (20.0 if real else 7.0)
+    options.names = options.faults.split(",") if options.faults else list(REAL if real else SIMULATED)
+    unknown = [name for name in options.names if name not in FAULTS]
+    if unknown:
+        parser.error(f"no such fault: {', '.join(unknown)}")
+    return options
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Of the service under test."""
+    args: dict[str, Any] = {
+        "workers": {"max_running_requests": 64, "health_check_period_s": 2.0, "health_check_timeout_s": 5.0},
+        "ingress": {"heartbeat_s": 2.0, "disconnect_grace_s": 10.0},
+    }
+    if options.engine == "simulated":
+        args["engine"] = {"kind": "simulated", "args": {"tokens_per_s": 50, "prefill_ms": 20}}
+        args["workers"]["replicas"] = 3
+    if options.without_fencing:
+        args["journal"] = {"fencing": False}
+    return args
+
+
+async def expectations(options: argparse.Namespace, url: str, longest: int) -> dict[str, str]:
+    """The unbroken text of every prompt: computed for the simulated engine, asked for before the disorder else."""
+    if options.engine == "simulated":
+        from workers.simulated_engine import text_of
+
+        texts = {}
+        for prompt in PROMPTS:
+            words = text_of(json.dumps([{"role": "user", "content": prompt}], separators=(",", ":")).encode())
+            texts[prompt] = "".join(next(words) for _ in range(longest))
+        return texts
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        told = [Told(prompt, longest, streamed=True) for prompt in PROMPTS]
+        client = Client(http, "hermes-tiny")
+        for one in told:
+            await client.ask(one)
+            assert one.done, f"before any fault: {one.failure or one.wrong}"
+    return {one.prompt: one.text for one in told}
+
+
+async def strike_on(
+    parts: Parts, options: argparse.Namespace, until_s: float, all_told: list[Told], strikes: list[Strike]
+) -> None:
+    """One fault after another; those that last go on beside the next ones."""
+    chance = random.Random(options.seed + 1)
+    stopped: set[int] = set()
+    lasting: set[asyncio.Task[None]] = set()
+
+    async def strike(name: str, pid: int) -> None:
+        one = Strike(name, time.monotonic(), in_flight=sum(not t.done and t.accepted for t in all_told))
+        strikes.append(one)
+        print(f"{one.at_s - began_s:7.1f} s  {name:<13} pid {pid}, {one.in_flight} streams in flight", flush=True)
+        stopped.add(pid)
+        one.from_s = await FAULTS[name].strike(parts, pid)
+        stopped.discard(pid)
+
+    began_s = time.monotonic()
+    while time.monotonic() < until_s - 5:
+        await asyncio.sleep(chance.uniform(0.6, 1.4) * options.every_s)
+        struck = [s.name for s in strikes]
+        names = sorted(options.names, key=lambda name: (struck.count(name), chance.random()))
+        if any(not task.done() for task in lasting):  # one lasting fault at a time: there are spares for one
+            names = [name for name in names if not name.endswith(("hang", "slow"))]
+        found = await asyncio.to_thread(choose, parts, names, stopped, chance)
+        if found is not None:
+            lasting.add(task := asyncio.create_task(strike(*found)))
+            await asyncio.wait({task}, timeout=0.1)
+    await asyncio.gather(*lasting)
+
+
+async def disorder(options: argparse.Namespace, running: service.Service) -> tuple[Account, list[Strike], list[Told]]:
+    """The run."""
+    tokens = (20, 300) if options.engine == "simulated" else (16, 120)
+    texts = await expectations(options, running.url, tokens[1])
+    all_told: list[Told] = []
+    strikes: list[Strike] = []
+    until_s = time.monotonic() + options.minutes * 60
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=running.url, timeout=httpx.Timeout(30, pool=None), limits=limits) as http:
+        users = [
+            keep_busy(Client(http, running.model), random.Random(options.seed * 1000 + n), PROMPTS, tokens, until_s,
+                      all_told, lambda _: None)
+            for n in range(options.users)
+        ]  # fmt: skip
+        await asyncio.gather(*users, strike_on(Parts(running), options, until_s, all_told, strikes))
+        await asyncio.gather(*(look_up(http, told) for told in all_told if told.request_id))
+
+    def expected(prompt: str, count: int) -> str:
+        if options.engine == "simulated":
+            return "".join(f"{word} " for word in texts[prompt].split(" ")[:count])
+        return texts[prompt]
+
+    if options.engine == "vllm":  # a token's length is the model's: the shorter text is the beginning of the longer
+        for told in all_told:
+            if (
+                told.done
+                and texts[told.prompt].startswith(told.text)
+                and told.state.get("output_tokens") == told.tokens
+            ):
+                told.text = texts[told.prompt]
+    return settle(all_told, expected), strikes, all_told
+
+
+async def look_up(http: httpx.AsyncClient, told: Told) -> None:
+    """What the service says of a request afterwards."""
+    for _ in range(100):
+        try:
+            answer = await http.get(f"/v1/requests/{told.request_id}")
+        except httpx.TransportError:
+            await asyncio.sleep(0.5)
+            continue
+        if answer.status_code == 404:
+            return  # retained no longer
+        if answer.status_code == 200 and answer.json()["ended_at_ms"]:
+            told.state = answer.json()
+            return
+        await asyncio.sleep(0.5)
+    told.wrong.append("event 0 after event -1: it never ended by the service's own account")
+
+
+def main() -> int:
+    """The command; returns its exit status."""
+    options = parse(sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
+        port = processes.free_port()
+        running = service.start(
+            Path(folder),
+            ROOT / "cluster" / "local_cpu.yaml",
+            port,
+            settings(options),
+            tell=lambda line: print(f"  {line}"),
+        )
+        try:
+            account, strikes, all_told = asyncio.run(disorder(options, running))
+        finally:
+            if options.logs:
+                Parts(running).save_logs(options.logs)
+            running.down()
+    print(table(account, strikes, all_told))
+    if options.json:
+        options.json.write_text(json.dumps(as_json(account, strikes, all_told), indent=2))
+    return 0 if account.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

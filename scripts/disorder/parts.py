@@ -1,0 +1,74 @@
+"""Which process of a running service is which, from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from scripts.benchmark.processes import classify
+from scripts.local import processes, ray_cluster, redis_server
+from scripts.local.service import Service
+
+KINDS = {
+    "worker": "worker replica",
+    "engine": "engine core",
+    "engine-worker": "engine worker",
+    "ingress": "ingress replica",
+    "haproxy": "haproxy",
+    "controller": "serve controller",
+}
+
+
+class Parts:
+    """The processes of one service, and signals to them by pid."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._folder = str(ray_cluster.short_folder(Path(service.state_dir)))
+
+    def pids(self, kind: str) -> list[int]:
+        """The living processes of a kind (`KINDS`, or `redis`), oldest first."""
+        if kind == "redis":
+            return [pid for pid in [self.service.pids["redis"]] if processes.is_alive(pid)]
+        found = []
+        for pid in processes.marked("RAY_TMPDIR", self._folder):
+            with contextlib.suppress(OSError):
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                if classify(title) == KINDS[kind] and processes.is_alive(pid):
+                    found.append(pid)
+        return sorted(found)
+
+    def family(self, pid: int) -> list[int]:
+        """A process and all below it."""
+        return [pid, *processes.descendants(pid)]
+
+    def kill(self, pid: int) -> None:
+        """`kill -9`."""
+        self.send(pid, signal.SIGKILL)
+
+    def send(self, pid: int, sign: signal.Signals) -> None:
+        """A signal; a process that has ended meanwhile needs none."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sign)
+
+    def redis_port(self) -> int:
+        """Of the private Redis."""
+        return int(self.service.redis_url.rsplit(":", 1)[1].split("/")[0])
+
+    def restart_redis(self) -> None:
+        """Start it again on the same folder and port, once the old one has let go of the port."""
+        deadline = time.monotonic() + 20
+        while processes.is_taken(self.redis_port()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.service.pids["redis"], _ = redis_server.start(Path(self.service.state_dir) / "redis", self.redis_port())
+        self.service.save()
+
+    def save_logs(self, folder: Path) -> None:
+        """Copy the logs of the service's own processes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (Path(self._folder) / "ray" / "session_latest" / "logs").glob("worker-*.err"):
+            shutil.copy(path, folder)

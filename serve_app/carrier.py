@@ -1,0 +1,211 @@
+"""One claimed request to its end: attempt after attempt, whoever dies. The journal decides, never this process.
+
+`carry` reads as the algorithm: run an attempt; where it was lost, choose the next epoch; where another attempt is
+running, adopt it. Every decision is taken from the journal, and only by the ingress that holds the claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+from serve_app.errors import JournalUnavailable, Reason
+from serve_app.journal.entries import AttemptFacts, Entry, decode_facts, has_ended
+from serve_app.journal.store import JournalStore
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.queue import QueueEntry, RequestQueue
+from serve_app.request_queue.suspects import Suspects
+from serve_app.routing.fleet import HUNG, Fleet
+from serve_app.telemetry import Telemetry
+
+log = logging.getLogger("hermes.dispatcher")
+
+T = TypeVar("T")
+
+LOST = "lost"
+"""An attempt's engine or worker died under it: this counts against the request."""
+_RETRY_S = 0.2
+_LOOK_S = 0.5
+_OPEN_WITHIN_S = 3.0
+_EXPIRE_AFTER_S = 2.0
+
+
+class Outcome(StrEnum):
+    """What a worker says of an attempt."""
+
+    ENDED = "ended"
+    FENCED = "fenced"
+    """Another attempt holds the journal, or it is gone."""
+
+
+Execute = Callable[[str, int, str, str], Awaitable[Outcome]]
+"""`execute(request_id, epoch, session, cause)`. Raises `WorkerLost` if nobody can tell how it went."""
+
+
+class WorkerLost(Exception):
+    """The replica died or became unreachable under a call."""
+
+
+class Next(NamedTuple):
+    """The attempt to run: its epoch, and why the one before ended."""
+
+    epoch: int
+    cause: str = ""
+    suspect: bool = False
+    """Whether the next lost attempt would be the last: such requests run one at a time."""
+
+
+class NotOurs(Exception):
+    """Another ingress has taken the claim over while this one slept."""
+
+
+class Carrier:
+    """Carries requests; knows the running calls so that a replica's loss reaches them at once."""
+
+    def __init__(
+        self, store: JournalStore, queue: RequestQueue, dead: DeadLetters, suspects: Suspects, fleet: Fleet,
+        execute: Execute, telemetry: Telemetry, poison_after: int,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._queue = queue
+        self._dead = dead
+        self._suspects = suspects
+        self._fleet = fleet
+        self._execute = execute
+        self._telemetry = telemetry
+        self._poison_after = poison_after
+        self._losses: dict[str, asyncio.Future[str]] = {}
+        fleet.on_loss = self._on_loss
+
+    def _on_loss(self, request_id: str, cause: str) -> None:
+        loss = self._losses.get(request_id)
+        if loss is not None and not loss.done():
+            loss.set_result(cause)
+
+    async def carry(self, entry: QueueEntry) -> None:
+        """Stay with a request until it has ended, then acknowledge its queue entry. The first epoch is fixed here."""
+        self._telemetry.claimed(entry.request_class, time.time() - entry.enqueued_ms / 1000)
+        try:
+            following = await self._adopt(entry) if entry.taken_over else Next(1)
+            while following is not None:
+                following = await self._attempt(entry, following)
+        except NotOurs:
+            log.info("dispatcher: request %s was taken over by another ingress", entry.request_id)
+            return
+        await self._until_reached(lambda: self._queue.acknowledge(entry))
+
+    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | None:
+        """Run one attempt. Returns the next, or None if the request has ended."""
+        self._telemetry.attempted(this.epoch)
+        async with AsyncExitStack() as stack:
+            if this.suspect:
+                await self._until_reached(lambda: stack.enter_async_context(self._suspects.alone()))
+            outcome, cause = await self._run(entry, this)
+        if outcome is Outcome.ENDED:
+            return None
+        if outcome is Outcome.FENCED:  # a doubled queue entry, or one's own call sent twice
+            return await self._adopt(entry)
+        if cause == Reason.DEADLINE:
+            await self._end(entry, "expired", Reason.DEADLINE)
+            return None
+        return await self._next(entry, cause)
+
+    async def _run(self, entry: QueueEntry, this: Next) -> tuple[Outcome | None, str]:
+        """The call, or what comes before its answer: the deadline, or the loss of its replica."""
+        left_s = entry.deadline_ms / 1000 - time.time()
+        if left_s <= 0:
+            return None, Reason.DEADLINE
+        loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._losses[entry.request_id] = loss
+        call = asyncio.ensure_future(self._execute(entry.request_id, this.epoch, entry.session, this.cause))
+        try:
+            # The worker keeps the deadline; this is for calls that never reached one.
+            awaited: set[asyncio.Future[Any]] = {call, loss}
+            await asyncio.wait(awaited, timeout=left_s + _EXPIRE_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if loss.done() and not call.done():  # a replica that died leaves Serve's set, too: then the call fails
+                await asyncio.wait({call}, timeout=_RETRY_S)
+            if call.done():
+                return call.result(), ""
+            return None, loss.result() if loss.done() else Reason.DEADLINE
+        except WorkerLost as error:
+            log.warning("dispatcher: request %s attempt %d lost: %s", entry.request_id, this.epoch, error)
+            return None, LOST
+        finally:
+            call.cancel()
+            if self._losses.get(entry.request_id) is loss:  # a doubled queue entry has its own
+                del self._losses[entry.request_id]
+                self._fleet.release(entry.request_id)
+
+    async def _next(self, entry: QueueEntry, cause: str) -> Next | None:
+        """After an attempt that was lost: the next, or None if the request has ended.
+
+        Raises:
+            NotOurs: while this process slept, another took over; its attempts must not be fenced.
+        """
+        entries = await self._until_reached(lambda: self._store.read(entry.request_id))
+        if not entries or has_ended(entries):
+            return None
+        if not await self._until_reached(lambda: self._queue.is_ours(entry)):
+            raise NotOurs
+        opened = openings(entries)
+        if not opened:
+            await asyncio.sleep(_RETRY_S)
+            return Next(1)
+        losses = sum(facts.cause == LOST for facts in opened[1:]) + (cause == LOST)
+        if losses >= self._poison_after:
+            await self._until_reached(lambda: self._dead.add(entry.request_id, Reason.POISON, entries))
+            await self._end(entry, "failed", Reason.POISON)
+            return None
+        return Next(entries[-1].id.epoch + 1, cause, suspect=losses == self._poison_after - 1 > 0)
+
+    async def _adopt(self, entry: QueueEntry) -> Next | None:
+        """Stay with an attempt that somebody else has started. Returns the next, or None if the request has ended.
+
+        Raises:
+            NotOurs: another ingress has adopted it.
+        """
+        began_s = time.monotonic()
+        while True:
+            entries = await self._until_reached(lambda: self._store.read_tail(entry.request_id))
+            if not entries or has_ended(entries):
+                return None
+            if entries[-1].quit:
+                return await self._next(entry, LOST)
+            if entries[-1].id.epoch == 0:
+                if time.monotonic() - began_s > _OPEN_WITHIN_S or entry.taken_over:
+                    return Next(1)
+            elif not self._fleet.alive(openings(entries)[-1].replica):
+                return await self._next(entry, HUNG)
+            if entry.deadline_ms / 1000 + _EXPIRE_AFTER_S < time.time():
+                await self._end(entry, "expired", Reason.DEADLINE)
+                return None
+            await asyncio.sleep(_LOOK_S)
+            if not await self._until_reached(lambda: self._queue.is_ours(entry)):
+                raise NotOurs
+
+    async def _end(self, entry: QueueEntry, state: str, reason: Reason) -> None:
+        async def end() -> None:
+            entries = await self._store.read(entry.request_id)
+            if entries and await self._store.end(entry.request_id, state, reason, entries):
+                self._telemetry.ended(entry.request_class, state, reason)
+                log.info("request %s ended: %s (%s)", entry.request_id, state, reason)
+
+        await self._until_reached(end)
+
+    async def _until_reached(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await call()
+            except JournalUnavailable as error:
+                log.warning("dispatcher: waiting for Redis: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+
+def openings(entries: Sequence[Entry]) -> list[AttemptFacts]:
+    """Who has opened the attempts of a journal, in order."""
+    return [decode_facts(entry, AttemptFacts) for entry in entries if entry.id.epoch > 0 and entry.id.seq == 0]

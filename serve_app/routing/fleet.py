@@ -1,0 +1,70 @@
+"""Which replicas can take work, and which request was sent where. Pure; one in every ingress process.
+
+Two views meet here: Ray Serve's set of running replicas (a replica that drains has left it, but goes on working)
+and the leases of the workers (a replica that hangs or whose engine is sick has lost it, but Serve still sends to it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+DRAINED = "drained"
+HUNG = "hung"
+
+
+class Fleet:
+    """The replicas, as this process sees them.
+
+    `on_loss(request_id, cause)` is called for every request whose replica has left one of the two views.
+    """
+
+    def __init__(self) -> None:
+        self.on_loss: Callable[[str, str], None] = lambda request_id, cause: None
+        self._serving: frozenset[str] = frozenset()
+        self._leased: frozenset[str] | None = None
+        self._placed: dict[str, str] = {}
+        self.version = 0
+
+    def place(self, request_id: str, replica: str) -> None:
+        """The request is being sent to a replica."""
+        self._placed[request_id] = replica
+
+    def release(self, request_id: str) -> None:
+        """Nobody waits for that replica any more."""
+        self._placed.pop(request_id, None)
+
+    def serving(self, replicas: Iterable[str]) -> None:
+        """Ray Serve's running replicas have changed."""
+        now = frozenset(replicas)
+        left, self._serving = self._serving - now, now
+        self.version += 1
+        self._lose(left, DRAINED)
+
+    def leased(self, replicas: Iterable[str] | None) -> None:
+        """The workers that hold a lease; None where that is not known, such as while Redis is away."""
+        now = None if replicas is None else frozenset(replicas)
+        if now == self._leased:
+            return
+        left = frozenset() if now is None or self._leased is None else self._leased - now
+        self._leased = now
+        self.version += 1
+        self._lose(left, HUNG)
+        if now is not None:
+            self._lose(frozenset(self._placed.values()) - now - left, HUNG)
+
+    def able(self) -> frozenset[str]:
+        """Who can take work: leased and running."""
+        return self._serving if self._leased is None else self._serving & self._leased
+
+    def alive(self, replica: str) -> bool:
+        """Whether a replica's work goes on, as far as is known."""
+        return self._leased is None or replica in self._leased
+
+    def _lose(self, replicas: frozenset[str], cause: str) -> None:
+        if replicas:
+            for request_id in [name for name, replica in self._placed.items() if replica in replicas]:
+                self.on_loss(request_id, cause)
+
+
+fleet = Fleet()
+"""Of this process: Ray Serve makes the router, so it cannot be handed one."""

@@ -1,0 +1,266 @@
+"""A response cut at any position and continued by another attempt is the unbroken one.
+
+The real engine, vLLM's own serving layer and the real journal entries; only Redis is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest.importorskip("vllm")
+
+from serve_app.journal.entries import Entry
+from tests.engine.prompts import TOOLS
+from tests.engine.resume_helpers import EngineThread, Written, attempt, request
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[EngineThread]:
+    made = EngineThread()
+    yield made
+    made.close()
+
+
+def chat(prompt: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model": "hermes-tiny", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 40,
+        "stream": True, "stream_options": {"include_usage": True}, **more,
+    }  # fmt: skip
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain text": (CHAT, chat("Tell me a story about a lighthouse.")),
+    "max_tokens": (CHAT, chat("Hello", max_tokens=7, ignore_eos=True)),
+    "to its own end": (CHAT, chat("Hello", max_tokens=200)),
+    "multi-byte text": (CHAT, chat("Say hello in three languages.", logit_bias={}, max_tokens=48)),
+    # A byte-level tokenizer, pushed towards the bytes of é, € and a lonely first byte.
+    "broken bytes": (COMPLETIONS, {
+        "model": "hermes-tiny", "prompt": "é€é€", "max_tokens": 24, "temperature": 0, "stream": True,
+        "allowed_token_ids": [], "ignore_eos": True,
+    }),
+    "a stop string": (CHAT, chat("Count to ten.", stop=["four"], max_tokens=60)),
+    "a long stop string that never comes": (CHAT, chat("Count to ten.", stop=["seven eleven nine"], max_tokens=40)),
+    "a stop string that is kept": (CHAT, chat("Count to ten.", stop=["four"], include_stop_str_in_output=True)),
+    "min_tokens": (CHAT, chat("Hello", min_tokens=30, stop=["e"], max_tokens=34)),
+    "a tool call": (CHAT, chat("What is the weather in Paris?", tools=TOOLS, max_tokens=120)),
+    "whole, not streamed": (CHAT, {**chat("Count to ten."), "stream": False, "stream_options": None}),
+    "a completion": (COMPLETIONS, {
+        "model": "hermes-tiny", "prompt": "The keeper of the", "max_tokens": 30, "temperature": 0, "stream": True,
+    }),
+    "a completion with its echo": (COMPLETIONS, {
+        "model": "hermes-tiny", "prompt": "The keeper", "max_tokens": 12, "temperature": 0, "stream": True,
+        "echo": True,
+    }),
+    "responses": (RESPONSES, {
+        "model": "hermes-tiny", "input": "Why is the sky blue?", "max_output_tokens": 40, "temperature": 0,
+        "stream": True,
+    }),
+    "responses, not streamed": (RESPONSES, {
+        "model": "hermes-tiny", "input": "Count to ten.", "max_output_tokens": 20, "temperature": 0,
+    }),
+}  # fmt: skip
+
+
+def unbroken(world: EngineThread, path: str, body: dict[str, Any]) -> Written:
+    return world.run(attempt(world, [request(path, body)]))
+
+
+def events(body: bytes) -> list[tuple[int, str]]:
+    """Numbers and data of a stream's events."""
+    found = []
+    for event in body.decode().split("\n\n")[:-1]:
+        lines = dict(line.split(": ", 1) for line in event.split("\n"))
+        found.append((int(lines["id"]), lines["data"]))
+    return found
+
+
+def content(body: bytes) -> Any:
+    """What a client makes of a response: deltas joined; all else as it is.
+
+    How many tokens share an event is a matter of timing in any run, so numbers of events do not count.
+    """
+    if not body.startswith(b"id: 1\n"):
+        return json.loads(body)
+    numbered = events(body)
+    assert [number for number, _ in numbered] == list(range(1, len(numbered) + 1))
+    joined: list[Any] = []
+    for _, data in numbered:
+        event = None if data == "[DONE]" else json.loads(data)
+        text = take_text(event)
+        if text is not None and joined and joined[-1][0] == event:
+            joined[-1][1] += text
+        else:
+            joined.append([event, text or ""])
+    return joined
+
+
+def take_text(event: Any) -> str | None:
+    """Takes the text out of a delta, and what numbers the event; None if it is none."""
+    if not isinstance(event, dict):
+        return None
+    event.pop("sequence_number", None)
+    if str(event.get("type", "")).endswith(".delta"):
+        return str(event.pop("delta"))
+    for choice in event.get("choices", ()):
+        choice.pop("token_ids", None)
+        if choice.get("finish_reason") is not None:
+            return None
+        delta = choice.get("delta", choice)
+        for call in delta.get("tool_calls") or ():
+            if set(call["function"]) == {"arguments"} and "id" not in call:
+                return str(call["function"].pop("arguments"))
+        for name in ("content", "reasoning", "reasoning_content", "text"):
+            if delta.get(name) and "role" not in delta:
+                return str(delta.pop(name))
+    return None
+
+
+def finished(joined: Any) -> Any:
+    """The last delta may ride with the finish reason: its text belongs to the text before."""
+    if not isinstance(joined, list):
+        return joined
+    texts: list[Any] = []
+    for event, text in joined:
+        for choice in (event or {}).get("choices", ()):
+            delta = choice.get("delta", choice)
+            for name in ("content", "reasoning", "text"):
+                if choice.get("finish_reason") is not None and name in delta and texts:
+                    texts[-1][1] += delta.pop(name) or ""
+        texts.append([event, text])
+    return texts
+
+
+def outputs(entry: Entry) -> int:
+    """Tokens in an entry."""
+    return sum(len(output[2]) for output in json.loads(entry.fields.get(b"o", b"[]")))
+
+
+def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Written:
+    whole = unbroken(world, path, body)
+    tokens = sum(outputs(entry) for entry in whole.entries)
+    assert whole.recorder.head is not None
+    assert whole.recorder.head.status == 200, whole.body
+    positions = range(2, len(whole.entries))  # behind the opening, behind each output, before the seal
+    assert len(positions) > 4
+    for cut in positions:
+        left = whole.entries[:cut]
+        before = world.generated_tokens
+        resumed = world.run(attempt(world, left))
+        assert not resumed.recorder.lost
+        journalled = b"".join(entry.body for entry in left[1:])
+        assert resumed.body.startswith(journalled)
+        where = f"cut behind entry {cut} of {len(whole.entries)}"
+        assert finished(content(resumed.body)) == finished(content(whole.body)), where
+        missing = tokens - sum(outputs(entry) for entry in left)
+        assert world.generated_tokens - before <= missing + 1, "a resume, not a re-run"
+    return whole
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.timeout(300)
+def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(world: EngineThread, name: str) -> None:
+    path, body = CASES[name]
+    if body.get("allowed_token_ids") == []:
+        tokenizer = world.engine._engine.renderer.tokenizer
+        body = {**body, "allowed_token_ids": sorted({i for i in tokenizer.encode("é€ñ ü") if i > 2})}
+    whole = check_every_cut(world, path, body)
+    if name == "a tool call":
+        assert b"get_weather" in whole.body
+        assert b"tool_calls" in whole.body
+    if name.startswith("a stop string"):
+        assert b'"finish_reason":"stop"' in whole.body
+
+
+@pytest.mark.timeout(400)
+def test_cut_inside_of_a_thought_and_behind_it_the_parser_goes_on() -> None:
+    world = EngineThread(reasoning_parser="deepseek_r1")
+    try:
+        body = chat("What is a river?", max_tokens=160)
+        body["messages"].insert(0, {"role": "system", "content": "Think step by step before you answer."})
+        whole = check_every_cut(world, CHAT, body)
+        assert b'"reasoning"' in whole.body
+        assert b'"content":"' in whole.body
+    finally:
+        world.close()
+
+
+CANNOT = {
+    "seed": {"seed": 7, "temperature": 1.0},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "logprobs": {"logprobs": True},
+    "bad_words": {"bad_words": ["the"]},
+    "n": {"n": 2, "temperature": 1.0},
+    "structured output": {"response_format": {"type": "json_object"}},
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_cannot_be_continued_exactly_ends_once_a_client_has_seen_a_part(world: EngineThread, name: str) -> None:
+    body = chat("Count to ten.", max_tokens=12, ignore_eos=True, **CANNOT[name])
+    whole = unbroken(world, CHAT, body)
+    left = whole.entries[:5]
+    assert any(entry.body for entry in left[1:])
+    resumed = world.run(attempt(world, left))
+    assert resumed.recorder.lost
+    assert resumed.body == b"".join(entry.body for entry in left[1:]), "not a byte more"
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_cannot_be_continued_exactly_is_restarted_while_nobody_has_seen_it(world: EngineThread, name: str) -> None:
+    body = {**chat("Count to ten.", max_tokens=12, ignore_eos=True, **CANNOT[name]), "stream": False}
+    body.pop("stream_options")
+    whole = unbroken(world, CHAT, body)
+    before = world.generated_tokens
+    resumed = world.run(attempt(world, whole.entries[:5]))
+    assert not resumed.recorder.lost
+    assert world.generated_tokens - before == 12 * body.get("n", 1)
+    if name not in ("n", "structured output"):  # greedy or seeded: the same again
+        assert json.loads(resumed.body) == json.loads(whole.body)
+    fresh = next(entry for entry in resumed.entries if entry.id.epoch == 2 and entry.id.seq == 1)
+    assert str(fresh.resumed_from) == "0-1"
+
+
+def test_a_seed_does_not_matter_to_a_greedy_request(world: EngineThread) -> None:
+    whole = unbroken(world, CHAT, body := chat("Count to ten.", seed=7))
+    resumed = world.run(attempt(world, whole.entries[:9]))
+    assert finished(content(resumed.body)) == finished(content(whole.body)), body
+
+
+def test_a_response_that_another_engine_began_is_not_continued_by_this_one(world: EngineThread) -> None:
+    """The recorded tokens are not this tokenizer's: the seam would show."""
+    whole = unbroken(world, CHAT, chat("Count to ten."))
+    left = list(whole.entries[:8])
+    outputs_there = json.loads(left[4].fields[b"o"])
+    outputs_there[0][1] += "?"
+    left[4] = left[4]._replace(fields={**left[4].fields, b"o": json.dumps(outputs_there).encode()})
+    assert world.run(attempt(world, left)).recorder.lost
+
+
+def test_bytes_that_differ_from_the_journal_are_never_sent_behind_it(world: EngineThread) -> None:
+    whole = unbroken(world, CHAT, chat("Count to ten."))
+    left = list(whole.entries[:8])
+    left[4] = left[4]._replace(fields={**left[4].fields, b"b": left[4].body.replace(b"hermes-tiny", b"hermes-TINY")})
+    resumed = world.run(attempt(world, left))
+    assert "differs" in resumed.recorder.lost
+    assert resumed.body == b"".join(entry.body for entry in left[1:])
+
+
+def test_ids_and_times_are_of_the_request_not_of_the_attempt(world: EngineThread) -> None:
+    first, second = (unbroken(world, RESPONSES, CASES["responses"][1]) for _ in range(2))
+    assert first.body == second.body or content(first.body) == content(second.body)
+    assert b"1700000000" in first.body
+    path, body = CASES["a tool call"]
+    assert finished(content(unbroken(world, path, body).body)) == finished(content(unbroken(world, path, body).body))

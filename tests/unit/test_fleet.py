@@ -1,0 +1,62 @@
+"""Two views of the replicas meet: Ray Serve's set, and the workers' leases."""
+
+from __future__ import annotations
+
+from serve_app.routing.fleet import DRAINED, HUNG, Fleet
+
+
+def watched() -> tuple[Fleet, list[tuple[str, str]]]:
+    fleet, losses = Fleet(), list[tuple[str, str]]()
+    fleet.on_loss = lambda request_id, cause: losses.append((request_id, cause))
+    fleet.serving(["a", "b"])
+    fleet.leased(["a", "b"])
+    fleet.place("on-a", "a")
+    fleet.place("on-b", "b")
+    return fleet, losses
+
+
+def test_a_replica_that_leaves_serves_set_is_drained() -> None:
+    fleet, losses = watched()
+    fleet.serving(["b"])
+    assert losses == [("on-a", DRAINED)]
+    assert fleet.able() == {"b"}
+
+
+def test_a_replica_without_a_lease_hangs_and_gets_no_work() -> None:
+    fleet, losses = watched()
+    fleet.leased(["b"])
+    assert losses == [("on-a", HUNG)]
+    assert fleet.able() == {"b"}
+    assert not fleet.alive("a")
+
+
+def test_while_leases_are_unknown_nobody_is_lost() -> None:
+    fleet, losses = watched()
+    fleet.leased(None)
+    assert losses == []
+    assert fleet.able() == {"a", "b"}
+    assert fleet.alive("a")
+
+
+def test_who_is_missing_once_leases_are_known_again_is_lost() -> None:
+    fleet, losses = watched()
+    fleet.leased(None)
+    fleet.leased(["b"])
+    assert losses == [("on-a", HUNG)]
+
+
+def test_a_request_that_was_released_is_nobodys_loss() -> None:
+    fleet, losses = watched()
+    fleet.release("on-a")
+    fleet.leased([])
+    assert losses == [("on-b", HUNG)]
+
+
+def test_a_new_replica_takes_work_once_it_has_a_lease() -> None:
+    fleet, _ = watched()
+    version = fleet.version
+    fleet.serving(["a", "b", "c"])
+    assert fleet.able() == {"a", "b"}
+    fleet.leased(["a", "b", "c"])
+    assert fleet.able() == {"a", "b", "c"}
+    assert fleet.version > version
