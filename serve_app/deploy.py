@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.carrier import Outcome, WorkerLost
 from serve_app.ingress.app import build_app
 from serve_app.ingress.runtime import Ingress as IngressRuntime
-from serve_app.routing.fleet import fleet
+from serve_app.routing import fleet as of_process
 from serve_app.settings import Settings, load_settings
 from workers.engine import Engine
 from workers.replica import WorkerReplica
@@ -81,7 +81,7 @@ class Ingress:
                 last_line = (str(error).splitlines() or [""])[-1]
                 raise WorkerLost(f"{type(error).__name__}: {last_line}") from error
 
-        self._runtime = IngressRuntime(load_settings(args), _replica_id(), call, fleet)
+        self._runtime = IngressRuntime(load_settings(args), _replica_id(), call, of_process.fleet)
         await self._runtime.start()
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -128,7 +128,7 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
     strikes: list[Strike] = []
     until_s = time.monotonic() + options.minutes * 60
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=running.url, timeout=httpx.Timeout(30, pool=None), limits=limits) as http:
+    async with httpx.AsyncClient(base_url=running.url, timeout=httpx.Timeout(8, pool=None), limits=limits) as http:
         users = [
             keep_busy(Client(http, running.model), random.Random(options.seed * 1000 + n), PROMPTS, tokens, until_s,
                       all_told, lambda _: None)

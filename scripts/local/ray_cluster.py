@@ -49,6 +49,8 @@ def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(processes.free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(processes.free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # A hung ingress must not be sent new connections for long.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         # A reload cuts streams after this long: above the longest request (DESIGN §6).
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3700",
         # Headers up to our own limit must reach us, to be refused in OpenAI's shape.
@@ -102,8 +104,9 @@ def start(state: Path, haproxy: bool, environment: dict[str, str], ray: Path = R
 def end(state: Path, pid: int) -> None:
     """End the node. HAProxy detaches itself from Ray's process tree, so what is left is known by its environment."""
     processes.end(pid)
-    for left in processes.marked("RAY_TMPDIR", str(short_folder(state))):
-        processes.end(left, timeout_s=2)
+    while found := [p for p in processes.marked("RAY_TMPDIR", str(short_folder(state))) if processes.is_alive(p)]:
+        for left in found:
+            processes.end(left, timeout_s=2)
     shutil.rmtree(short_folder(state), ignore_errors=True)
 
 

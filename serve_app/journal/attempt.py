@@ -164,6 +164,17 @@ class Attempt:
         self.history = [entry for entry in self.history if entry.id <= last] + held
         self.unaccepted = deque(lost + [entry for entry in self.unaccepted if entry.id > last])
 
+    def move_behind(self, last: EntryId) -> None:
+        """Number what is not accepted yet as if it were another attempt's. Only without fencing."""
+        self.epoch, self._seq = last
+        waiting = list(self.unaccepted)
+        self.unaccepted.clear()
+        for entry in waiting:
+            if entry.id.seq != MAX_ID_PART:
+                self._seq += 1
+                entry = entry._replace(id=self.last_built)
+            self.unaccepted.append(entry)
+
     def close(self, fenced: bool) -> None:
         """The terminal entry is accepted, or the attempt is fenced: nothing more is appended."""
         self.unaccepted.clear()

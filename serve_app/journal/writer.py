@@ -17,6 +17,7 @@ from serve_app.errors import Fenced, JournalUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.connection import Command, Reply, RespConnection, connect
 from serve_app.journal.entries import (
+    MAX_ID_PART,
     REQUEST_ID,
     TERMINAL_ID,
     AttemptFacts,
@@ -168,7 +169,8 @@ class JournalWriter:
         else:
             mine = reply is not None
         if not mine:
-            self._forget(attempt, fenced=True)
+            if self._settings.journal.fencing or not await self._intrude(connection, attempt):
+                self._forget(attempt, fenced=True)
             return
         attempt.accepted(entry)
         self._announce(attempt, entry)
@@ -195,6 +197,16 @@ class JournalWriter:
         found = entry_from_redis(raw[0])
         return found.nonce == attempt.nonce and found.state == entry.state
 
+    async def _intrude(self, connection: RespConnection, attempt: Attempt) -> bool:
+        """Without fencing: append behind whoever holds the journal. Only to show what fencing is for."""
+        (raw,) = await connection.call([("XREVRANGE", attempt.key, "+", "-", "COUNT", "1")])
+        last = entry_from_redis(raw[0]).id if raw and not isinstance(raw, Exception) else TERMINAL_ID
+        if last.seq == MAX_ID_PART:
+            return False
+        attempt.move_behind(last)
+        self._again(attempt)
+        return True
+
     async def _watch_silence(self) -> None:
         """Who appends nothing is refused nothing: one that waits in the engine must look whether it has been ended."""
         before: dict[str, EntryId] = {}
@@ -214,6 +226,8 @@ class JournalWriter:
             if isinstance(raw, Exception) or attempt.closed.done():
                 continue
             last = entry_from_redis(raw[0]) if raw else None
+            if not self._settings.journal.fencing:
+                continue
             if last is None or (last.nonce != attempt.nonce and last.id >= EntryId(attempt.epoch, 0)):
                 self._forget(attempt, fenced=True)
 

@@ -6,13 +6,15 @@ entry 0-1 (request line, facts, body).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.entries import Entry, EntryId, RequestFacts, RequestLine, decode_facts, decode_line
+
+_PAGE = 10  # letters a reply: a body may have many megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class DeadLetters:
             return
         attempts = max(entry.id.epoch for entry in entries)
         kept = [part for name in (b"r", b"m", b"b") for part in (name, entries[0].fields.get(name, b""))]
-        await self._call("XADD", self._key, "MAXLEN", "~", self._keep, "*", "i", request_id, "w", reason,
+        # Exactly: of small letters, `~` would let a hundred more stand.
+        await self._call("XADD", self._key, "MAXLEN", self._keep, "*", "i", request_id, "w", reason,
                          "a", attempts, *kept)  # fmt: skip
 
     async def read(self) -> list[DeadLetter]:
@@ -55,8 +58,12 @@ class DeadLetters:
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
-        letters = [_letter(item) for item in await self._call("XRANGE", self._key, "-", "+")]
-        return list({letter.request_id: letter for letter in letters}.values())
+        letters: dict[str, DeadLetter] = {}
+        async for item in self._items():
+            letter = _letter(item)
+            letters.pop(letter.request_id, None)
+            letters[letter.request_id] = letter
+        return list(letters.values())
 
     async def remove(self, request_id: str) -> None:
         """Forget a request.
@@ -64,10 +71,19 @@ class DeadLetters:
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
-        found = [_letter(item) for item in await self._call("XRANGE", self._key, "-", "+")]
-        ids = [letter.entry_id for letter in found if letter.request_id == request_id]
+        ids = [entry_id async for entry_id, flat in self._items() if _fields(flat)[b"i"] == request_id.encode()]
         if ids:
             await self._call("XDEL", self._key, *ids)
+
+    async def _items(self) -> AsyncIterator[Any]:
+        start = "-"
+        while True:
+            page = await self._call("XRANGE", self._key, start, "+", "COUNT", _PAGE)
+            for item in page:
+                yield item
+            if len(page) < _PAGE:
+                return
+            start = f"({page[-1][0].decode()}"
 
     async def _call(self, *command: Any) -> Any:
         (reply,) = await self._link.call([command])
@@ -78,7 +94,7 @@ class DeadLetters:
 
 def _letter(item: Any) -> DeadLetter:
     entry_id, flat = item
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    fields = _fields(flat)
     entry = Entry(EntryId(0, 1), fields)
     return DeadLetter(
         entry_id=entry_id.decode(),
@@ -89,3 +105,7 @@ def _letter(item: Any) -> DeadLetter:
         facts=decode_facts(entry, RequestFacts),
         body=fields[b"b"],
     )
+
+
+def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

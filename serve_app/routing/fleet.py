@@ -67,4 +67,7 @@ class Fleet:
 
 
 fleet = Fleet()
-"""Of this process: Ray Serve makes the router, so it cannot be handed one."""
+"""Of this process: Ray Serve makes the router, so it cannot be handed one.
+
+Ray pickles the router and the deployments by value: reach it as an attribute of this module, or get a copy.
+"""

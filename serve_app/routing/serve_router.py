@@ -1,4 +1,8 @@
-"""The ring as Ray Serve's request router (Ray 2.60's alpha extension point): the only Ray in `routing`."""
+"""The ring as Ray Serve's request router (Ray 2.60's alpha extension point): the only Ray in `routing`.
+
+Serve pickles this module by value. What it shares with the rest of the process it must therefore reach through a
+module (`of_process.fleet`): an object imported by its name would be a copy.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections import Counter
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from serve_app.routing.fleet import fleet
+from serve_app.routing import fleet as of_process
 from serve_app.routing.ring import HashRing, choose
 
 
@@ -22,7 +26,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         self._room = room
         self._virtual_nodes = virtual_nodes
         self._ring = HashRing((), virtual_nodes)
-        self._version = fleet.version
+        self._version = of_process.fleet.version
         self._by_name: dict[str, ReplicaID] = {}
         self._routed: dict[str, str] = {}
         self._loads: Counter[str] = Counter()
@@ -33,7 +37,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         by_name = {replica.replica_id.unique_id: replica.replica_id for replica in replicas}
         if by_name.keys() != self._by_name.keys():
             self._by_name = by_name
-            fleet.serving(by_name)
+            of_process.fleet.serving(by_name)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -42,9 +46,9 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         if pending_request is None:
             return []
         pending_request.routing_context.should_backoff = True  # an empty answer must not spin Serve's loop
-        if self._version != fleet.version:
-            self._version = fleet.version
-            self._ring = HashRing(fleet.able(), self._virtual_nodes)
+        if self._version != of_process.fleet.version:
+            self._version = of_process.fleet.version
+            self._ring = HashRing(of_process.fleet.able(), self._virtual_nodes)
         if not self._ring.nodes:
             return []
         request_id, session = pending_request.args[0], pending_request.args[2]
@@ -56,7 +60,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
             return []
         self._routed[internal_id] = name
         self._loads[name] += 1
-        fleet.place(request_id, name)
+        of_process.fleet.place(request_id, name)
         return [[replica]]
 
     async def _select_from_candidate_replicas(

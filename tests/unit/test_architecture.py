@@ -27,6 +27,7 @@ OWNERS = {
     "fastapi": ("serve_app.ingress",),
     "starlette": ("serve_app.ingress",),
     "hiredis": ("serve_app.journal",),
+    "httpx": ("serve_app.client",),
     "redis": (
         "serve_app.journal", "serve_app.request_queue",
         # The few that share the client for leases and snapshots:
@@ -39,7 +40,7 @@ OWNERS = {
 
 # From the top to the bottom; a module imports from its own layer and from those below.
 LAYERS = (
-    ("serve_app.deploy",),
+    ("serve_app.deploy", "serve_app.client"),
     ("serve_app.ingress", "workers"),
     ("serve_app.dispatcher", "serve_app.carrier"),
     ("serve_app.membership", "serve_app.snapshots", "serve_app.request_queue", "serve_app.routing"),
