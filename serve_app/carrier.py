@@ -113,7 +113,7 @@ class Carrier:
         if cause == Reason.DEADLINE:
             await self._end(entry, "expired", Reason.DEADLINE)
             return None
-        return await self._next(entry, cause)
+        return await self._next(entry, cause, this)
 
     async def _run(self, entry: QueueEntry, this: Next) -> tuple[Outcome | None, str]:
         """The call, or what comes before its answer: the deadline, or the loss of its replica."""
@@ -131,7 +131,10 @@ class Carrier:
                 await asyncio.wait({call}, timeout=_RETRY_S)
             if call.done():
                 return call.result(), ""
-            return None, loss.result() if loss.done() else Reason.DEADLINE
+            if not loss.done():
+                return None, Reason.DEADLINE
+            log.warning("dispatcher: request %s attempt %d moves on: %s", entry.request_id, this.epoch, loss.result())
+            return None, loss.result()
         except WorkerLost as error:
             log.warning("dispatcher: request %s attempt %d lost: %s", entry.request_id, this.epoch, error)
             return None, LOST
@@ -141,7 +144,7 @@ class Carrier:
                 del self._losses[entry.request_id]
                 self._fleet.release(entry.request_id)
 
-    async def _next(self, entry: QueueEntry, cause: str) -> Next | None:
+    async def _next(self, entry: QueueEntry, cause: str, tried: Next | None = None) -> Next | None:
         """After an attempt that was lost: the next, or None if the request has ended.
 
         Raises:
@@ -153,9 +156,9 @@ class Carrier:
         if not await self._until_reached(lambda: self._queue.is_ours(entry)):
             raise NotOurs
         opened = openings(entries)
-        if not opened:
+        if tried is not None and entries[-1].id.epoch < tried.epoch:  # it never began: nothing is to be counted
             await asyncio.sleep(_RETRY_S)
-            return Next(1)
+            return tried
         losses = sum(facts.cause == LOST for facts in opened[1:]) + (cause == LOST)
         if losses >= self._poison_after:
             await self._until_reached(lambda: self._dead.add(entry.request_id, Reason.POISON, entries))

@@ -23,7 +23,8 @@ from scripts.local.environment import ROOT
 
 PROMPTS = [
     "Tell me a story about a lighthouse.", "Count to ten.", "Explain fencing to a child.",
-    "Write a poem about the sea.", "Say hello in three languages.", "Why is the sky blue?", "How do I bake bread?", "Describe your week.",
+    "Write a poem about the sea.", "Say hello in three languages.", "Why is the sky blue?", "How do I bake bread?",
+    "Describe your week.",
 ]  # fmt: skip
 
 
@@ -39,6 +40,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of traffic and faults (0)")
     parser.add_argument("--users", type=int, help="who send at a time (24; vllm: 6)")
     parser.add_argument("--every-s", type=float, help="mean time between faults (7; vllm: 20)")
+    parser.add_argument("--tokens", help="of a response, from,to (20,300; vllm: 16,120)")
     parser.add_argument("--faults", help=f"only these, by commas: {', '.join(FAULTS)}")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--logs", type=Path, help="copy what the service's processes logged to this folder")
@@ -49,6 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     real = options.engine == "vllm"
     options.users = options.users or (6 if real else 24)
+    options.tokens = tuple(map(int, (options.tokens or ("16,120" if real else "20,300")).split(",")))
     options.every_s = options.every_s or (20.0 if real else 7.0)
     options.names = options.faults.split(",") if options.faults else list(REAL if real else SIMULATED)
     unknown = [name for name in options.names if name not in FAULTS]
@@ -122,16 +125,17 @@ async def strike_on(
 
 async def disorder(options: argparse.Namespace, running: service.Service) -> tuple[Account, list[Strike], list[Told]]:
     """The run."""
-    tokens = (20, 300) if options.engine == "simulated" else (16, 120)
-    texts = await expectations(options, running.url, tokens[1])
+    texts = await expectations(options, running.url, options.tokens[1])
     all_told: list[Told] = []
     strikes: list[Strike] = []
     until_s = time.monotonic() + options.minutes * 60
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=running.url, timeout=httpx.Timeout(8, pool=None), limits=limits) as http:
         users = [
-            keep_busy(Client(http, running.model), random.Random(options.seed * 1000 + n), PROMPTS, tokens, until_s,
-                      all_told, lambda _: None)
+            keep_busy(
+                Client(http, running.model), random.Random(options.seed * 1000 + n), PROMPTS, options.tokens, until_s,
+                all_told,
+            )
             for n in range(options.users)
         ]  # fmt: skip
         await asyncio.gather(*users, strike_on(Parts(running), options, until_s, all_told, strikes))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from scripts.disorder.parts import Parts
+from scripts.local import service
 
 HANG_S = 20.0
 SLOW_S = 10.0
@@ -74,14 +75,18 @@ FAULTS = {
     "ingress-hang": Fault("ingress", 2, _hang),
     "redis-slow": Fault("redis", 1, _slow_redis),
 }
+_WITH_ENGINE = ("worker", "engine", "engine-worker")
 SIMULATED = ("worker", "ingress", "haproxy", "controller", "redis", "worker-hang", "ingress-hang", "redis-slow")
 REAL = ("worker", "engine", "engine-worker", "ingress", "haproxy", "controller", "redis", "worker-hang")
 
 
 def choose(parts: Parts, names: list[str], stopped: set[int], chance: random.Random) -> tuple[str, int] | None:
     """One of the faults that can strike now, with its victim; the rarest so far should stand first in `names`."""
+    ready = service.readiness(parts.service.url)
     for name in names:
         fault = FAULTS[name]
+        if fault.kind in _WITH_ENGINE and ready.get("workers", 0) - len(stopped) < fault.spares:
+            continue  # a replica that still loads its engine is no spare
         there = [pid for pid in parts.pids(fault.kind) if pid not in stopped]
         if len(there) >= fault.spares:
             return name, chance.choice(there)

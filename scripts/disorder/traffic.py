@@ -7,7 +7,6 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,11 +136,10 @@ class Client:
 
 async def keep_busy(
     client: Client, chance: random.Random, prompts: list[str], tokens: tuple[int, int], until_s: float,
-    all_told: list[Told], ended: Callable[[Told], None],
+    all_told: list[Told],
 ) -> None:  # fmt: skip
     """One user: request after request until the time is over."""
     while time.monotonic() < until_s:
         told = Told(chance.choice(prompts), chance.randint(*tokens), chance.random() < 0.75)
         all_told.append(told)
         await client.ask(told)
-        ended(told)

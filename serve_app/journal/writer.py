@@ -17,7 +17,6 @@ from serve_app.errors import Fenced, JournalUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.connection import Command, Reply, RespConnection, connect
 from serve_app.journal.entries import (
-    MAX_ID_PART,
     REQUEST_ID,
     TERMINAL_ID,
     AttemptFacts,
@@ -32,11 +31,13 @@ from serve_app.journal.entries import (
     needed_by_readers,
     wake_of,
 )
+from serve_app.journal.unfenced import intrude
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
 
 _TRANSIENT = ("OOM ", "LOADING ", "BUSY ", "READONLY ", "MASTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "MISCONF ")
+_DEMOTED = ("READONLY ", "MASTERDOWN ")
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _SILENCE_S = 1.0
 
@@ -158,6 +159,8 @@ class JournalWriter:
                 log.warning("journal: %s %s refused for now: %s", attempt.request_id, entry.id, reply)
                 self._again(attempt)
                 refused = True
+                if str(reply).startswith(_DEMOTED):
+                    connection.abort()  # perhaps the name leads to the new primary by now
             else:
                 await self._settle(connection, attempt, entry, reply)
         return refused
@@ -169,7 +172,9 @@ class JournalWriter:
         else:
             mine = reply is not None
         if not mine:
-            if self._settings.journal.fencing or not await self._intrude(connection, attempt):
+            if not self._settings.journal.fencing and await intrude(connection, attempt):
+                self._again(attempt)
+            else:
                 self._forget(attempt, fenced=True)
             return
         attempt.accepted(entry)
@@ -196,16 +201,6 @@ class JournalWriter:
             return False
         found = entry_from_redis(raw[0])
         return found.nonce == attempt.nonce and found.state == entry.state
-
-    async def _intrude(self, connection: RespConnection, attempt: Attempt) -> bool:
-        """Without fencing: append behind whoever holds the journal. Only to show what fencing is for."""
-        (raw,) = await connection.call([("XREVRANGE", attempt.key, "+", "-", "COUNT", "1")])
-        last = entry_from_redis(raw[0]).id if raw and not isinstance(raw, Exception) else TERMINAL_ID
-        if last.seq == MAX_ID_PART:
-            return False
-        attempt.move_behind(last)
-        self._again(attempt)
-        return True
 
     async def _watch_silence(self) -> None:
         """Who appends nothing is refused nothing: one that waits in the engine must look whether it has been ended."""

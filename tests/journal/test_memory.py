@@ -1,0 +1,141 @@
+"""What a journal takes of Redis's memory, as docs/operations.md states it; and a Redis that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from journal_helpers import LINE, PrivateRedis, World, add, events, eventually, everything, finish, world
+
+from serve_app.errors import JournalUnavailable
+from serve_app.journal.entries import TERMINAL_ID, AttemptFacts, RequestFacts, transcript
+from serve_app.telemetry import Telemetry
+from workers.recorder import Recorder
+from workers.simulated_engine import _Shape
+
+ROOT = Path(__file__).parents[2]
+TOKENS = 500
+TOLERANCE = 0.3
+REQUEST_ID = "req_0123456789abcdef0123456789abcdef"
+FULL_BYTES = 8 << 20
+ROOM_BYTES = 64 << 20
+
+
+@pytest.fixture
+def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    redis = PrivateRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+def documented(row: str) -> int:
+    """The bytes that a row of the table in docs/operations.md states."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (number,) = re.findall(rf"^\| {re.escape(row)} \| ([\d,]+) \|", page, re.MULTILINE)
+    return int(number.replace(",", ""))
+
+
+async def answer(w: World) -> dict[str, float]:
+    """A typical request from its admission to its compacted end: one entry for each token. Returns bytes, by row."""
+    now_ms = int(time.time() * 1000)
+    facts = RequestFacts(
+        "standard", "default", "0123456789abcdef", "hermes-tiny", True, now_ms, now_ms + 600_000, "hermes:w:abcdefgh"
+    )
+    opened = AttemptFacts("abcdefgh", "vllm-0.32.0", now_ms, "", "vllm-0.32.0 builtin:tiny dtype=float32")
+    await w.store.admit(REQUEST_ID, LINE, b"x" * 1000, facts, (w.queue().stream("standard"), {"r": REQUEST_ID}))
+    attempt, _ = await (await w.writer()).open(REQUEST_ID, 1, b"12345678", opened)
+    recorder = Recorder(attempt, facts, opened, Telemetry())
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await recorder.send({"type": "http.response.start", "status": 200, "headers": headers})
+    shape = _Shape(REQUEST_ID, "hermes-tiny", chat=True, created_s=1_767_225_600)
+    text = (ROOT / "scripts" / "tiny-model" / "text" / "stories.txt").read_text().split()
+    assert len(text) > TOKENS
+    before = await aof_bytes(w)
+    for number, word in enumerate(text[:TOKENS], start=1):
+        last = number == TOKENS
+        recorder.record(0, f"{word} ", (30_000 + 7 * number,), "length" if last else None, None, 0)
+        event = shape.chunk(f"{word} ", last)
+        assert 200 < len(event) < 260
+        await recorder.send({"type": "http.response.body", "body": event, "more_body": True})
+        recorder.pulled()
+        while attempt.pending:
+            await asyncio.sleep(0)
+    running = await memory(w)
+    assert len(await w.entries(REQUEST_ID)) == TOKENS + 2
+    appended = await eventually(lambda: grown(w, before))
+    recorder.end("completed", "", w.settings.journal.transcript_compression_level)
+    await attempt.closed
+    await eventually(lambda: compacted(w))
+    return {
+        "a token of a running request": running / TOKENS,
+        "a finished request of 500 tokens": await memory(w),
+        "a token, in the append-only file": appended / TOKENS,
+    }
+
+
+async def memory(w: World) -> int:
+    used: int = await w.redis.memory_usage(w.store.key(REQUEST_ID), samples=0)
+    return used
+
+
+async def compacted(w: World) -> bool:
+    return await w.redis.xlen(w.store.key(REQUEST_ID)) == 1
+
+
+async def aof_bytes(w: World) -> int:
+    return int((await w.redis.info("persistence"))["aof_current_size"])
+
+
+async def grown(w: World, before: int) -> int:
+    """By how much the append-only file has grown, once nothing more waits to be written to it."""
+    found: dict[str, int] = await w.redis.info("persistence")
+    return 0 if found["aof_buffer_length"] else found["aof_current_size"] - before
+
+
+def test_a_journal_takes_the_memory_that_the_document_states(private_redis: PrivateRedis, namespace: str) -> None:
+    async def main() -> dict[str, float]:
+        async with world(private_redis.url, namespace) as w:
+            return await answer(w)
+
+    for row, measured in asyncio.run(main()).items():
+        stated = documented(row)
+        assert abs(measured - stated) <= TOLERANCE * stated, f"{row}: {measured:.0f} bytes, documented as {stated}"
+
+
+def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    async def main() -> None:
+        async with world(private_redis.url, namespace) as w:
+            hub = await w.hub()
+            follower = hub.follow_new(await w.admit())
+            reading = asyncio.create_task(everything(follower))
+            writer = await w.writer()
+            attempt = await w.opened(writer)
+            add(attempt, 1)
+            await eventually(lambda: not attempt.pending)
+            assert (await w.redis.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
+            await w.redis.config_set("maxmemory", FULL_BYTES)
+            await w.redis.setrange("filler", 2 * FULL_BYTES, "x")
+            with pytest.raises(JournalUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"):
+                await w.admit("req_2")
+            assert not await w.redis.exists(w.store.key("req_2"))
+            for number in range(2, 6):
+                add(attempt, number)
+                await asyncio.sleep(0.05)
+            finish(attempt)
+            await eventually(lambda: writer._failures > 3)
+            assert await w.ids() == ["0-1", "1-0", "1-1"]
+            assert not attempt.closed.done()
+            await w.redis.config_set("maxmemory", ROOM_BYTES)
+            await attempt.closed
+            assert await reading == events(1, 5)
+            last = (await w.entries())[-1]
+            assert (last.id, transcript(last)) == (TERMINAL_ID, events(1, 5))
+            assert await w.admit("req_2") == "req_2"
+
+    asyncio.run(main())
