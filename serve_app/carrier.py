@@ -30,6 +30,7 @@ T = TypeVar("T")
 LOST = "lost"
 """An attempt's engine or worker died under it: this counts against the request."""
 _RETRY_S = 0.2
+_RETRY_AT_MOST_S = 2.0
 _LOOK_S = 0.5
 _OPEN_WITHIN_S = 3.0
 _EXPIRE_AFTER_S = 2.0
@@ -56,6 +57,8 @@ class Next(NamedTuple):
 
     epoch: int
     cause: str = ""
+    refused: int = 0
+    """How often it could not even be opened."""
     suspect: bool = False
     """Whether the next lost attempt would be the last: such requests run one at a time."""
 
@@ -157,8 +160,8 @@ class Carrier:
             raise NotOurs
         opened = openings(entries)
         if tried is not None and entries[-1].id.epoch < tried.epoch:  # it never began: nothing is to be counted
-            await asyncio.sleep(_RETRY_S)
-            return tried
+            await asyncio.sleep(min(_RETRY_S * 2**tried.refused, _RETRY_AT_MOST_S))
+            return tried._replace(refused=tried.refused + 1)
         losses = sum(facts.cause == LOST for facts in opened[1:]) + (cause == LOST)
         if losses >= self._poison_after:
             await self._until_reached(lambda: self._dead.add(entry.request_id, Reason.POISON, entries))

@@ -20,7 +20,7 @@ import pytest
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "tensor_parallel")
+_FIXTURES = ("service", "simulated", "tensor_parallel")
 _services: Services | None = None
 
 
@@ -45,6 +45,12 @@ def service(services: Services) -> Running:
 
 
 @pytest.fixture
+def simulated(services: Services) -> Running:
+    """HAProxy, two ingress replicas, three replicas of the simulated engine, whose text a prompt alone decides."""
+    return services.get("simulated")
+
+
+@pytest.fixture
 def tensor_parallel(services: Services) -> Running:
     """Ray's Python proxy, two ingress replicas, one engine replica over four processes."""
     return services.get("tensor-parallel")
@@ -56,7 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
         if "tensor_parallel" in names:
-            return 3
+            return 5
+        if "simulated" in names:
+            return 4 if item.get_closest_marker("disturbs") else 3
         return 2 if item.get_closest_marker("disturbs") else int("service" in names)
 
     mine = [item for item in items if Path(__file__).parent in item.path.parents]

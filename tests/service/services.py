@@ -17,9 +17,28 @@ MAX_WAITING_BATCH = 2
 KINDS: dict[str, dict[str, Any]] = {
     "shared": {
         "args": {
-            "workers": {"max_running_requests": MAX_RUNNING},
+            "workers": {"max_running_requests": MAX_RUNNING, "stall_s": 8.0},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 2.0},
             "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
+            "telemetry": {"snapshot_period_s": 0.5},
+        },
+        "haproxy": True,
+    },
+    "simulated": {
+        "args": {
+            "engine": {
+                "kind": "simulated",
+                "args": {"tokens_per_s": 40, "faults": {"POISON": "exit", "STANDSTILL": "hang"}},
+            },
+            "workers": {
+                "replicas": 3,
+                "max_running_requests": 64,
+                "stall_s": 2.0,
+                "health_check_period_s": 1.0,
+                "health_check_timeout_s": 5.0,
+                "graceful_shutdown_timeout_s": 10.0,
+            },
+            "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 15.0},
             "telemetry": {"snapshot_period_s": 0.5},
         },
         "haproxy": True,

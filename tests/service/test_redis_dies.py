@@ -63,7 +63,8 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     assert all(service.state(stream.request_id)["state"] == "running" for stream in streams)
     kill(service)
     try:
-        until("it says so", lambda: not ready(service), 15)
+        probes = [f"{url}/readyz" for url in service.ingress_urls.values()]
+        until("both say so", lambda: all(httpx.get(probe, timeout=10).status_code == 503 for probe in probes), 15)
         answer = service.http.get("/readyz")
         assert answer.status_code == 503
         assert answer.headers["retry-after"]

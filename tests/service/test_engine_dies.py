@@ -1,0 +1,68 @@
+"""Rows of DESIGN §6 that concern the engine, on the real one: its core, its process, a process that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from scripts.disorder.parts import Parts
+from tests.service.disturbance import attempts, real_text, under, whole_again
+from tests.service.support import Running
+
+pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(900)]
+TOKENS = 1200
+
+
+@pytest.mark.parametrize("kind", ["engine", "engine-worker", "worker"])
+def test_a_stream_outlives(service: Running, kind: str) -> None:
+    whole_again(service, 2)
+
+    async def strike(parts: Parts) -> None:
+        parts.kill(parts.pids(kind)[-1])
+
+    told = under(service, strike, real_text(service), TOKENS)
+    assert max(attempts(told)) == 2, "none was with the one that died"
+
+
+def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: Running) -> None:
+    whole_again(service, 2)
+
+    async def strike(parts: Parts) -> None:
+        victim = parts.pids("worker")[-1]
+        parts.send(victim, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(20)
+        finally:
+            parts.send(victim, signal.SIGCONT)
+
+    told = under(service, strike, real_text(service), 3000)
+    assert max(attempts(told)) >= 2
+    service.until_idle(60)
+
+
+def test_an_engine_core_that_stands_still_loses_its_work_to_another(service: Running) -> None:
+    whole_again(service, 2)
+
+    async def strike(parts: Parts) -> None:
+        victim = parts.pids("engine")[-1]
+        parts.send(victim, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(12)
+        finally:
+            parts.send(victim, signal.SIGCONT)
+
+    told = under(service, strike, real_text(service), 3000)
+    assert max(attempts(told)) >= 2
+
+
+def test_a_stream_outlives_a_process_of_a_tensor_parallel_engine(tensor_parallel: Running) -> None:
+    """One replica only: the stream waits until Serve has started it again."""
+
+    async def strike(parts: Parts) -> None:
+        parts.kill(parts.pids("engine-worker")[-1])
+
+    expected = real_text(tensor_parallel)
+    told = under(tensor_parallel, strike, expected, 400, count=4, give_up_s=400)
+    assert max(attempts(told)) == 2

@@ -1,0 +1,50 @@
+"""A request that ends every engine that works on it is given up; the others on those replicas finish."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+
+import httpx
+import pytest
+
+from scripts.local.environment import ROOT
+from tests.service.disturbance import simulated_text, whole_again
+from tests.service.support import Running, together
+
+pytestmark = pytest.mark.disturbs
+
+
+def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Running) -> None:
+    whole_again(simulated, 3)
+    innocent: list[str] = []
+
+    def others() -> None:
+        def ask(n: int) -> str:
+            content: str = simulated.ask(f"Innocent {n}.", 240).json()["choices"][0]["message"]["content"]
+            return content
+
+        innocent.extend(together([lambda n=n: ask(n) for n in range(9)], 9))
+
+    beside = threading.Thread(target=others)
+    beside.start()
+    answer = httpx.post(
+        f"{simulated.url}/v1/chat/completions", json=simulated.body("POISON, says the label.", 40), timeout=120
+    )
+    assert answer.status_code == 500
+    assert answer.headers["x-hermes-reason"] == "poison"
+    assert answer.headers["x-should-retry"] == "false"
+    request_id = answer.headers["x-request-id"]
+    state = simulated.state(request_id)
+    assert (state["state"], state["reason"], state["attempts"]) == ("failed", "poison", 3)
+    beside.join(180)
+    assert innocent == [simulated_text(f"Innocent {n}.", 240) for n in range(9)]
+
+    def dead_letters(*words: str) -> str:
+        command = [ROOT / "scripts" / "dead-letters", *words, "--redis-url", simulated.service.redis_url]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    assert request_id in dead_letters("list")
+    assert "POISON" not in dead_letters("list")
+    assert "chat/completions" in dead_letters("show", request_id)
+    whole_again(simulated, 3)

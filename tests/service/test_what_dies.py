@@ -1,0 +1,124 @@
+"""What dies and does not concern the engine, by `kill -9`: real Ray Serve, Redis and HAProxy, simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from scripts.disorder.faults import FAULTS
+from scripts.disorder.parts import Parts
+from scripts.local import service as local
+from tests.service.disturbance import attempts, simulated_text, under, whole_again
+from tests.service.support import Running, until
+
+pytestmark = pytest.mark.disturbs
+TOKENS = 320  # 8 s
+
+
+@pytest.fixture(autouse=True)
+def whole(simulated: Running) -> None:
+    whole_again(simulated, 3)
+
+
+@pytest.mark.parametrize("kind", ["ingress", "haproxy", "controller", "redis", "ingress-hang", "redis-slow"])
+def test_a_stream_outlives(simulated: Running, kind: str) -> None:
+    async def strike(parts: Parts) -> None:
+        fault = FAULTS[kind]
+        pid = parts.pids(fault.kind)[-1]
+        await fault.strike(parts, pid)
+
+    under(simulated, strike, simulated_text, TOKENS)
+
+
+def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
+    async def strike(parts: Parts) -> None:
+        for pid in parts.pids("ingress"):
+            parts.kill(pid)
+
+    told = under(simulated, strike, simulated_text, TOKENS)
+    assert any(one.breaks for one in told)
+
+
+def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> None:
+    async def strike(parts: Parts) -> None:
+        for pid in parts.pids("worker")[:2]:
+            parts.kill(pid)
+
+    told = under(simulated, strike, simulated_text, TOKENS, count=12)
+    assert max(attempts(told)) == 2
+
+
+def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -> None:
+    async def strike(parts: Parts) -> None:
+        stopped = parts.pids("worker")
+        for pid in stopped[:2]:
+            parts.send(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(6)
+        finally:
+            for pid in stopped[:2]:
+                parts.send(pid, signal.SIGCONT)
+
+    told = under(simulated, strike, simulated_text, 600, count=12)
+    assert max(attempts(told)) >= 2
+    simulated.until_idle(20)  # the zombies' engine work was aborted
+
+
+def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated: Running) -> None:
+    async def strike(parts: Parts) -> None:
+        async with httpx.AsyncClient(base_url=simulated.url, timeout=60) as http:
+            body = simulated.body("STANDSTILL, please", 40, stream=True)
+            standing = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            await asyncio.sleep(5)
+            standing.cancel()
+            await asyncio.gather(standing, return_exceptions=True)
+
+    under(simulated, strike, simulated_text, TOKENS, count=12)
+
+
+def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
+    document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
+
+    def scale(replicas: int) -> None:
+        document["applications"][0]["args"]["workers"]["replicas"] = replicas
+        local.deploy(simulated.service.dashboard_url, document)
+
+    async def strike(_: Parts) -> None:
+        await asyncio.to_thread(scale, 1)
+
+    try:
+        told = under(simulated, strike, simulated_text, 800, count=12)
+        assert all(one.state["state"] == "completed" for one in told)
+    finally:
+        scale(3)
+
+
+def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> None:
+    document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
+    document["applications"][0]["args"]["engine"]["args"]["prefill_ms"] = 5
+
+    async def strike(_: Parts) -> None:
+        await asyncio.to_thread(local.deploy, simulated.service.dashboard_url, document)
+
+    under(simulated, strike, simulated_text, 800, count=12)
+
+
+def test_all_processes_at_once_and_a_start_afterwards(simulated: Running) -> None:
+    """Everything but Ray's own daemons dies; Ray and Redis start it again."""
+
+    async def strike(parts: Parts) -> None:
+        for kind in ("controller", "haproxy", "ingress", "worker"):
+            for pid in parts.pids(kind):
+                parts.kill(pid)
+        (redis,) = parts.pids("redis")
+        parts.kill(redis)
+        await asyncio.to_thread(parts.restart_redis)
+
+    told = under(simulated, strike, simulated_text, TOKENS, give_up_s=240)
+    assert min(attempts(told)) >= 1
+    until("it is ready", lambda: simulated.http.get("/readyz").status_code == 200, 60)
