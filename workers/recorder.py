@@ -188,6 +188,7 @@ class Recorder:
     def fail(self) -> None:
         """The engine failed while answering: what its server still sends is not for the client."""
         self.broken = True
+        self.lost = ""
         self._outputs, self._body = [], []
 
     def end(self, state: str, reason: str, compression_level: int | None) -> None:

@@ -97,9 +97,13 @@ class WorkerReplica:
         """Give everything up as soon as the engine is sick: Serve's own checks take many seconds to act."""
         while not self._sick.done():
             await asyncio.sleep(_HEALTH_S)
-            try:
-                await self._engine.check_health()
-            except Exception as error:
+            await self._examine()
+
+    async def _examine(self) -> None:
+        try:
+            await self._engine.check_health()
+        except Exception as error:
+            if not self._sick.done():
                 log.error("the engine is sick, giving up %d requests: %s", len(self._work), error or repr(error))
                 self._sick.set_result(None)
                 await self._membership.leave()
@@ -154,6 +158,8 @@ class WorkerReplica:
         except BaseException as error:
             attempt.quit("engine_failed")
             log.warning("request %s epoch %d given up: %s", request_id, epoch, error or repr(error))
+            if isinstance(error, EngineFailed):
+                await self._examine()  # or the next attempt may come here, too
             raise
 
     def _recorder(self, attempt: Attempt, entries: list[Entry], facts: RequestFacts, opened: AttemptFacts) -> Recorder:

@@ -22,7 +22,6 @@ from serve_app.settings import Settings
 from workers import asgi
 from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
-from workers.replay import CannotContinue
 
 log = logging.getLogger("hermes.worker")
 
@@ -150,6 +149,7 @@ class VllmEngine:
     async def serve(self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder) -> None:
         """One request through vLLM's app."""
         assert self._app is not None
+        self._check(recorder)
         if line.path not in self._paths:  # vLLM leaves out what the model cannot do, and would say no more than that
             await _refuse(recorder, f"The model cannot serve {line.path}; its tasks: {self._tasks}.")
             return
@@ -157,16 +157,21 @@ class VllmEngine:
             body = _with_request_id(body, request_id)
         try:
             await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
-        except CannotContinue:
-            return  # the recorder knows
-        except Exception as error:
-            if recorder.lost:
+        except Exception:
+            self._check(recorder)
+            if recorder.lost:  # the recorder ended the work, whatever vLLM's server made of that
                 return
-            if recorder.broken or self._engine.errored:
-                recorder.fail()
-                raise EngineFailed(repr(error)) from error
             raise
-        if recorder.broken:
+        self._check(recorder)
+
+    def _check(self, recorder: Recorder) -> None:
+        """What vLLM's server says once its engine is dead is no answer, however it looks.
+
+        Raises:
+            EngineFailed: the engine failed under this request, or had before.
+        """
+        if recorder.broken or self._engine.errored:
+            recorder.fail()
             raise EngineFailed("the engine failed while answering")
 
     async def check_health(self) -> None:

@@ -92,7 +92,10 @@ class Client:
         told.text, told.done = choice["message"]["content"], True
 
     def _accepted(self, told: Told, answer: httpx.Response) -> bool:
-        told.request_id = answer.headers.get("x-request-id", "") or told.request_id
+        # Ray's Python proxy, to which HAProxy falls back while no ingress lives, adds an id of its own.
+        request_id = answer.headers.get("x-request-id", "").partition(",")[0]
+        if request_id.startswith("req_"):
+            told.request_id = request_id
         if answer.status_code == 200:
             told.accepted = True
             return True

