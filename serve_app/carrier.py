@@ -140,6 +140,7 @@ class Carrier:
             return None, loss.result()
         except WorkerLost as error:
             log.warning("dispatcher: request %s attempt %d lost: %s", entry.request_id, this.epoch, error)
+            self._fleet.avoid(entry.request_id, time.monotonic())
             return None, LOST
         finally:
             call.cancel()

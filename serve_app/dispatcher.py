@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 
 from serve_app.carrier import Carrier
 from serve_app.errors import JournalUnavailable
@@ -54,6 +55,7 @@ class Dispatcher:
     def on_members(self, members: Members) -> None:
         """The room of all engines is divided among the living ingresses."""
         self._members = members
+        self._fleet.forgive(time.monotonic())
         self._fleet.leased([name for name, _ in members.workers] if members.trusted else None)
         self._window = math.ceil(members.capacity / max(1, len(members.ingresses)))
         self._room_changed.set()

@@ -211,6 +211,11 @@ def entry_from_redis(raw: Any) -> Entry:
     return Entry(EntryId.parse(entry_id), fields)
 
 
+def flatten(entry: Entry) -> list[bytes]:
+    """Fields as `XADD` takes them."""
+    return [part for pair in entry.fields.items() for part in pair]
+
+
 def has_ended(entries: Sequence[Entry]) -> bool:
     """Whether a journal, read from its beginning, is that of a request that has ended."""
     return any(entry.ends for entry in entries)

@@ -27,6 +27,7 @@ from serve_app.journal.entries import (
     decode_facts,
     encode_wakes,
     entry_from_redis,
+    flatten,
     journal_key,
     needed_by_readers,
     wake_of,
@@ -293,8 +294,5 @@ class JournalWriter:
                 attempt.rewind(last.id)
                 if attempt.pending:
                     self._mark(attempt)  # the loop may be asleep: also who opens an attempt connects
-
-
-def flatten(entry: Entry) -> list[bytes]:
-    """Fields as `XADD` takes them."""
-    return [part for pair in entry.fields.items() for part in pair]
+                elif last.quit:  # it had been accepted, and only the answer was lost
+                    self._forget(attempt, fenced=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+_AVOID_S = 5.0
 DRAINED = "drained"
 HUNG = "hung"
 
@@ -23,6 +24,7 @@ class Fleet:
         self._serving: frozenset[str] = frozenset()
         self._leased: frozenset[str] | None = None
         self._placed: dict[str, str] = {}
+        self._avoided: dict[str, float] = {}
         self.version = 0
 
     def place(self, request_id: str, replica: str) -> None:
@@ -32,6 +34,20 @@ class Fleet:
     def release(self, request_id: str) -> None:
         """Nobody waits for that replica any more."""
         self._placed.pop(request_id, None)
+
+    def avoid(self, request_id: str, now_s: float) -> None:
+        """A call to this request's replica failed: perhaps it is dead, and neither Serve nor its lease say so yet."""
+        replica = self._placed.get(request_id)
+        if replica is not None:
+            self._avoided[replica] = now_s + _AVOID_S
+            self.version += 1
+
+    def forgive(self, now_s: float) -> None:
+        """Try those again that have been avoided for long enough."""
+        over = [replica for replica, until_s in self._avoided.items() if until_s <= now_s]
+        for replica in over:
+            del self._avoided[replica]
+            self.version += 1
 
     def serving(self, replicas: Iterable[str]) -> None:
         """Ray Serve's running replicas have changed."""
@@ -53,8 +69,9 @@ class Fleet:
             self._lose(frozenset(self._placed.values()) - now - left, HUNG)
 
     def able(self) -> frozenset[str]:
-        """Who can take work: leased and running."""
-        return self._serving if self._leased is None else self._serving & self._leased
+        """Who can take work: leased and running, and no call has failed there just now, unless it is so with all."""
+        there = self._serving if self._leased is None else self._serving & self._leased
+        return there - self._avoided.keys() or there
 
     def alive(self, replica: str) -> bool:
         """Whether a replica's work goes on, as far as is known."""

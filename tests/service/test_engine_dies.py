@@ -24,7 +24,7 @@ def test_a_stream_outlives(service: Running, kind: str) -> None:
         parts.kill(await busiest(service, parts, told, kind))
 
     told = under(service, strike, real_text(service), TOKENS)
-    assert max(attempts(told)) == 2, "none was with the one that died"
+    assert max(attempts(told)) >= 2, "none was with the one that died"
 
 
 def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: Running) -> None:
@@ -66,4 +66,4 @@ def test_a_stream_outlives_a_process_of_a_tensor_parallel_engine(tensor_parallel
 
     expected = real_text(tensor_parallel)
     told = under(tensor_parallel, strike, expected, 400, count=4, give_up_s=400)
-    assert max(attempts(told)) == 2
+    assert max(attempts(told)) >= 2

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 import yaml
 
@@ -14,6 +15,7 @@ from scripts.disorder.faults import FAULTS
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Told
 from scripts.local import service as local
+from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import attempts, simulated_text, under, whole_again
 from tests.service.support import Running, until
 
@@ -34,6 +36,24 @@ def test_a_stream_outlives(simulated: Running, kind: str) -> None:
         await fault.strike(parts, pid)
 
     under(simulated, strike, simulated_text, TOKENS)
+
+
+@pytest.mark.parametrize("kind", ["ingress", "haproxy"])
+def test_the_sdk_over_a_reconnecting_transport_does_not_notice(simulated: Running, kind: str) -> None:
+    parts = Parts(simulated.service)
+    http = httpx.Client(transport=ReconnectingTransport(), timeout=10)
+    sdk = openai.OpenAI(base_url=f"{simulated.url}/v1", api_key="none", max_retries=0, http_client=http)
+    with http:
+        chunks = sdk.chat.completions.create(
+            model=simulated.model, messages=[{"role": "user", "content": "Do not notice."}], max_tokens=240, stream=True
+        )
+        text = ""
+        for number, chunk in enumerate(chunks):
+            text += chunk.choices[0].delta.content or ""
+            if number == 20:
+                for pid in parts.pids(kind):
+                    parts.kill(pid)
+    assert text == simulated_text("Do not notice.", 240)
 
 
 def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:

@@ -60,3 +60,21 @@ def test_a_new_replica_takes_work_once_it_has_a_lease() -> None:
     fleet.leased(["a", "b", "c"])
     assert fleet.able() == {"a", "b", "c"}
     assert fleet.version > version
+
+
+def test_a_replica_under_which_a_call_failed_is_avoided_for_a_while() -> None:
+    fleet, losses = watched()
+    fleet.avoid("on-a", 100.0)
+    assert fleet.able() == {"b"}
+    fleet.forgive(104.9)
+    assert fleet.able() == {"b"}
+    fleet.forgive(105.0)
+    assert fleet.able() == {"a", "b"}
+    assert losses == []
+
+
+def test_where_calls_failed_everywhere_nobody_is_avoided() -> None:
+    fleet, _ = watched()
+    fleet.avoid("on-a", 100.0)
+    fleet.avoid("on-b", 100.0)
+    assert fleet.able() == {"a", "b"}
