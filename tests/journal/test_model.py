@@ -1095,7 +1095,7 @@ def _run(machine: Callable[[], RuleBasedStateMachine], examples: int, steps: int
 
 def test_a_journal_is_what_its_model_says(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_RETRY_S", (0.001,))
-    _run(lambda: JournalMachine(redis_url), examples=60, steps=40)
+    _run(lambda: JournalMachine(redis_url), examples=100, steps=40)
 
 
 def test_a_queue_is_what_its_model_says(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

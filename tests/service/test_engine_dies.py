@@ -41,29 +41,3 @@ def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: 
     told = under(service, strike, real_text(service), 3000)
     assert max(attempts(told)) >= 2
     service.until_idle(60)
-
-
-def test_an_engine_core_that_stands_still_loses_its_work_to_another(service: Running) -> None:
-    whole_again(service, 2)
-
-    async def strike(parts: Parts, told: list[Told]) -> None:
-        victim = await busiest(service, parts, told, "engine")
-        parts.send(victim, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(12)
-        finally:
-            parts.send(victim, signal.SIGCONT)
-
-    told = under(service, strike, real_text(service), 3000)
-    assert max(attempts(told)) >= 2
-
-
-def test_a_stream_outlives_a_process_of_a_tensor_parallel_engine(tensor_parallel: Running) -> None:
-    """One replica only: the stream waits until Serve has started it again."""
-
-    async def strike(parts: Parts, told: list[Told]) -> None:
-        parts.kill(parts.pids("engine-worker")[-1])
-
-    expected = real_text(tensor_parallel)
-    told = under(tensor_parallel, strike, expected, 400, count=4, give_up_s=400)
-    assert max(attempts(told)) >= 2
