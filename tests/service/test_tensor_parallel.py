@@ -7,7 +7,7 @@ import pytest
 
 from scripts.local.service import application_status
 from tests.service.services import Services
-from tests.service.support import STORY, Running, Stream
+from tests.service.support import STORY, Running, Stream, until
 
 PROMPTS = (STORY, "What is continuous batching?", "Count to ten.", "Write a poem about the sea.")
 TOKENS = 48
@@ -54,6 +54,7 @@ def test_a_client_that_leaves_the_python_proxy_frees_the_engine(tensor_parallel:
     with tensor_parallel.stream(tokens=3000) as response:
         stream = Stream(response)
         stream.next_events(3)
-    tensor_parallel.until_idle(20)
+    until("it ends", lambda: tensor_parallel.state(stream.request_id)["ended_at_ms"], 20)
+    tensor_parallel.until_idle(20)  # only now: the metrics of another process may be some seconds old
     found = tensor_parallel.state(stream.request_id)
     assert (found["state"], found["reason"]) == ("cancelled", "client_disconnected")
