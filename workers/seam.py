@@ -79,7 +79,9 @@ class Seam:
         self._token_ids += recorded.token_ids
         if recorded.cached_tokens is not None:
             self._cached_tokens = recorded.cached_tokens
-        self._detokenizer.update(list(recorded.token_ids), recorded.finish_reason == "stop")
+        # Behind a stop *token* the detokenizer leaves its text out; a stop *string* it finds by itself, as it did then.
+        stop_token = recorded.finish_reason == "stop" and not isinstance(recorded.stop_reason, str)
+        self._detokenizer.update(list(recorded.token_ids), stop_token)
         text = self._detokenizer.get_next_output_text(recorded.finish_reason is not None, delta=True)
         if text != recorded.text:
             raise CannotContinue("the recorded tokens give another text here")
