@@ -42,6 +42,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--every-s", type=float, help="mean time between faults (7; vllm: 20)")
     parser.add_argument("--tokens", help="of a response, from,to (20,300; vllm: 16,120)")
     parser.add_argument("--faults", help=f"only these, by commas: {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--apart", action="store_true",
+        help="the next fault only when the service is whole again: how soon it goes on after each kind by itself",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--logs", type=Path, help="copy what the service's processes logged to this folder")
     parser.add_argument(
@@ -65,12 +69,13 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     args: dict[str, Any] = {
         "workers": {"max_running_requests": 64, "health_check_period_s": 2.0, "health_check_timeout_s": 5.0},
         "ingress": {"heartbeat_s": 2.0, "disconnect_grace_s": 10.0},
+        "journal": {"retention_s": 7200.0},  # every request is looked up at the end
     }
     if options.engine == "simulated":
         args["engine"] = {"kind": "simulated", "args": {"tokens_per_s": 50, "prefill_ms": 20}}
         args["workers"]["replicas"] = 3
     if options.without_fencing:
-        args["journal"] = {"fencing": False}
+        args["journal"]["fencing"] = False
     return args
 
 
@@ -112,6 +117,9 @@ async def strike_on(
     began_s = time.monotonic()
     while time.monotonic() < until_s - 5:
         await asyncio.sleep(chance.uniform(0.6, 1.4) * options.every_s)
+        if options.apart:
+            await asyncio.gather(*lasting)
+            await asyncio.to_thread(parts.until_whole)
         struck = [s.name for s in strikes]
         names = sorted(options.names, key=lambda name: (struck.count(name), chance.random()))
         if any(not task.done() for task in lasting):  # one lasting fault at a time: there are spares for one

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scripts.benchmark.processes import classify
 from scripts.local import processes, ray_cluster, redis_server
-from scripts.local.service import Service
+from scripts.local.service import Service, readiness
 
 KINDS = {
     "worker": "worker replica",
@@ -66,6 +66,18 @@ class Parts:
             time.sleep(0.02)
         self.service.pids["redis"], _ = redis_server.start(Path(self.service.state_dir) / "redis", self.redis_port())
         self.service.save()
+
+    def until_whole(self) -> None:
+        """Until every replica of the service is back."""
+        while True:
+            ready = readiness(self.service.url)
+            if (
+                ready.get("ready")
+                and ready["workers"] >= ready["workers_wanted"]
+                and ready["ingresses"] >= ready["ingresses_wanted"]
+            ):
+                return
+            time.sleep(0.1)
 
     def save_logs(self, folder: Path) -> None:
         """Copy the logs of the service's own processes."""

@@ -1,4 +1,4 @@
-"""A private one-node Ray: its own ports and folder, so that it meets no other Ray on the machine."""
+"""A private Ray: its own ports and folder, so that it meets no other Ray on the machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.local import processes
@@ -58,40 +60,43 @@ def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
     }
 
 
-def start(state: Path, haproxy: bool, environment: dict[str, str], ray: Path = RAY) -> tuple[int, str]:
+@dataclass(frozen=True)
+class Place:
+    """Where a node runs: on this machine's loopback, or on a host of a `network.Network`.
+
+    `cpus`, `gpus`: what Ray is told, whatever is there. `prefix`: of a command, to run it there.
+    """
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    cpus: int = LOGICAL_CPUS
+    gpus: int = 0
+
+
+HERE = Place()
+
+
+def start(
+    state: Path, haproxy: bool, environment: Mapping[str, str], ray: Path = RAY, place: Place = HERE, port: int = 0
+) -> tuple[int, str]:
     """Start a head node and wait for its dashboard. Returns the pid of `ray start` and the dashboard's URL.
 
     Args:
         ray: the `ray` command; its environment is the one that the nodes run in.
+        port: of the GCS, where other nodes are to join; 0: a free one.
 
     Raises:
         RuntimeError: it did not start; the message holds the end of its log.
     """
-    folder = short_folder(state)
-    folder.mkdir(parents=True, exist_ok=True)
     dashboard = processes.free_port()
     command = [
-        str(ray), "start", "--head", "--block", "--disable-usage-stats",
-        "--node-ip-address", "127.0.0.1", "--port", str(processes.free_port()),
-        "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard),
-        "--dashboard-agent-listen-port", str(processes.free_port()),
-        "--dashboard-agent-grpc-port", str(processes.free_port()),
-        "--metrics-export-port", str(processes.free_port()),
+        str(ray), "start", "--head", "--port", str(port or processes.free_port()),
+        "--dashboard-host", place.address, "--dashboard-port", str(dashboard),
         "--ray-client-server-port", str(processes.free_port()),
-        "--num-cpus", str(LOGICAL_CPUS), "--object-store-memory", str(128 * 1024 * 1024),
     ]  # fmt: skip
-    full = {
-        **os.environ,
-        **serve_environment(folder, haproxy),
-        "RAY_TMPDIR": str(folder),
-        "RAY_prestart_worker_first_driver": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "PATH": f"{ray.parent}:{os.environ.get('PATH', '')}",
-        **environment,
-    }
     log = state / "ray.log"
-    pid = processes.start(command, log, full, state)
-    url = f"http://127.0.0.1:{dashboard}"
+    pid = _launch(command, state, log, haproxy, environment, ray, place)
+    url = f"http://{place.address}:{dashboard}"
     deadline = time.monotonic() + 90
     while not _answers(f"{url}/api/serve/applications/"):
         if not processes.is_alive(pid) or time.monotonic() > deadline:
@@ -99,6 +104,38 @@ def start(state: Path, haproxy: bool, environment: dict[str, str], ray: Path = R
             raise RuntimeError(f"Ray did not start:\n{processes.tail(log)}")
         time.sleep(0.2)
     return pid, url
+
+
+def join(state: Path, head: str, name: str, haproxy: bool, environment: Mapping[str, str], place: Place) -> int:
+    """Start a node beside a head node (`head`: address and port of its GCS). Returns the pid of `ray start`."""
+    command = [str(RAY), "start", "--address", head]
+    return _launch(command, state, state / f"ray-{name}.log", haproxy, environment, RAY, place, name)
+
+
+def _launch(
+    command: list[str], state: Path, log: Path, haproxy: bool, environment: Mapping[str, str], ray: Path, place: Place,
+    name: str = "",
+) -> int:  # fmt: skip
+    folder = short_folder(state)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    arguments = [
+        "--block", "--disable-usage-stats", "--node-ip-address", place.address,
+        "--dashboard-agent-listen-port", str(processes.free_port()),
+        "--dashboard-agent-grpc-port", str(processes.free_port()),
+        "--metrics-export-port", str(processes.free_port()),
+        "--num-cpus", str(place.cpus), "--num-gpus", str(place.gpus),
+        "--object-store-memory", str(128 * 1024 * 1024),
+    ]  # fmt: skip
+    full = {
+        **os.environ,
+        **serve_environment(folder / name, haproxy),
+        "RAY_TMPDIR": str(folder),
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "PATH": f"{ray.parent}:{os.environ.get('PATH', '')}",
+        **environment,
+    }
+    return processes.start([*place.prefix, *command, *arguments], log, full, state)
 
 
 def end(state: Path, pid: int) -> None:

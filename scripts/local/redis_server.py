@@ -1,4 +1,4 @@
-"""A private Redis: append-only file on, its own folder, a free port, loopback only."""
+"""A private Redis: append-only file on, its own folder, a free port, and the loopback unless told otherwise."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def find_server() -> str | None:
     return str(wheel) if wheel else None
 
 
-def start(folder: Path, port: int | None = None) -> tuple[int, int]:
+def start(folder: Path, port: int | None = None, bind: str = "") -> tuple[int, int]:
     """Start it and wait until it answers. Returns pid and port.
+
+    Args:
+        bind: an address to listen on beside the loopback. There is no password: only for a network of our own.
 
     Raises:
         RuntimeError: it did not start; the message holds the end of its log.
@@ -33,7 +36,8 @@ def start(folder: Path, port: int | None = None) -> tuple[int, int]:
     folder.mkdir(parents=True, exist_ok=True)
     port = port or processes.free_port()
     command = [
-        server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "",
+        server, "--port", str(port), "--bind", *f"127.0.0.1 {bind}".split(), "--dir", str(folder), "--save", "",
+        "--protected-mode", "no" if bind else "yes",
         "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
         "--stream-node-max-entries", "100", "--tcp-keepalive", "60",
     ]  # fmt: skip

@@ -109,6 +109,7 @@ class Ingress:
             "workers": workers,
             "workers_wanted": self.settings.workers.replicas,
             "ingresses": len(members.ingresses),
+            "ingresses_wanted": self.settings.ingress.replicas,
         }
 
     async def metrics_page(self) -> bytes:

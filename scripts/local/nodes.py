@@ -1,0 +1,104 @@
+"""A service over several Ray nodes, each on a host of its own: what the big stages are, on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.local import processes, ray_cluster, redis_server
+from scripts.local.network import Host, Network
+from scripts.local.ray_cluster import Place
+from scripts.local.service import Service, deploy, merged, render, wait_ready
+
+PORT = 8000
+
+
+class Nodes:
+    """A head node and others, on one network with Redis.
+
+    Args:
+        sizes: logical CPUs and GPUs of every node; the head comes first.
+        number: of the network, see `Network`.
+    """
+
+    def __init__(self, state: Path, sizes: Sequence[tuple[int, int]], number: int = 1) -> None:
+        self.network = Network(number, len(sizes))
+        self.state = state
+        self._sizes = sizes
+        self._gcs_port = processes.free_port()
+        self.service = Service(str(state), url=f"http://{self.hosts[-1].address}:{PORT}")
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The head's first."""
+        return self.network.hosts
+
+    def url(self, node: int) -> str:
+        """Of the service, by way of one node's HAProxy."""
+        return f"http://{self.hosts[node].address}:{PORT}"
+
+    def up(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start network, Redis and Ray.
+
+        Raises:
+            RuntimeError: one of them could not be started; the message says why.
+        """
+        self._environment = dict(environment or {})
+        self.network.up()
+        try:
+            gateway = self.network.gateway
+            self.service.pids["redis"], port = redis_server.start(self.state / "redis", bind=gateway)
+            self.service.redis_url = f"redis://{gateway}:{port}/0"
+            self.start_head()
+            for number in range(1, len(self.hosts)):
+                self.start_node(number)
+        except BaseException:
+            self.down()
+            raise
+
+    def start_head(self) -> None:
+        """The node with Ray's GCS and dashboard and Serve's controller."""
+        pid, self.service.dashboard_url = ray_cluster.start(
+            self.state, True, self._environment, place=self._place(0), port=self._gcs_port
+        )
+        self.service.pids["ray"] = pid
+        self.service.save()
+
+    def start_node(self, number: int) -> None:
+        """Another node; also in place of one that was killed."""
+        head = f"{self.hosts[0].address}:{self._gcs_port}"
+        self.service.pids[f"node-{number}"] = ray_cluster.join(
+            self.state, head, f"node-{number}", True, self._environment, self._place(number)
+        )
+        self.service.save()
+
+    def deploy(
+        self, config: Path, args: Mapping[str, Any], tell: Callable[[str], None] = lambda _: None, timeout_s: float = 300
+    ) -> Service:
+        """Deploy a stage's config file and wait until it serves.
+
+        Raises:
+            RuntimeError: the deployment failed or took too long; the message is Serve's.
+        """
+        document = render(config, PORT, merged({"redis": {"url": self.service.redis_url}}, args))
+        document["http_options"]["host"] = "0.0.0.0"
+        self.service.model = document["applications"][0]["args"]["model"]["name"]
+        (self.state / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        deploy(self.service.dashboard_url, document)
+        wait_ready(self.service, tell, timeout_s)
+        return self.service
+
+    def down(self) -> None:
+        """End everything, and nothing else."""
+        with contextlib.suppress(ProcessLookupError):
+            self.service.down()
+        self.network.down()
+
+    def _place(self, number: int) -> Place:
+        cpus, gpus = self._sizes[number]
+        host = self.hosts[number]
+        return Place(host.address, host.prefix, cpus, gpus)
