@@ -1,0 +1,47 @@
+{{/* Names, labels, images. Labels of Ray pods hold no chart version: a change there would start a new Ray cluster. */}}
+
+{{- define "hermes.selector" -}}
+app.kubernetes.io/part-of: hermes-serve
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "hermes.labels" -}}
+{{ include "hermes.selector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* The labels of one component: (list $ "redis") */}}
+{{- define "hermes.component" -}}
+{{ include "hermes.selector" (index . 0) }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* An image reference: (list image defaultTag). A digest takes the place of the tag. */}}
+{{- define "hermes.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- end -}}
+{{- end }}
+
+{{- define "hermes.rayImage" -}}
+{{ include "hermes.image" (list .Values.image .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "hermes.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What ingresses and HAProxy must wait for: the longest request, and some. */}}
+{{- define "hermes.longestSeconds" -}}
+{{ add (.Values.settings.ingress.max_request_timeout_s | ceil | int64) 100 }}
+{{- end }}

@@ -1,0 +1,184 @@
+{{/* Parts of Ray's pods. KubeRay adds the command, Ray's address and, in the head, the autoscaler. */}}
+
+{{- define "hermes.weightsClaim" -}}
+{{- if .Values.weights.create -}}{{ .Release.Name }}-weights{{- else -}}{{ .Values.weights.existingClaim }}{{- end -}}
+{{- end }}
+
+{{/* Where the hub's files are kept: with the weights where those can be written, so that pods share them. */}}
+{{- define "hermes.hubHome" -}}
+{{- if and (include "hermes.weightsClaim" .) (not .Values.weights.readOnly) -}}
+{{ .Values.weights.mountPath }}/.huggingface
+{{- else -}}
+/home/hermes/.cache/huggingface
+{{- end -}}
+{{- end }}
+
+{{/* What Ray Serve reads before it starts; scripts/local/ray_cluster.py says why. `env` comes last and may replace it. */}}
+{{- define "hermes.fixedEnvironment" -}}
+RAY_SERVE_ENABLE_HA_PROXY: "1"
+RAY_SERVE_ENABLE_DIRECT_INGRESS: "1"
+RAY_SERVE_THROUGHPUT_OPTIMIZED: "1"
+RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE: "1"
+# A reload of HAProxy cuts streams after this long.
+RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S: {{ include "hermes.longestSeconds" . | quote }}
+RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S: {{ include "hermes.longestSeconds" . | quote }}
+RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER: 1s
+RAY_SERVE_HAPROXY_TUNE_BUFSIZE: "65536"
+RAY_SERVE_HAPROXY_CONFIG_FILE_LOC: /run/haproxy/haproxy.cfg
+RAY_SERVE_HAPROXY_SOCKET_PATH: /run/haproxy/admin.sock
+RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH: /run/haproxy/metrics.sock
+RAY_SERVE_HAPROXY_SERVER_STATE_BASE: /run/haproxy
+RAY_SERVE_HAPROXY_SERVER_STATE_FILE: /run/haproxy/server-state
+RAY_DEDUP_LOGS: "0"
+RAY_USAGE_STATS_ENABLED: "0"
+VLLM_NO_USAGE_STATS: "1"
+HF_HOME: {{ include "hermes.hubHome" . }}
+HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
+{{- end }}
+
+{{- define "hermes.rayEnvironment" -}}
+{{- if .Values.redis.internal.enabled }}
+- name: HERMES_REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.redis.internal.existingSecret }}
+      key: {{ .Values.redis.internal.passwordKey }}
+- name: HERMES_REDIS_URL # Kubernetes puts the password in, when the container starts
+  value: redis://hermes:$(HERMES_REDIS_PASSWORD)@{{ .Release.Name }}-redis:6379/0
+{{- else }}
+- name: HERMES_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.redis.external.existingSecret }}
+      key: {{ .Values.redis.external.urlKey }}
+{{- end }}
+{{- if .Values.hub.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.hub.existingSecret }}
+      key: {{ .Values.hub.tokenKey }}
+{{- end }}
+{{- range $name, $value := merge (deepCopy .Values.env) (include "hermes.fixedEnvironment" . | fromYaml) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The root file system is read-only; all that is written goes here. Only engines read weights. */}}
+{{- define "hermes.rayMounts" -}}
+{{- $ := .root -}}
+- name: tmp
+  mountPath: /tmp
+- name: home
+  mountPath: /home/hermes
+- name: haproxy
+  mountPath: /run/haproxy
+- name: shm
+  mountPath: /dev/shm
+{{- if $.Values.auth.enabled }}
+- name: keys
+  mountPath: /etc/hermes/keys
+  readOnly: true
+{{- end }}
+{{- if and (eq .component "engine") (include "hermes.weightsClaim" $) }}
+- name: weights
+  mountPath: {{ $.Values.weights.mountPath }}
+  readOnly: {{ $.Values.weights.readOnly }}
+{{- end }}
+{{- end }}
+
+{{- define "hermes.rayVolumes" -}}
+{{- $ := .root -}}
+- name: tmp
+  emptyDir: {}
+- name: home
+  emptyDir: {}
+- name: haproxy
+  emptyDir: {}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .group.shmSize }}
+{{- if $.Values.auth.enabled }}
+- name: keys
+  secret:
+    secretName: {{ $.Values.auth.existingSecret }}
+    items:
+      - key: {{ $.Values.auth.keysKey }}
+        path: keys.yaml
+{{- end }}
+{{- if and (eq .component "engine") (include "hermes.weightsClaim" $) }}
+- name: weights
+  persistentVolumeClaim:
+    claimName: {{ include "hermes.weightsClaim" $ }}
+    readOnly: {{ $.Values.weights.readOnly }}
+{{- end }}
+{{- end }}
+
+{{/* Of one page for each process, from settings.telemetry.process_port on: (list $ count) */}}
+{{- define "hermes.pagePorts" -}}
+{{- $ := index . 0 -}}
+{{- if and $.Values.monitoring.podMonitors (eq $.Values.monitoring.mode "pods") }}
+{{- range $i := until (index . 1 | int) }}
+- name: page-{{ $i }}
+  containerPort: {{ add $.Values.settings.telemetry.process_port $i }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The one container of a worker pod, with what is around it:
+     (dict "root" $ "component" "engine" "group" .Values.engines "gpus" 1 "pages" 1) */}}
+{{- define "hermes.workerTemplate" -}}
+{{- $ := .root -}}
+metadata:
+  labels:
+    {{- include "hermes.component" (list $ .component) | nindent 4 }}
+  {{- with $.Values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ $.Release.Name }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 60
+  {{- include "hermes.pullSecrets" $ | nindent 2 }}
+  {{- include "hermes.podSecurity" 10001 | nindent 2 }}
+  {{- include "hermes.scheduling" .group.scheduling | nindent 2 }}
+  containers:
+    - name: ray-worker
+      image: {{ include "hermes.rayImage" $ }}
+      imagePullPolicy: {{ $.Values.image.pullPolicy }}
+      {{- include "hermes.containerSecurity" $ | nindent 6 }}
+      env:
+        {{- include "hermes.rayEnvironment" $ | nindent 8 }}
+      ports:
+        - name: serve
+          containerPort: 8000
+        - name: metrics
+          containerPort: 8080
+        - name: agent
+          containerPort: 52365
+        {{- include "hermes.pagePorts" (list $ .pages) | nindent 8 }}
+      {{- include "hermes.resources" (dict "root" $ "cpus" .group.cpus "memory" .group.memory "gpus" .gpus) | nindent 6 }}
+      startupProbe:
+        httpGet: {path: /api/local_raylet_healthz, port: agent}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 60
+      livenessProbe:
+        httpGet: {path: /api/local_raylet_healthz, port: agent}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 12
+      readinessProbe: # HAProxy is there and knows an ingress: the serve Service sends only to such pods
+        httpGet: {path: /-/healthz, port: serve}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 1
+      volumeMounts:
+        {{- include "hermes.rayMounts" . | nindent 8 }}
+  volumes:
+    {{- include "hermes.rayVolumes" . | nindent 4 }}
+{{- end }}

@@ -1,0 +1,19 @@
+{{/* What `serve deploy` would get: the settings, and where the API keys lie. No secret goes through here. */}}
+{{- define "hermes.serveConfig" -}}
+{{- $args := deepCopy .Values.settings -}}
+{{- if .Values.auth.enabled -}}
+{{- $_ := set $args "auth" (dict "required" true "keys_file" "/etc/hermes/keys/keys.yaml") -}}
+{{- end -}}
+proxy_location: EveryNode
+http_options:
+  host: 0.0.0.0
+  port: 8000
+logging_config:
+  enable_access_log: false
+applications:
+  - name: hermes
+    route_prefix: /
+    import_path: serve_app.deploy:build
+    args:
+      {{- toYaml $args | nindent 6 }}
+{{- end }}

@@ -1,0 +1,175 @@
+"""The schema of the chart's values: `.venv/bin/python helm/schema.py` writes hermes-serve/values.schema.json.
+
+Closed everywhere but where Kubernetes or vLLM own what stands there. `settings` comes from the service's own settings
+tree, less what the chart sets itself: the address of Redis and the API keys.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "helm" / "hermes-serve" / "values.schema.json"
+SET_BY_THE_CHART = {"": ("auth",), "RedisSettings": ("url",)}
+
+Schema = dict[str, Any]
+
+BOOL: Schema = {"type": "boolean"}
+OPEN: Schema = {"type": "object"}
+STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
+
+
+def text(pattern: str = "", **more: Any) -> Schema:
+    return {"type": "string", **({"pattern": pattern} if pattern else {}), **more}
+
+
+def one_of(*values: str) -> Schema:
+    return {"type": "string", "enum": list(values)}
+
+
+def whole(minimum: int, maximum: int | None = None) -> Schema:
+    return {"type": "integer", "minimum": minimum, **({} if maximum is None else {"maximum": maximum})}
+
+
+def listed(item: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": item, **more}
+
+
+def closed(**properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+NAME = text(r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?)?$")  # of an object; may be empty
+KEY = text(r"^[-._a-zA-Z0-9]{1,253}$")  # of a Secret
+SIZE = text(r"^[1-9][0-9]*(Mi|Gi|Ti)$")
+MEMORY = text(r"^[1-9][0-9]*(Mi|Gi)$")
+CIDR = text(r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")
+HOST = text(r"^([*]\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+PULL = one_of("Always", "IfNotPresent", "Never")
+IMAGE = {
+    "repository": text(r"^([a-z0-9][-._a-z0-9:/]*)?$"),
+    "tag": text(r"^([A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?$"),
+    "digest": text(r"^(sha256:[0-9a-f]{64})?$"),
+    "pullPolicy": PULL,
+}
+SCHEDULING = closed(
+    nodeSelector=STRINGS,
+    tolerations=listed(OPEN),
+    affinity=OPEN,
+    topologySpreadConstraints=listed(OPEN),
+    priorityClassName=NAME,
+)
+POD = {"cpus": whole(1), "memory": MEMORY, "shmSize": MEMORY, "scheduling": SCHEDULING}
+
+OURS: dict[str, Schema] = {
+    "image": closed(**IMAGE, pullSecrets=listed(NAME)),
+    "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY),
+    "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
+    "weights": closed(
+        existingClaim=NAME, create=BOOL, size=SIZE, storageClassName=NAME, mountPath=text(r"^/[-._a-z0-9/]*[a-z0-9]$"),
+        readOnly=BOOL, accessModes=listed(one_of("ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"), minItems=1),
+    ),
+    "redis": closed(
+        internal=closed(
+            enabled=BOOL, existingSecret=NAME, passwordKey=KEY, rayPasswordKey=KEY, image=closed(**IMAGE),
+            appendfsync=one_of("everysec", "always"), maxmemory=text(r"^[1-9][0-9]*(mb|gb)$"), cpus=NUMBER,
+            memory=MEMORY, persistence=closed(size=SIZE, storageClassName=NAME), scheduling=SCHEDULING,
+            exporter=closed(enabled=BOOL, passwordKey=KEY, image=closed(**IMAGE)),
+        ),
+        external=closed(
+            enabled=BOOL, existingSecret=NAME, urlKey=KEY, gcsAddress=text(r"^([-.a-zA-Z0-9]+:[0-9]{1,5})?$"),
+            gcsUsernameKey=KEY, gcsPasswordKey=KEY, cidrs=listed(CIDR), ports=listed(whole(1, 65535), minItems=1),
+        ),
+    ),
+    "gcsFaultTolerance": closed(enabled=BOOL),
+    "upgrade": closed(type=one_of("NewCluster", "None"), keepOldClusterSeconds=whole(0)),
+    "head": closed(**POD),
+    "ingressPods": closed(**POD, replicas=whole(1)),
+    "engines": closed(**POD, gpus=whole(0, 16), gpuResource=text(r"^[-.a-z0-9]+/[-.a-z0-9]+$")),
+    "autoscaler": closed(idleTimeoutSeconds=whole(1), cpus=NUMBER, memory=MEMORY),
+    "cpuLimits": BOOL,
+    "env": {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        # What holds a secret, or is the chart's or KubeRay's own.
+        "propertyNames": {"pattern": r"^[A-Z][A-Z0-9_]*$", "not": {"enum": [
+            "HERMES_REDIS_URL", "HERMES_REDIS_PASSWORD", "HF_TOKEN", "RAY_REDIS_ADDRESS", "REDIS_PASSWORD",
+            "REDIS_USERNAME", "RAY_enable_autoscaler_v2",
+        ]}},
+    },
+    "podAnnotations": STRINGS,
+    "serviceAccount": closed(annotations=STRINGS),
+    "podDisruptionBudgets": closed(enabled=BOOL),
+    "networkPolicy": closed(
+        enabled=BOOL, servingFrom=listed(OPEN), operatorNamespaces=listed(NAME), monitoringNamespaces=listed(NAME),
+        dnsNamespaces=listed(NAME), apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
+    ),
+    "ingress": closed(
+        enabled=BOOL, className=NAME, host={"anyOf": [HOST, {"const": ""}]}, tlsSecret=NAME, annotations=STRINGS
+    ),
+    "httpRoute": closed(enabled=BOOL, hosts=listed(HOST), parentRefs=listed(OPEN)),
+    "monitoring": closed(
+        mode=one_of("service", "pods"), podMonitors=BOOL, interval=text(r"^[1-9][0-9]*(s|m)$"), labels=STRINGS,
+        rules=closed(enabled=BOOL, runbookUrl=text(r"^https?://")),
+        dashboard=closed(enabled=BOOL, labels=STRINGS),
+    ),
+    "tests": closed(timeoutSeconds=whole(10)),
+    "global": OPEN,  # Helm's own
+}  # fmt: skip
+
+
+def settings() -> Schema:
+    """The service's settings tree, without titles and defaults: what is not named keeps the service's default."""
+    sys.path.insert(0, str(ROOT))
+    from serve_app.settings import Settings
+
+    tree: Schema = _bare(Settings.model_json_schema())
+    for section, keys in SET_BY_THE_CHART.items():
+        properties = (tree["$defs"][section] if section else tree)["properties"]
+        for key in keys:
+            properties.pop(key, None)
+    return tree
+
+
+def _bare(node: Any, of_names: bool = False) -> Any:
+    if isinstance(node, list):
+        return [_bare(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept = node if of_names else {k: v for k, v in node.items() if k not in ("title", "default")}
+    return {key: _bare(value, of_names=key in ("properties", "$defs") and not of_names) for key, value in kept.items()}
+
+
+def schema() -> str:
+    """The whole schema, as the file holds it."""
+    tree = settings()
+    sections = tree.pop("$defs")
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$comment": "Written by helm/schema.py.",
+        "title": "Values of hermes-serve",
+        **closed(**OURS, settings=tree),
+        "$defs": _used(sections, tree),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _used(sections: Schema, start: Schema) -> Schema:
+    """The sections that are still referred to, when those that the chart sets have gone."""
+    used: Schema = {}
+    waiting = [json.dumps(start)]
+    while waiting:
+        node = waiting.pop()
+        for name in sections:
+            if f'"#/$defs/{name}"' in node and name not in used:
+                used[name] = sections[name]
+                waiting.append(json.dumps(sections[name]))
+    return dict(sorted(used.items()))
+
+
+if __name__ == "__main__":
+    FILE.write_text(schema())

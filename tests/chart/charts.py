@@ -1,0 +1,122 @@
+"""The chart, rendered offline: values, documents, and what KubeRay adds to them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "hermes-serve"
+DATA = Path(os.environ.get("HERMES_DATA", ROOT / ".hermes" / "data"))
+STAGES = ("single-gpu", "multi-gpu", "multi-node", "cpu")
+
+Document = dict[str, Any]
+
+NAMED: Document = {
+    "image": {"repository": "registry.example/hermes-serve"},
+    "auth": {"existingSecret": "hermes-keys"},
+    "redis": {"internal": {"existingSecret": "hermes-redis"}},
+    "settings": {"model": {"name": "big", "source": "/models/big"}},
+    "weights": {"existingClaim": "models"},
+}
+"""What everybody must name."""
+
+EVERYTHING: Document = {
+    "hub": {"access": True, "existingSecret": "hermes-hub"},
+    "redis": {"internal": {"exporter": {"enabled": True}}},
+    "ingress": {"enabled": True, "host": "llm.example.org", "tlsSecret": "llm-tls"},
+    "monitoring": {"podMonitors": True, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
+    "weights": {"create": True, "existingClaim": "", "readOnly": False},
+    "image": {"pullSecrets": ["registry"]},
+    "cpuLimits": True,
+}
+"""Whatever is off unless it is asked for."""
+
+
+class Loader(yaml.SafeLoader):
+    """Refuses what YAML parsers let pass and Kubernetes does not: a key that stands twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise ValueError(f"{twice} twice in one mapping{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+def merged(base: Document, *changes: Document) -> Document:
+    """`base` with the changes laid over it, as Helm merges values."""
+    result = copy.deepcopy(base)
+    for change in changes:
+        for key, value in change.items():
+            old = result.get(key)
+            result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def stage_values(stage: str) -> Document:
+    """A stage's file, with what everybody must name: the file itself wins."""
+    own = yaml.safe_load((CHART / f"values-{stage}.yaml").read_text())
+    return merged(NAMED, own)
+
+
+def rendered(values: Document, name: str = "hermes", namespace: str = "prod") -> dict[str, str]:
+    """Every template's text. The same values are rendered once."""
+    return _rendered(json.dumps(values, sort_keys=True), name, namespace)
+
+
+@functools.cache
+def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
+    # Loaded anew: rendering changes the handle.
+    chart = helm_python.Chart.load(str(CHART))
+    return dict(chart.render(json.loads(values), name=name, namespace=namespace))
+
+
+def documents(values: Document, name: str = "hermes") -> list[Document]:
+    """Every object of a release."""
+    texts = [text for path, text in rendered(values, name).items() if not path.endswith("NOTES.txt")]
+    return [document for text in texts for document in yaml.load_all(text, Loader) if document]
+
+
+def one(objects: list[Document], kind: str, name: str = "") -> Document:
+    """The only object of a kind, or the one of that name."""
+    found = [o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"])]
+    assert len(found) == 1, f"{len(found)} of {kind} {name}"
+    return found[0]
+
+
+def pod_templates(objects: list[Document]) -> dict[str, Document]:
+    """Every pod that the release starts, by component, with the labels that KubeRay adds."""
+    templates = {}
+    for item in objects:
+        if item["kind"] == "StatefulSet":
+            templates["redis"] = item["spec"]["template"]
+        if item["kind"] == "Pod":
+            templates["test"] = item
+        if item["kind"] == "RayService":
+            cluster = item["spec"]["rayClusterConfig"]
+            head = copy.deepcopy(cluster["headGroupSpec"]["template"])
+            head["metadata"]["labels"] |= {"ray.io/node-type": "head", "ray.io/cluster": "hermes-abcde"}
+            templates["head"] = head
+            for group in cluster["workerGroupSpecs"]:
+                template = copy.deepcopy(group["template"])
+                template["metadata"]["labels"] |= {"ray.io/node-type": "worker", "ray.io/cluster": "hermes-abcde"}
+                templates[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template
+    return templates
+
+
+def needed(path: str) -> Path:
+    """A file of `$HERMES_DATA`: absent, it is a failure in CI and a skip elsewhere."""
+    file = DATA / path
+    if not file.exists():
+        message = f"{file} is absent: scripts/fetch-data brings it (or set HERMES_DATA)"
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    return file
