@@ -41,14 +41,17 @@ class Told:
 class Client:
     """Sends requests one after another, and stays with each to its end."""
 
-    def __init__(self, http: httpx.AsyncClient, model: str, path: str = "/v1/chat/completions") -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, model: str, path: str = "/v1/chat/completions", give_up_s: float = GIVE_UP_S
+    ) -> None:
+        self._give_up_s = give_up_s
         self._http = http
         self._model = model
         self._path = path
 
     async def ask(self, told: Told) -> None:
         """One request to its end, over however many connections."""
-        deadline_s = time.monotonic() + GIVE_UP_S
+        deadline_s = time.monotonic() + self._give_up_s
         while not (told.done or told.failure or told.wrong):
             try:
                 if told.last_id:

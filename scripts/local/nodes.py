@@ -30,6 +30,7 @@ class Nodes:
         self.state = state
         self._sizes = sizes
         self._gcs_port = processes.free_port()
+        self._environment: dict[str, str] = {}
         self.service = Service(str(state), url=f"http://{self.hosts[-1].address}:{PORT}")
 
     @property
@@ -47,12 +48,13 @@ class Nodes:
         Raises:
             RuntimeError: one of them could not be started; the message says why.
         """
-        self._environment = dict(environment or {})
         self.network.up()
         try:
             gateway = self.network.gateway
             self.service.pids["redis"], port = redis_server.start(self.state / "redis", bind=gateway)
             self.service.redis_url = f"redis://{gateway}:{port}/0"
+            # GCS fault tolerance: a new head finds what the old one knew.
+            self._environment = {"RAY_REDIS_ADDRESS": f"{gateway}:{port}", **(environment or {})}
             self.start_head()
             for number in range(1, len(self.hosts)):
                 self.start_node(number)
@@ -61,7 +63,9 @@ class Nodes:
             raise
 
     def start_head(self) -> None:
-        """The node with Ray's GCS and dashboard and Serve's controller."""
+        """The node with Ray's GCS and dashboard and Serve's controller; also in place of one that was killed."""
+        # Ray looks for a GCS of the same address among all processes; other hosts' included.
+        (ray_cluster.short_folder(self.state) / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         pid, self.service.dashboard_url = ray_cluster.start(
             self.state, True, self._environment, place=self._place(0), port=self._gcs_port
         )
@@ -77,7 +81,11 @@ class Nodes:
         self.service.save()
 
     def deploy(
-        self, config: Path, args: Mapping[str, Any], tell: Callable[[str], None] = lambda _: None, timeout_s: float = 300
+        self,
+        config: Path,
+        args: Mapping[str, Any],
+        tell: Callable[[str], None] = lambda _: None,
+        timeout_s: float = 300,
     ) -> Service:
         """Deploy a stage's config file and wait until it serves.
 

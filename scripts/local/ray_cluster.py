@@ -108,7 +108,8 @@ def start(
 
 def join(state: Path, head: str, name: str, haproxy: bool, environment: Mapping[str, str], place: Place) -> int:
     """Start a node beside a head node (`head`: address and port of its GCS). Returns the pid of `ray start`."""
-    command = [str(RAY), "start", "--address", head]
+    folder = short_folder(state) / name / "ray"  # in one folder, nodes that start at once choose the same sockets
+    command = [str(RAY), "start", "--address", head, "--temp-dir", str(folder)]
     return _launch(command, state, state / f"ray-{name}.log", haproxy, environment, RAY, place, name)
 
 

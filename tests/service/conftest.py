@@ -20,7 +20,7 @@ import pytest
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "tensor_parallel")
+_FIXTURES = ("service", "simulated", "tensor_parallel", "nodes")
 _services: Services | None = None
 
 
@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
+        if "nodes" in names:
+            return 6
         if "tensor_parallel" in names:
             return 5
         if "simulated" in names:

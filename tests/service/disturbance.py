@@ -48,17 +48,20 @@ def real_text(service: Running) -> Callable[[str, int], str]:
 
 def under(
     service: Running, strike: Strike, expected: Callable[[str, int], str], tokens: int, count: int = 8,
-    give_up_s: float = 180,
+    give_up_s: float = 180, transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[Told]:  # fmt: skip
     """Start `count` streams (every fourth is not streamed), strike in the middle, stay with all to their end.
 
     Asserts that every accepted request has ended, none failed, every text equals the undisturbed one, and no event
     came twice or is missing.
+
+    Args:
+        transport: of the clients, where they do not all come by way of `service.url`.
     """
     told = [Told(PROMPTS[n % len(PROMPTS)], tokens, streamed=n % 4 != 3) for n in range(count)]
     for one in told:
         expected(one.prompt, tokens)
-    asyncio.run(asyncio.wait_for(_run(service, strike, told), give_up_s))
+    asyncio.run(asyncio.wait_for(_run(service, strike, told, transport, give_up_s), give_up_s))
     for one in told:
         assert not one.wrong, (one.request_id, one.wrong)
         assert not one.failure, (one.request_id, one.failure)
@@ -73,10 +76,13 @@ def under(
     return told
 
 
-async def _run(service: Running, strike: Strike, told: list[Told]) -> None:
-    limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=service.url, timeout=httpx.Timeout(6, pool=None), limits=limits) as http:
-        asking = [asyncio.create_task(Client(http, service.model).ask(one)) for one in told]
+async def _run(
+    service: Running, strike: Strike, told: list[Told], transport: httpx.AsyncBaseTransport | None, give_up_s: float
+) -> None:
+    transport = transport or httpx.AsyncHTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))
+    timeout = httpx.Timeout(6, pool=None)
+    async with httpx.AsyncClient(base_url=service.url, timeout=timeout, transport=transport) as http:
+        asking = [asyncio.create_task(Client(http, service.model, give_up_s=give_up_s).ask(one)) for one in told]
         while not all(one.last_id >= 5 for one in told if one.streamed):
             assert not any(one.failure for one in told), [one.failure for one in told]
             await asyncio.sleep(0.02)

@@ -44,7 +44,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "haproxy": True,
     },
     "tensor-parallel": {
-        "args": {"workers": {"replicas": 1, "tensor_parallel_size": 4, "max_running_requests": 8}},
+        "args": {
+            "workers": {"replicas": 1, "tensor_parallel_size": 4, "max_running_requests": 8},
+            "ingress": {"heartbeat_s": 1.0},
+        },
         "haproxy": False,
     },
 }

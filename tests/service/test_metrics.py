@@ -118,5 +118,10 @@ def test_health_and_readiness_are_told(service: Running) -> None:
     answer = service.http.get("/readyz")
     assert answer.status_code == 200
     assert answer.json() == {
-        "ready": True, "problem": None, "workers": 2, "workers_wanted": 2, "ingresses": 2, "ingresses_wanted": 2,
+        "ready": True,
+        "problem": None,
+        "workers": 2,
+        "workers_wanted": 2,
+        "ingresses": 2,
+        "ingresses_wanted": 2,
     }

@@ -5,7 +5,10 @@ from __future__ import annotations
 import psutil
 import pytest
 
+from scripts.disorder.parts import Parts
+from scripts.disorder.traffic import Told
 from scripts.local.service import application_status
+from tests.service.disturbance import attempts, real_text, under
 from tests.service.services import Services
 from tests.service.support import STORY, Running, Stream, until
 
@@ -58,3 +61,16 @@ def test_a_client_that_leaves_the_python_proxy_frees_the_engine(tensor_parallel:
     tensor_parallel.until_idle(20)  # only now: the metrics of another process may be some seconds old
     found = tensor_parallel.state(stream.request_id)
     assert (found["state"], found["reason"]) == ("cancelled", "client_disconnected")
+
+
+@pytest.mark.timeout(900)
+def test_streams_wait_for_the_engine_that_comes_after_one_of_the_four_was_killed(tensor_parallel: Running) -> None:
+    """One replica, no spare: whoever is in mid-stream goes on when Serve has replaced it."""
+
+    async def strike(parts: Parts, told: list[Told]) -> None:
+        workers = parts.pids("engine-worker")
+        assert len(workers) == 4
+        parts.kill(workers[2])
+
+    told = under(tensor_parallel, strike, real_text(tensor_parallel), 400, count=4, give_up_s=400)
+    assert min(attempts(told)) >= 2
