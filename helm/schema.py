@@ -49,6 +49,7 @@ SIZE = text(r"^[1-9][0-9]*(Mi|Gi|Ti)$")
 MEMORY = text(r"^[1-9][0-9]*(Mi|Gi)$")
 CIDR = text(r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")
 HOST = text(r"^([*]\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+NAMESPACES = listed(text(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"), minItems=1)
 PULL = one_of("Always", "IfNotPresent", "Never")
 IMAGE = {
     "repository": text(r"^([a-z0-9][-._a-z0-9:/]*)?$"),
@@ -105,8 +106,8 @@ OURS: dict[str, Schema] = {
     "serviceAccount": closed(annotations=STRINGS),
     "podDisruptionBudgets": closed(enabled=BOOL),
     "networkPolicy": closed(
-        enabled=BOOL, servingFrom=listed(OPEN), operatorNamespaces=listed(NAME), monitoringNamespaces=listed(NAME),
-        dnsNamespaces=listed(NAME), apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
+        enabled=BOOL, servingFrom=listed(OPEN), operatorNamespaces=NAMESPACES,
+        monitoringNamespaces=NAMESPACES, dnsNamespaces=NAMESPACES, apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
     ),
     "ingress": closed(
         enabled=BOOL, className=NAME, host={"anyOf": [HOST, {"const": ""}]}, tlsSecret=NAME, annotations=STRINGS

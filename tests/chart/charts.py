@@ -35,6 +35,9 @@ EVERYTHING: Document = {
     "ingress": {"enabled": True, "host": "llm.example.org", "tlsSecret": "llm-tls"},
     "monitoring": {"podMonitors": True, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
     "weights": {"create": True, "existingClaim": "", "readOnly": False},
+    "networkPolicy": {
+        "servingFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
+    },
     "image": {"pullSecrets": ["registry"]},
     "cpuLimits": True,
 }

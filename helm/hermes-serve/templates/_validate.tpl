@@ -6,6 +6,7 @@
 {{- include "hermes.validateSizes" . -}}
 {{- include "hermes.validateModel" . -}}
 {{- include "hermes.validateDoors" . -}}
+{{- include "hermes.validateNetwork" . -}}
 {{- include "hermes.validateMonitoring" . -}}
 {{- end }}
 
@@ -131,6 +132,12 @@
 {{- if not .Values.httpRoute.parentRefs }}
 {{- fail "httpRoute.parentRefs is empty: name the Gateway" }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "hermes.validateNetwork" -}}
+{{- if and .Values.networkPolicy.enabled (or .Values.ingress.enabled .Values.httpRoute.enabled) (not .Values.networkPolicy.servingFrom) }}
+{{- fail "networkPolicy.servingFrom is empty, so only this namespace may call: name the peers of your ingress controller or Gateway" }}
 {{- end }}
 {{- end }}
 

@@ -1,0 +1,101 @@
+"""Every object is one that an API server would take: Kubernetes' own kinds strictly, the others by their CRDs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.chart import crds, kinds
+from tests.chart.charts import EVERYTHING, NAMED, STAGES, Document, documents, merged, one, stage_values
+
+VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+GATEWAY: Document = {
+    "httpRoute": {"enabled": True, "hosts": ["llm.example.org"], "parentRefs": [{"name": "public"}]},
+    "networkPolicy": {"servingFrom": [{"namespaceSelector": {}}]},
+}
+EXTERNAL: Document = {
+    "redis": {
+        "internal": {"enabled": False},
+        "external": {
+            "enabled": True,
+            "existingSecret": "redis-url",
+            "gcsAddress": "redis.example.org:6379",
+            "cidrs": ["10.1.2.3/32"],
+        },
+    },
+}
+PAGES: Document = {
+    "monitoring": {"podMonitors": True, "mode": "pods"},
+    "settings": {"telemetry": {"process_port": 9200}},
+}
+VARIANTS = {
+    "defaults": {},
+    "everything on": EVERYTHING,
+    "gateway, Redis elsewhere": merged(GATEWAY, EXTERNAL),
+    "a page for each process": merged(EVERYTHING, PAGES),
+}
+NO_CRD_AT_HAND = {"HTTPRoute"}
+
+
+def of_kind(stage: str, variant: str) -> tuple[list[Document], list[Document]]:
+    """Kubernetes' own objects, and the custom ones."""
+    objects = documents(merged(stage_values(stage), VARIANTS[variant]))
+    custom = [item for item in objects if item["kind"] in crds.FILES]
+    own = [item for item in objects if item["kind"] not in (*crds.FILES, *NO_CRD_AT_HAND)]
+    return own, custom
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_object_is_valid_in_every_version_of_kubernetes(stage: str, version: str) -> None:
+    for variant in VARIANTS:
+        for document in of_kind(stage, variant)[0]:
+            assert kinds.errors(document, version) == [], document["kind"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_custom_object_is_valid_by_its_crd(stage: str, variant: str) -> None:
+    for document in of_kind(stage, variant)[1]:
+        assert crds.errors(document) == [], document["kind"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_pods_that_kuberay_makes_are_valid_pods(stage: str) -> None:
+    cluster = one(documents(stage_values(stage)), "RayService")["spec"]["rayClusterConfig"]
+    templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+    for template in templates:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
+        assert kinds.errors(pod, "1.34") == []
+
+
+def test_an_unknown_key_in_an_object_is_found() -> None:
+    account = copy.deepcopy(one(documents(NAMED), "ServiceAccount", "hermes"))
+    account["metadata"]["lables"] = {}
+    assert "lables" in "".join(kinds.errors(account, "1.29"))
+
+
+def test_an_unknown_key_in_a_custom_object_is_found() -> None:
+    service = copy.deepcopy(one(documents(NAMED), "RayService"))
+    service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["tolerationz"] = []
+    service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["maxReplicas"] = "4"
+    found = crds.errors(service)
+    assert len(found) == 2
+    assert "tolerationz" in "".join(found)
+
+
+def test_nothing_asks_for_the_prometheus_operator_unless_it_is_asked_for() -> None:
+    for stage in STAGES:
+        groups = {item["apiVersion"] for item in documents(stage_values(stage))}
+        assert not [group for group in groups if "monitoring.coreos.com" in group]
+
+
+def test_a_route_has_the_shape_of_gateway_api() -> None:
+    route = one(documents(merged(NAMED, GATEWAY)), "HTTPRoute")
+    assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+    assert set(route["spec"]) == {"parentRefs", "hostnames", "rules"}
+    (rule,) = route["spec"]["rules"]
+    assert set(rule) == {"matches", "timeouts", "backendRefs"}
+    assert rule["backendRefs"] == [{"name": "hermes-serve-svc", "port": 8000}]
+    assert rule["timeouts"] == {"request": "3700s", "backendRequest": "3700s"}
