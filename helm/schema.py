@@ -96,11 +96,7 @@ OURS: dict[str, Schema] = {
     "env": {
         "type": "object",
         "additionalProperties": {"type": "string"},
-        # What holds a secret, or is the chart's or KubeRay's own.
-        "propertyNames": {"pattern": r"^[A-Z][A-Z0-9_]*$", "not": {"enum": [
-            "HERMES_REDIS_URL", "HERMES_REDIS_PASSWORD", "HF_TOKEN", "RAY_REDIS_ADDRESS", "REDIS_PASSWORD",
-            "REDIS_USERNAME", "RAY_enable_autoscaler_v2",
-        ]}},
+        "propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"},
     },
     "podAnnotations": STRINGS,
     "serviceAccount": closed(annotations=STRINGS),

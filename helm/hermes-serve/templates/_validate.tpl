@@ -55,6 +55,11 @@
 {{- fail "redis.internal.exporter.enabled needs redis.internal: watch an external Redis where it runs" }}
 {{- end }}
 {{- end }}
+{{- range list "HERMES_REDIS_URL" "HERMES_REDIS_PASSWORD" "HF_TOKEN" "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_enable_autoscaler_v2" }}
+{{- if hasKey $.Values.env . }}
+{{- fail (printf "env.%s is set by the chart or by KubeRay, from a Secret where it is one: remove it" .) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.hub.existingSecret (not .Values.hub.access) }}
 {{- fail "hub.existingSecret names a token, but hub.access is false: nothing would use it" }}
 {{- end }}

@@ -1,0 +1,102 @@
+"""Who reaches whom: the network policies, read as Kubernetes reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chart.charts import EVERYTHING, Document, documents, merged, one, pod_templates, stage_values
+from tests.chart.test_objects import EXTERNAL
+from tests.chart.test_references import matches
+
+ALL = merged(stage_values("multi-node"), EVERYTHING)
+
+
+def reaches(objects: list[Document], source: str, target: str, port: int) -> bool:
+    """Whether a pod of ours may speak to another, by both ends' policies. `source` may be a namespace: `ns/name`."""
+    pods = {name: template["metadata"]["labels"] for name, template in pod_templates(objects).items()}
+    return _allows(objects, pods, "Ingress", target, source, port) and (
+        source.startswith("ns/") or _allows(objects, pods, "Egress", source, target, port)
+    )
+
+
+def _allows(objects: list[Document], pods: dict[str, Document], direction: str, pod: str, peer: str, port: int) -> bool:
+    specs = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
+    of_pod = [s for s in specs if direction in s["policyTypes"] and matches(s["podSelector"], pods[pod])]
+    assert of_pod, f"{pod} is not isolated"
+    key, peers = ("ingress", "from") if direction == "Ingress" else ("egress", "to")
+    for rule in (rule for spec in of_pod for rule in spec.get(key, [])):
+        if _port(rule, port) and any(_peer(one_peer, peer, pods) for one_peer in rule[peers]):
+            return True
+    return False
+
+
+def _port(rule: Document, port: int) -> bool:
+    return "ports" not in rule or any(p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
+
+
+def _peer(peer: Document, who: str, pods: dict[str, Document]) -> bool:
+    if who.startswith("ns/"):
+        labels = {"kubernetes.io/metadata.name": who.removeprefix("ns/")}
+        return "namespaceSelector" in peer and matches(peer["namespaceSelector"], labels)
+    return "podSelector" in peer and "namespaceSelector" not in peer and matches(peer["podSelector"], pods[who])
+
+
+@pytest.mark.parametrize("pod", ["head", "ingress", "engine", "redis", "test"])
+def test_every_pod_is_cut_off_unless_a_rule_says_otherwise(pod: str) -> None:
+    objects = documents(ALL)
+    assert not reaches(objects, "ns/elsewhere", pod, 8000)
+    assert not reaches(objects, "ns/elsewhere", pod, 6379)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port", "may"),
+    [
+        ("engine", "redis", 6379, True),
+        ("ingress", "redis", 6379, True),
+        ("head", "redis", 6379, True),
+        ("test", "redis", 6379, False),
+        ("ns/monitoring", "redis", 6379, False),
+        ("ns/monitoring", "redis", 9121, True),
+        ("redis", "head", 6379, False),
+        ("ingress", "head", 6379, True),
+        ("head", "engine", 30123, True),
+        ("test", "head", 8265, False),
+        ("test", "ingress", 8000, True),
+        ("ns/kuberay-operator", "head", 8265, True),
+        ("ns/kuberay-operator", "head", 8000, True),
+        ("ns/kuberay-operator", "head", 10001, False),
+        ("ns/ingress-nginx", "ingress", 8000, True),
+        ("ns/ingress-nginx", "head", 8265, False),
+        ("ns/ingress-nginx", "head", 6379, False),
+        ("ns/monitoring", "engine", 8080, True),
+        ("ns/monitoring", "head", 8265, False),
+    ],
+)
+def test_pods_reach_what_they_need_and_nothing_else(source: str, target: str, port: int, may: bool) -> None:
+    assert reaches(documents(ALL), source, target, port) is may
+
+
+def test_without_other_sources_only_this_namespace_may_call() -> None:
+    objects = documents(stage_values("multi-gpu"))
+    assert not reaches(objects, "ns/ingress-nginx", "ingress", 8000)
+    policy = one(objects, "NetworkPolicy", "hermes-ray")
+    serving = [rule for rule in policy["spec"]["ingress"] if rule.get("ports") == [{"port": 8000}]]
+    assert [rule["from"] for rule in serving] == [[{"podSelector": {}}]]
+
+
+def test_the_hub_is_reached_only_where_access_is_asked_for() -> None:
+    def ways_out(values: Document) -> list[str]:
+        policy = one(documents(values), "NetworkPolicy", "hermes-ray")
+        rules = policy["spec"]["egress"]
+        return [peer["ipBlock"]["cidr"] for rule in rules for peer in rule["to"] if "ipBlock" in peer]
+
+    assert ways_out(stage_values("multi-node")) == []
+    assert ways_out(merged(stage_values("multi-node"), {"hub": {"access": True}})) == ["0.0.0.0/0"]
+    assert ways_out(merged(stage_values("multi-node"), EXTERNAL)) == ["10.1.2.3/32"]
+
+
+def test_only_a_head_that_scales_speaks_to_the_kubernetes_api() -> None:
+    scaling = one(documents(stage_values("multi-node")), "NetworkPolicy", "hermes-autoscaler")
+    assert scaling["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "head"
+    fixed = documents(stage_values("multi-gpu"))
+    assert "hermes-autoscaler" not in {item["metadata"]["name"] for item in fixed}

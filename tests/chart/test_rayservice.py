@@ -1,0 +1,167 @@
+"""The RayService: the operator's own rules, and pods that follow from the settings."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.chart.charts import NAMED, STAGES, Document, documents, merged, one, stage_values
+from tests.chart.test_objects import EXTERNAL, VARIANTS
+
+
+def spec_of(values: Document) -> Document:
+    found: Document = one(documents(values), "RayService")["spec"]
+    return found
+
+
+def groups(values: Document) -> dict[str, Document]:
+    return {group["groupName"]: group for group in spec_of(values)["rayClusterConfig"]["workerGroupSpecs"]}
+
+
+def environment(template: Document) -> dict[str, str]:
+    return {item["name"]: item.get("value", "") for item in template["spec"]["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_operator_would_take_it(stage: str, variant: str) -> None:
+    service = one(documents(merged(stage_values(stage), VARIANTS[variant])), "RayService")
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
+    assert service["spec"]["upgradeStrategy"]["type"] in ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
+    cluster = service["spec"]["rayClusterConfig"]
+    head = cluster["headGroupSpec"]
+    assert "redis-password" not in head["rayStartParams"]
+    assert not {"RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"} & set(environment(head["template"]))
+    assert "RAY_enable_autoscaler_v2" not in environment(head["template"])
+    for group in [head, *cluster["workerGroupSpecs"]]:
+        assert not ("resources" in group and {"num-cpus", "num-gpus", "memory"} & set(group["rayStartParams"]))
+        assert "labels" not in group["rayStartParams"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        # Version 2 of the autoscaler replaces pods; it does not restart them.
+        assert "restartPolicy" not in group["template"]["spec"]
+    for group in cluster["workerGroupSpecs"]:
+        assert 1 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    ports = {port["name"]: port["containerPort"] for port in head["template"]["spec"]["containers"][0]["ports"]}
+    assert {"serve": 8000, "dashboard": 8265, "gcs-server": 6379, "metrics": 8080}.items() <= ports.items()
+
+
+@pytest.mark.parametrize(
+    ("changes", "pods", "gpus"),
+    [
+        ({}, (1, 1), "1"),
+        ({"settings": {"workers": {"replicas": 3}}, "engines": {"gpus": 2}}, (2, 2), "2"),
+        ({"settings": {"workers": {"replicas": 3, "tensor_parallel_size": 2}}, "engines": {"gpus": 4}}, (2, 2), "4"),
+        ({"settings": {"workers": {"replicas": 4, "gpus_per_replica": 0.5}}}, (2, 2), "1"),
+        (
+            {
+                "settings": {"workers": {"autoscaling": {"min_replicas": 2, "max_replicas": 7}}},
+                "engines": {"gpus": 2},
+            },
+            (1, 4),
+            "2",
+        ),
+    ],
+)
+def test_there_are_as_many_engine_pods_as_the_engines_fill(changes: Document, pods: tuple[int, int], gpus: str) -> None:
+    engines = groups(merged(NAMED, changes))["engines"]
+    assert (engines["minReplicas"], engines["maxReplicas"]) == pods
+    limits = engines["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == gpus
+
+
+def test_the_stages_are_what_they_are_called() -> None:
+    def engines(stage: str) -> tuple[int, int, str | None]:
+        group = groups(stage_values(stage))["engines"]
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        return group["minReplicas"], group["maxReplicas"], limits.get("nvidia.com/gpu")
+
+    assert engines("single-gpu") == (1, 1, "1")
+    assert engines("multi-gpu") == (2, 2, "2")
+    assert engines("multi-node") == (2, 8, "4")
+    assert engines("cpu") == (1, 1, None)
+
+
+def test_ray_scales_pods_only_where_engines_scale() -> None:
+    fixed = spec_of(stage_values("multi-gpu"))["rayClusterConfig"]
+    assert fixed["enableInTreeAutoscaling"] is False
+    assert "autoscalerOptions" not in fixed
+    scaling = spec_of(stage_values("multi-node"))["rayClusterConfig"]
+    assert scaling["enableInTreeAutoscaling"] is True
+    assert scaling["autoscalerOptions"]["version"] == "v2"
+
+
+def test_no_replica_runs_on_the_head_and_no_client_depends_on_it() -> None:
+    spec = spec_of(NAMED)
+    assert spec["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert spec["excludeHeadPodFromServeSvc"] is True
+
+
+def test_haproxy_outlasts_the_longest_request() -> None:
+    values = merged(NAMED, {"settings": {"ingress": {"max_request_timeout_s": 7200.5}}})
+    for group in groups(values).values():
+        found = environment(group["template"])
+        assert found["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+        assert found["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+        assert int(found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) == 7301
+
+
+def test_all_that_ray_writes_has_a_place_on_a_read_only_disk() -> None:
+    cluster = spec_of(stage_values("multi-node"))["rayClusterConfig"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        spec = group["template"]["spec"]
+        empty = {volume["name"] for volume in spec["volumes"] if "emptyDir" in volume}
+        writable = [m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if m["name"] in empty]
+        assert {"/tmp", "/dev/shm"} <= set(writable)
+        for name, value in environment(group["template"]).items():
+            if value.startswith("/"):
+                assert any(value.startswith(path) for path in writable), name
+        (shm,) = [volume["emptyDir"] for volume in spec["volumes"] if volume["name"] == "shm"]
+        assert shm["medium"] == "Memory"
+        assert shm["sizeLimit"]
+
+
+def test_only_engines_hold_the_weights() -> None:
+    # A volume for one node must not be asked for on three.
+    cluster = spec_of(NAMED)["rayClusterConfig"]
+    holders = [
+        group["groupName"]
+        for group in cluster["workerGroupSpecs"]
+        if "weights" in {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+    ]
+    assert holders == ["engines"]
+    assert "weights" not in str(cluster["headGroupSpec"])
+
+
+def test_pods_say_nothing_that_changes_with_the_charts_version() -> None:
+    # KubeRay would take it for a new cluster.
+    cluster = str(spec_of(NAMED)["rayClusterConfig"])
+    assert "helm.sh/chart" not in cluster
+    assert "app.kubernetes.io/version" not in cluster
+
+
+def test_rays_state_is_kept_in_redis_under_a_user_of_its_own() -> None:
+    options = spec_of(NAMED)["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == "hermes-redis:6379"
+    assert options["redisUsername"] == {"value": "ray"}
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "hermes-redis", "key": "ray-password"}
+    # The next cluster must not begin with the state of the one before.
+    assert "externalStorageNamespace" not in options
+    elsewhere = spec_of(merged(NAMED, EXTERNAL))["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert elsewhere["redisAddress"] == "redis.example.org:6379"
+    off = spec_of(merged(NAMED, {"gcsFaultTolerance": {"enabled": False}}))["rayClusterConfig"]
+    assert "gcsFaultToleranceOptions" not in off
+
+
+def test_a_model_from_the_hub_is_kept_where_pods_share_it() -> None:
+    def home(changes: Document) -> tuple[str, str]:
+        found = environment(groups(merged(NAMED, changes))["engines"]["template"])
+        return found["HF_HOME"], found["HF_HUB_OFFLINE"]
+
+    assert home({}) == ("/home/hermes/.cache/huggingface", "1")
+    assert home({"weights": {"readOnly": False}, "hub": {"access": True}}) == ("/models/.huggingface", "0")
+
+
+def test_the_environment_of_the_values_wins() -> None:
+    found = environment(groups(merged(NAMED, {"env": {"RAY_DEDUP_LOGS": "1", "X": "y"}}))["engines"]["template"])
+    assert (found["RAY_DEDUP_LOGS"], found["X"]) == ("1", "y")

@@ -1,0 +1,202 @@
+"""Objects fit together: selectors find pods, ports have names, volumes and Secrets are there or are asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chart.charts import (
+    EVERYTHING,
+    NAMED,
+    STAGES,
+    Document,
+    documents,
+    merged,
+    one,
+    pod_templates,
+    rendered,
+    stage_values,
+)
+from tests.chart.test_objects import EXTERNAL, VARIANTS
+
+DECLARED = {"hermes-keys", "hermes-redis", "hermes-hub", "redis-url", "llm-tls", "registry", "models"}
+"""Secrets and claims that the values of these tests say exist."""
+
+BY_KUBERAY = {"hermes-serve-svc": {"serve": 8000}, "hermes-head-svc": {"serve": 8000}}
+
+EVERY = [(stage, variant) for stage in STAGES for variant in VARIANTS]
+
+
+@pytest.fixture(params=EVERY, ids=lambda pair: f"{pair[0]}, {pair[1]}")
+def objects(request: pytest.FixtureRequest) -> list[Document]:
+    stage, variant = request.param
+    return documents(merged(stage_values(stage), VARIANTS[variant]))
+
+
+def matches(selector: Document, labels: Document) -> bool:
+    """As Kubernetes selects."""
+    for expression in selector.get("matchExpressions", []):
+        assert expression["operator"] == "In"
+        if labels.get(expression["key"]) not in expression["values"]:
+            return False
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+def found(node: Any, key: str) -> Iterator[Any]:
+    """Every value that stands under a key, wherever it is."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == key:
+                yield value
+            yield from found(value, key)
+    if isinstance(node, list):
+        for item in node:
+            yield from found(item, key)
+
+
+def containers(objects: list[Document]) -> Iterator[tuple[str, Document]]:
+    for component, template in pod_templates(objects).items():
+        for container in template["spec"]["containers"]:
+            yield component, container
+
+
+def test_every_selector_finds_a_pod(objects: list[Document]) -> None:
+    labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
+    for item in objects:
+        spec = item.get("spec", {})
+        selector = spec.get("podSelector", spec.get("selector"))
+        if item["kind"] == "Service":
+            selector = {"matchLabels": selector}
+        if item["kind"] != "ServiceMonitor" and selector:
+            assert any(matches(selector, of_pod) for of_pod in labels), item["metadata"]["name"]
+
+
+def test_every_peer_of_a_network_policy_is_a_pod_of_ours_or_a_namespace(objects: list[Document]) -> None:
+    labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
+    for policy in (item for item in objects if item["kind"] == "NetworkPolicy"):
+        for peer in [*found(policy["spec"], "from"), *found(policy["spec"], "to")]:
+            for selector in found(peer, "podSelector"):
+                assert any(matches(selector, of_pod) for of_pod in labels), policy["metadata"]["name"]
+
+
+def test_every_port_that_is_named_exists(objects: list[Document]) -> None:
+    templates = pod_templates(objects).values()
+    for item in objects:
+        if item["kind"] == "PodMonitor":
+            named = [endpoint["port"] for endpoint in item["spec"]["podMetricsEndpoints"]]
+            selector = item["spec"]["selector"]
+        elif item["kind"] == "Service":
+            named = [port["targetPort"] for port in item["spec"]["ports"]]
+            selector = {"matchLabels": item["spec"]["selector"]}
+        else:
+            continue
+        for template in templates:
+            if matches(selector, template["metadata"]["labels"]):
+                ports = {port["name"] for c in template["spec"]["containers"] for port in c.get("ports", [])}
+                assert set(named) <= ports, item["metadata"]["name"]
+    for _, container in containers(objects):
+        ports = {port["name"] for port in container.get("ports", [])}
+        assert {probe["port"] for probe in found(container, "httpGet")} <= ports
+
+
+def test_every_service_behind_a_door_exists(objects: list[Document]) -> None:
+    for ingress in (item for item in objects if item["kind"] == "Ingress"):
+        for backend in found(ingress, "service"):
+            assert backend["port"]["number"] in BY_KUBERAY[backend["name"]].values()
+    for monitor in (item for item in objects if item["kind"] == "ServiceMonitor"):
+        assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == {"serve"}
+
+
+def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(objects: list[Document]) -> None:
+    ours = {(item["kind"], item["metadata"]["name"]) for item in objects}
+    secrets = {ref["name"] for ref in found(objects, "secretKeyRef")} | set(found(objects, "secretName"))
+    secrets |= {ref["name"] for refs in found(objects, "imagePullSecrets") for ref in refs}
+    assert secrets <= DECLARED
+    assert {("ConfigMap", source["name"]) for source in found(objects, "configMap")} <= ours
+    assert {("ServiceAccount", name) for name in found(objects, "serviceAccountName")} <= ours
+    claims = {("PersistentVolumeClaim", name) for name in found(objects, "claimName")}
+    assert claims <= ours | {("PersistentVolumeClaim", "models")}
+
+
+def test_every_mount_has_its_volume_and_every_volume_a_mount(objects: list[Document]) -> None:
+    for component, template in pod_templates(objects).items():
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        volumes |= {"data"} if component == "redis" else set()  # from its claim template
+        mounted = {mount["name"] for c in template["spec"]["containers"] for mount in c.get("volumeMounts", [])}
+        assert mounted == volumes, component
+    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
+    of_autoscaler = {mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])}
+    assert of_autoscaler <= {volume["name"] for volume in cluster["headGroupSpec"]["template"]["spec"]["volumes"]}
+
+
+def test_every_container_that_stays_has_its_three_probes(objects: list[Document]) -> None:
+    for component, container in containers(objects):
+        if component != "test":
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), container["name"]
+
+
+def test_every_pod_and_container_is_locked_down(objects: list[Document]) -> None:
+    contexts = [(c["name"], c["securityContext"]) for _, c in containers(objects)]
+    options = one(objects, "RayService")["spec"]["rayClusterConfig"].get("autoscalerOptions")
+    contexts += [("autoscaler", options["securityContext"])] if options else []
+    for name, context in contexts:
+        assert context["allowPrivilegeEscalation"] is False, name
+        assert context["readOnlyRootFilesystem"] is True, name
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+    for component, template in pod_templates(objects).items():
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, component
+        assert spec["securityContext"]["runAsUser"] > 0, component
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, component
+        assert spec["automountServiceAccountToken"] is (component == "head" and bool(options)), component
+
+
+def test_every_container_says_what_it_takes(objects: list[Document]) -> None:
+    for _, container in containers(objects):
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= set(resources["requests"])
+        assert resources["limits"]["memory"] == resources["requests"]["memory"]
+
+
+def test_every_image_has_a_version(objects: list[Document]) -> None:
+    for _, container in containers(objects):
+        tag = re.fullmatch(r"[^@]+?(?::([\w.-]+)|@sha256:[0-9a-f]{64})", container["image"])
+        assert tag, container["image"]
+        assert tag.group(1) != "latest"
+
+
+def test_a_digest_takes_the_place_of_the_tag() -> None:
+    digest = "sha256:" + "a" * 64
+    head = pod_templates(documents(merged(NAMED, {"image": {"digest": digest}})))["head"]
+    assert head["spec"]["containers"][0]["image"] == f"registry.example/hermes-serve@{digest}"
+
+
+@pytest.mark.parametrize("changes", [EVERYTHING, EXTERNAL], ids=["Redis here", "Redis elsewhere"])
+def test_secrets_stand_in_no_object(changes: Document) -> None:
+    # All that the values could name is a Secret and a key in it; a password in a URL or a literal would be ours.
+    values = merged(stage_values("multi-node"), changes)
+    objects = documents(values)
+    for _, container in containers(objects):
+        for variable in container.get("env", []):
+            if re.search("PASSWORD|TOKEN|API_KEY|SECRET", variable["name"]):
+                assert set(variable["valueFrom"]) == {"secretKeyRef"}, variable["name"]
+    texts = rendered(values)
+    assert not [path for path, text in texts.items() if re.search(r"rediss?://[^$\s]*:[^$\s]+@", text)]
+    assert not [item for item in objects if item["kind"] == "Secret"]
+    for item in objects:
+        if item["kind"] == "ConfigMap":
+            assert "secretKeyRef" not in str(item)
+            assert "HERMES_REDIS_URL" not in str(item)
+    assert "redis" not in str(one(objects, "RayService")["spec"]["serveConfigV2"])
+
+
+def test_a_disruption_leaves_all_pods_but_one() -> None:
+    objects = documents(stage_values("multi-node"))
+    assert one(objects, "PodDisruptionBudget", "hermes-ingress")["spec"]["minAvailable"] == 3
+    assert one(objects, "PodDisruptionBudget", "hermes-engine")["spec"]["minAvailable"] == 1
+    # One pod cannot lose one and leave one: a budget would only keep nodes from being drained.
+    alone = documents(stage_values("cpu"))
+    assert not [item for item in alone if item["kind"] == "PodDisruptionBudget"]

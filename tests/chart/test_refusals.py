@@ -1,0 +1,165 @@
+"""What cannot work is refused before anything is installed, in one sentence that names the value."""
+
+from __future__ import annotations
+
+import helm_python
+import pytest
+
+from tests.chart.charts import CHART, NAMED, Document, merged, stage_values
+
+ROUTE = {"enabled": True, "hosts": ["a.example.org"], "parentRefs": [{"name": "public"}]}
+
+# Every row: the changes, and a part of the sentence.
+COMBINATIONS: dict[str, tuple[Document, str]] = {
+    "no image": ({"image": {"repository": ""}}, "image.repository is empty"),
+    "the latest image": ({"image": {"tag": "latest"}}, "image.tag is 'latest'"),
+    "the latest Redis": ({"redis": {"internal": {"image": {"tag": "latest"}}}}, "redis.internal.image.tag is 'latest'"),
+    "no keys": ({"auth": {"existingSecret": ""}}, "auth.existingSecret is empty"),
+    "no passwords": ({"redis": {"internal": {"existingSecret": ""}}}, "redis.internal.existingSecret is empty"),
+    "two Redis": ({"redis": {"external": {"enabled": True}}}, "are both true: choose one"),
+    "no Redis": ({"redis": {"internal": {"enabled": False}}}, "are both false: choose one"),
+    "a URL from nowhere": (
+        {"redis": {"internal": {"enabled": False}, "external": {"enabled": True}}},
+        "redis.external.existingSecret is empty",
+    ),
+    "a GCS without an address": (
+        {"redis": {"internal": {"enabled": False}, "external": {"enabled": True, "existingSecret": "s"}}},
+        "redis.external.gcsAddress is empty",
+    ),
+    "a Redis behind the network policy": (
+        {
+            "redis": {"internal": {"enabled": False}, "external": {"enabled": True, "existingSecret": "s"}},
+            "gcsFaultTolerance": {"enabled": False},
+        },
+        "redis.external.cidrs is empty",
+    ),
+    "an exporter without its Redis": (
+        {
+            "redis": {
+                "internal": {"enabled": False, "exporter": {"enabled": True}},
+                "external": {"enabled": True, "existingSecret": "s", "gcsAddress": "r:6379", "cidrs": ["10.0.0.1/32"]},
+            },
+        },
+        "redis.internal.exporter.enabled needs redis.internal",
+    ),
+    "a secret in the environment": ({"env": {"HF_TOKEN": "hf_x"}}, "env.HF_TOKEN is set by the chart"),
+    "a token that nothing uses": ({"hub": {"existingSecret": "hub"}}, "hub.access is false"),
+    "more ranks than GPUs": (
+        {"settings": {"workers": {"tensor_parallel_size": 4}}, "engines": {"gpus": 2}},
+        "one engine takes 4 GPUs (settings.workers.tensor_parallel_size), but a pod has 2 (engines.gpus)",
+    ),
+    "more GPUs by hand than there are": (
+        {"settings": {"workers": {"gpus_per_replica": 2}}},
+        "one engine takes 2 GPUs",
+    ),
+    "no GPUs": ({"engines": {"gpus": 0}}, "but a pod has 0 (engines.gpus)"),
+    "GPUs for a CPU": ({"settings": {"workers": {"device": "cpu"}}}, "settings.workers.device is 'cpu'"),
+    "the least above the most": (
+        {"settings": {"workers": {"autoscaling": {"min_replicas": 9, "max_replicas": 8}}}},
+        "min_replicas (9) is above max_replicas (8)",
+    ),
+    "engines without CPUs": (
+        {"engines": {"gpus": 4, "cpus": 8}, "settings": {"workers": {"cpus_per_replica": 3}}},
+        "4 engines in one pod reserve 3 CPUs each",
+    ),
+    "an engine without CPUs": (
+        {"settings": {"workers": {"device": "cpu", "cpus_per_replica": 9}}, "engines": {"gpus": 0, "cpus": 8}},
+        "no engine fits into a pod",
+    ),
+    "ingresses without room": ({"settings": {"ingress": {"replicas": 8}}}, "8 ingresses with 1 CPUs each"),
+    "a deadline above the longest": (
+        {"settings": {"ingress": {"request_timeout_s": 7200}}},
+        "request_timeout_s (7200) is above max_request_timeout_s (3600)",
+    ),
+    "a Redis fuller than its memory": (
+        {"redis": {"internal": {"maxmemory": "8gb"}}},
+        "redis.internal.maxmemory (8gb) is not below redis.internal.memory (8Gi)",
+    ),
+    "no model": ({"settings": {"model": {"source": ""}}}, "settings.model.name and settings.model.source are needed"),
+    "two volumes": ({"weights": {"create": True}}, "weights.create and weights.existingClaim are both set"),
+    "a path without a volume": ({"weights": {"existingClaim": ""}}, "but there is no volume"),
+    "a path elsewhere": ({"settings": {"model": {"source": "/data/m"}}}, "is not below weights.mountPath"),
+    "a hub id without the hub": (
+        {"settings": {"model": {"source": "org/model"}}, "weights": {"existingClaim": ""}},
+        "is a hub id, but hub.access is false",
+    ),
+    "one volume for many nodes": (
+        {
+            "settings": {"workers": {"replicas": 2}},
+            "weights": {"create": True, "existingClaim": "", "accessModes": ["ReadWriteOnce"]},
+        },
+        "weights.accessModes has no ReadWriteMany, but up to 2 engine pods",
+    ),
+    "two doors": ({"ingress": {"enabled": True, "host": "a.b"}, "httpRoute": ROUTE}, "are both true: choose one"),
+    "a door without a name": ({"ingress": {"enabled": True}}, "ingress.host is empty"),
+    "a route without a name": ({"httpRoute": {**ROUTE, "hosts": []}}, "httpRoute.hosts is empty"),
+    "a route without a gateway": ({"httpRoute": {**ROUTE, "parentRefs": []}}, "httpRoute.parentRefs is empty"),
+    "a door that the network policy shuts": ({"httpRoute": ROUTE}, "networkPolicy.servingFrom is empty"),
+    "pages without a port": (
+        {"monitoring": {"podMonitors": True, "mode": "pods"}},
+        "needs settings.telemetry.process_port",
+    ),
+    "pages on Ray's ports": ({"settings": {"telemetry": {"process_port": 7990}}}, "meet port 8000 of Ray or HAProxy"),
+}
+
+# Every row: the changes, and where the schema finds them.
+SHAPES: dict[str, tuple[Document, str]] = {
+    "a key that is not there": ({"hpa": {"enabled": True}}, "additional properties 'hpa' not allowed"),
+    "a misspelt key": ({"engines": {"gpu": 1}}, "at '/engines': additional properties 'gpu' not allowed"),
+    "a setting that is not there": ({"settings": {"workers": {"replica": 1}}}, "at '/settings/workers'"),
+    "a password in the settings": ({"settings": {"redis": {"url": "redis://:x@h"}}}, "at '/settings/redis'"),
+    "keys in the settings": ({"settings": {"auth": {"required": False}}}, "additional properties 'auth' not allowed"),
+    "another fsync": ({"redis": {"internal": {"appendfsync": "no"}}}, "at '/redis/internal/appendfsync'"),
+    "memory without a unit": ({"head": {"memory": "8"}}, "at '/head/memory'"),
+    "half a CPU for Ray": ({"engines": {"cpus": 0.5}}, "at '/engines/cpus'"),
+    "a digest cut short": ({"image": {"digest": "sha256:abc"}}, "at '/image/digest'"),
+    "a name that Kubernetes refuses": ({"auth": {"existingSecret": "My_Keys"}}, "at '/auth/existingSecret'"),
+    "no ingress pods": ({"ingressPods": {"replicas": 0}}, "at '/ingressPods/replicas'"),
+    "no tensor parallelism": ({"settings": {"workers": {"tensor_parallel_size": 0}}}, "/tensor_parallel_size"),
+    "an upgrade in place": ({"upgrade": {"type": "Recreate"}}, "at '/upgrade/type'"),
+    "a network that is none": ({"networkPolicy": {"hubCidrs": ["everywhere"]}}, "at '/networkPolicy/hubCidrs/0'"),
+    "text for a number": ({"settings": {"journal": {"retention_s": "15m"}}}, "at '/settings/journal/retention_s'"),
+}
+
+
+def refusal(values: Document, name: str = "hermes") -> str:
+    """What Helm says; nothing where it renders."""
+    chart = helm_python.Chart.load(str(CHART))
+    try:
+        chart.validate_schema(values)
+        chart.render(values, name=name, namespace="prod")
+    except helm_python.HelmError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("changes", "sentence"), COMBINATIONS.values(), ids=COMBINATIONS)
+def test_a_combination_that_cannot_work_is_refused(changes: Document, sentence: str) -> None:
+    assert sentence in refusal(merged(NAMED, changes))
+
+
+@pytest.mark.parametrize(("changes", "sentence"), SHAPES.values(), ids=SHAPES)
+def test_a_value_of_the_wrong_shape_is_refused_where_it_stands(changes: Document, sentence: str) -> None:
+    assert sentence in refusal(merged(NAMED, changes))
+
+
+def test_no_model_is_refused() -> None:
+    values = {key: value for key, value in NAMED.items() if key != "settings"}
+    assert "settings.model.name and settings.model.source are needed" in refusal(values)
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("h" * 48, "has 48 characters"), ("7b", "must begin with a letter")])
+def test_a_release_name_that_kuberay_would_refuse_is_refused(name: str, sentence: str) -> None:
+    assert sentence in refusal(NAMED, name)
+
+
+def test_the_longest_name_that_kuberay_takes_is_taken() -> None:
+    assert refusal(NAMED, "h" * 47) == ""
+
+
+@pytest.mark.parametrize("stage", ["single-gpu", "multi-gpu", "multi-node"])
+def test_a_stage_file_alone_says_what_is_missing(stage: str) -> None:
+    values = stage_values(stage)
+    for key in ("image", "auth", "redis", "weights"):
+        values.pop(key, None)
+    assert "image.repository is empty" in refusal(values)

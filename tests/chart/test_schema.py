@@ -1,0 +1,83 @@
+"""The schema of the values: written by its script, closed, and in step with the service's settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import yaml
+
+from tests.chart.charts import CHART, ROOT, STAGES
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("chart_schema", ROOT / "helm" / "schema.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def objects(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, list):
+        for item in node:
+            yield from objects(item, path)
+    if isinstance(node, dict):
+        if node.get("type") == "object":
+            yield path, node
+        for key, value in node.items():
+            yield from objects(value, f"{path}/{key}")
+
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+def test_the_schema_is_the_one_that_its_script_writes() -> None:
+    assert (CHART / "values.schema.json").read_text() == script().schema(), "run: .venv/bin/python helm/schema.py"
+
+
+def test_only_what_others_define_is_open() -> None:
+    # Objects of Kubernetes, which its API server checks, and vLLM's arguments, which its parser checks.
+    is_open = {
+        path.rsplit("/", 1)[-1] if path.rsplit("/", 1)[-1] != "items" else path.rsplit("/", 2)[-2]
+        for path, node in objects(SCHEMA)
+        if node.get("additionalProperties") is not False and not isinstance(node.get("additionalProperties"), dict)
+    }
+    assert is_open == {
+        "tolerations",
+        "affinity",
+        "topologySpreadConstraints",
+        "servingFrom",
+        "parentRefs",
+        "args",
+        "global",
+    }
+
+
+def test_every_value_is_in_the_schema_and_right() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for name in ("values.yaml", *(f"values-{stage}.yaml" for stage in STAGES)):
+        assert [error.message for error in validator.iter_errors(yaml.safe_load((CHART / name).read_text()))] == [], (
+            name
+        )
+
+
+def test_every_value_of_the_schema_stands_in_the_values_file() -> None:
+    # A value that nobody can find is none. Settings are in docs/settings.md.
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def missing(schema: Any, given: Any, path: str) -> Iterator[str]:
+        for key, sub in schema.get("properties", {}).items():
+            if key not in given:
+                yield f"{path}{key}"
+            elif sub.get("type") == "object":
+                yield from missing(sub, given[key], f"{path}{key}.")
+
+    ours = {**SCHEMA, "properties": {k: v for k, v in SCHEMA["properties"].items() if k not in ("settings", "global")}}
+    lacking = [path for path in missing(ours, values, "") if ".scheduling." not in path]
+    assert lacking == []

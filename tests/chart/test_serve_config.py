@@ -1,0 +1,105 @@
+"""What the chart hands to Ray Serve is what Serve and the service themselves accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.settings import Settings, load_settings
+from tests.chart.charts import NAMED, ROOT, STAGES, Document, Loader, documents, merged, one, stage_values
+
+
+def config(values: Document) -> Document:
+    text = one(documents(values), "RayService")["spec"]["serveConfigV2"]
+    loaded: Document = yaml.load(text, Loader)
+    return loaded
+
+
+def arguments(values: Document) -> Document:
+    found: Document = config(values)["applications"][0]["args"]
+    return found
+
+
+def settings_of(values: Document) -> Settings:
+    """The service's reading of them. A service that knows nothing of keys yet is not shown their place."""
+    args = dict(arguments(values))
+    if "auth" not in Settings.model_fields:
+        args.pop("auth", None)
+    return load_settings(args)
+
+
+@pytest.fixture(autouse=True)
+def _no_redis_url_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HERMES_REDIS_URL", raising=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+@pytest.mark.parametrize("stage", STAGES)
+def test_serve_takes_the_config(stage: str) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    parsed = ServeDeploySchema.model_validate(config(stage_values(stage)))
+    (application,) = parsed.applications
+    assert application.import_path == "serve_app.deploy:build"
+    assert application.route_prefix == "/"
+    # Reached from other pods, on the port that KubeRay's Service has.
+    assert (parsed.http_options.host, parsed.http_options.port) == ("0.0.0.0", 8000)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_service_takes_the_settings(stage: str) -> None:
+    settings = settings_of(stage_values(stage))
+    assert settings.workers.device == ("cpu" if stage == "cpu" else "gpu")
+    assert settings.model.name
+
+
+def test_the_largest_stage_scales_as_it_says() -> None:
+    scaling = settings_of(stage_values("multi-node")).workers.autoscaling
+    assert scaling is not None
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 8, 20)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 120)
+
+
+def test_keys_are_asked_for_unless_they_are_switched_off() -> None:
+    keys = {"required": True, "keys_file": "/etc/hermes/keys/keys.yaml"}
+    assert arguments(NAMED)["auth"] == keys
+    assert "auth" not in arguments(merged(NAMED, {"auth": {"enabled": False, "existingSecret": ""}}))
+    mounts = [
+        mount["mountPath"]
+        for group in one(documents(NAMED), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]
+    ]
+    assert mounts.count("/etc/hermes/keys") == 2
+
+
+def test_the_charts_defaults_are_the_services() -> None:
+    # But for what a cluster has and a laptop has not.
+    own = Settings().model_dump()
+    ours = yaml.safe_load((ROOT / "helm" / "hermes-serve" / "values.yaml").read_text())["settings"]
+    different = {"model", "workers.device", "workers.replicas"}
+
+    def walk(node: Any, path: str = "") -> None:
+        for key, value in node.items():
+            where = f"{path}{key}"
+            if isinstance(value, dict) and value:
+                walk(value, f"{where}.")
+            elif where not in different:
+                expected: Any = own
+                for part in where.split("."):
+                    expected = expected[part]
+                assert value == expected, where
+
+    walk(ours)
+
+
+def test_large_numbers_stay_whole() -> None:
+    # Helm reads numbers as floats, and prints 1.6777216e+07 where it is let.
+    assert arguments(NAMED)["ingress"]["max_body_bytes"] == 16777216
+    assert isinstance(arguments(NAMED)["ingress"]["max_body_bytes"], int)
+
+
+def test_engine_arguments_go_through_as_they_are() -> None:
+    args = {"max_model_len": 8192, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9}
+    assert arguments(merged(NAMED, {"settings": {"engine": {"args": args}}}))["engine"]["args"] == args
