@@ -26,6 +26,7 @@ PROMPTS = [
     "Write a poem about the sea.", "Say hello in three languages.", "Why is the sky blue?", "How do I bake bread?",
     "Describe your week.",
 ]  # fmt: skip
+_LOOK_UPS = 32
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -147,7 +148,8 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
             for n in range(options.users)
         ]  # fmt: skip
         await asyncio.gather(*users, strike_on(Parts(running), options, until_s, all_told, strikes))
-        await asyncio.gather(*(look_up(http, told) for told in all_told if told.request_id))
+        gate = asyncio.Semaphore(_LOOK_UPS)  # httpx's pool takes time with the square of those that wait in it
+        await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
 
     def expected(prompt: str, count: int) -> str:
         if options.engine == "simulated":
@@ -165,11 +167,12 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
     return settle(all_told, expected), strikes, all_told
 
 
-async def look_up(http: httpx.AsyncClient, told: Told) -> None:
+async def look_up(http: httpx.AsyncClient, told: Told, gate: asyncio.Semaphore) -> None:
     """What the service says of a request afterwards."""
     for _ in range(100):
         try:
-            answer = await http.get(f"/v1/requests/{told.request_id}")
+            async with gate:
+                answer = await http.get(f"/v1/requests/{told.request_id}")
         except httpx.TransportError:
             await asyncio.sleep(0.5)
             continue

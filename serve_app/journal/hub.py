@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 
 from serve_app.errors import JournalUnavailable
@@ -34,7 +35,7 @@ class Follower:
         self.request_id = request_id
         self.reader = reader
         self.stale = False
-        self.fed_at = time.monotonic()
+        self.fed_at = math.inf  # not silent before somebody waits: the journal may be about to be made
         self._store = store
         self._woken = asyncio.Event()
 
@@ -45,6 +46,7 @@ class Follower:
 
     async def wait(self) -> None:
         """Until the reader may hold something new. A Redis that is away only makes it take longer."""
+        self.fed_at = min(self.fed_at, time.monotonic())
         await self._woken.wait()
         self._woken.clear()
         self.fed_at = time.monotonic()

@@ -12,6 +12,7 @@ from journal_helpers import OPENED, PrivateRedis, World, add, events, eventually
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import TERMINAL_ID, encode_wakes, transcript, wake_of
+from serve_app.journal.hub import SILENCE_S
 
 
 @pytest.fixture
@@ -42,6 +43,24 @@ def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(redis_url
             assert follower.reader.attempt == OPENED
             hub.leave(follower)
             assert hub.request_ids == []
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_admission_takes_long_is_not_taken_for_one_that_redis_lost(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            hub = await w.hub()
+            follower = hub.follow_new("req_1")
+            await asyncio.sleep(2 * SILENCE_S)  # Redis answers late: its reply to the admission is on its way
+            assert follower.reader.ending is None
+            await w.admit()
+            attempt = await w.opened(await w.writer())
+            add(attempt, 1)
+            finish(attempt)
+            assert await everything(follower) == events(1, 1)
 
     asyncio.run(main())
 
