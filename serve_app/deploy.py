@@ -108,6 +108,7 @@ def build(args: dict[str, Any]) -> Application:
     workers = Worker.options(**_worker_options(settings)).bind(args)  # type: ignore[attr-defined]  # decorated
     ingress = Ingress.options(  # type: ignore[attr-defined]  # decorated
         num_replicas=settings.ingress.replicas,
+        max_replicas_per_node=settings.ingress.max_replicas_per_node,
         max_ongoing_requests=settings.ingress.max_connections,
         ray_actor_options={"num_cpus": settings.ingress.cpus_per_replica},
     )

@@ -15,6 +15,7 @@ import msgspec
 class Reason(StrEnum):
     """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
 
+    INVALID_API_KEY = "invalid_api_key"
     MALFORMED_JSON = "malformed_json"
     INVALID_REQUEST = "invalid_request"
     MODEL_NOT_FOUND = "model_not_found"
@@ -46,6 +47,7 @@ class _Shape:
 
 
 _SHAPES: dict[Reason, _Shape] = {
+    Reason.INVALID_API_KEY: _Shape(401, "invalid_request_error"),
     Reason.MALFORMED_JSON: _Shape(400, "invalid_request_error"),
     Reason.INVALID_REQUEST: _Shape(400, "invalid_request_error"),
     Reason.MODEL_NOT_FOUND: _Shape(404, "invalid_request_error"),
@@ -113,6 +115,8 @@ class RequestRefused(HermesError):
         headers = {"x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.reason is Reason.INVALID_API_KEY:
+            headers["www-authenticate"] = "Bearer"
         if not _SHAPES[self.reason].retryable:
             headers["x-should-retry"] = "false"
         return headers

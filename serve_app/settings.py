@@ -20,6 +20,9 @@ from serve_app.errors import SettingsError
 BUILTIN_MODELS = {"builtin:tiny": ("workers", "tiny_model")}
 """Models that ship with the project, as package and folder."""
 
+DEFAULT_TENANT = "default"
+"""Of everybody, where no key is required."""
+
 
 class Section(BaseModel):
     """A node of the tree: immutable, and an unknown key is an error, not a comment."""
@@ -31,6 +34,7 @@ class RedisSettings(Section):
     """Where the journal and the queue live."""
 
     url: str = Field("redis://127.0.0.1:6380/0", description="redis://, rediss:// (TLS) or unix://")
+    ca_file: str = Field("", description="rediss://: certificates to trust in place of the system's")
     connect_timeout_s: float = Field(1.0, gt=0, description="after which Redis counts as unreachable")
     response_timeout_s: float = Field(5.0, gt=0, description="silence after which a connection is dropped")
 
@@ -101,6 +105,11 @@ class WorkerSettings(Section):
     stall_s: float = Field(6.0, gt=0, description="without a step while requests run, before an engine counts as sick")
 
     @property
+    def wanted(self) -> int:
+        """Replicas that there should be at least."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.min_replicas
+
+    @property
     def gpus(self) -> float:
         """GPUs that Ray reserves for one replica."""
         if self.gpus_per_replica is not None:
@@ -113,6 +122,7 @@ class IngressSettings(Section):
 
     replicas: int = Field(2, ge=1, le=1024, description="HTTP servers, each with a dispatcher")
     cpus_per_replica: float = Field(1, ge=0, description="that Ray reserves")
+    max_replicas_per_node: int | None = Field(None, ge=1, description="1: the death of a node takes one; default: any")
     max_connections: int = Field(4096, ge=1, description="requests that one ingress holds at a time")
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="longer requests are refused with 413")
     max_header_bytes: int = Field(12 * 1024, ge=1024, le=15 * 1024, description="HAProxy's own limit is 16 KiB")
@@ -129,6 +139,13 @@ class IngressSettings(Section):
                 f"max_request_timeout_s ({self.max_request_timeout_s:g})"
             )
         return self
+
+
+class AuthSettings(Section):
+    """Who may ask."""
+
+    required: bool = Field(False, description="every request but /healthz and /readyz needs an API key")
+    keys_file: str = Field("", description="tenants and the hashes of their keys; read again when it changes")
 
 
 class QueueSettings(Section):
@@ -178,6 +195,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     workers: WorkerSettings = WorkerSettings()
     ingress: IngressSettings = IngressSettings()
+    auth: AuthSettings = AuthSettings()
     queue: QueueSettings = QueueSettings()
     journal: JournalSettings = JournalSettings()
     routing: RoutingSettings = RoutingSettings()
@@ -205,7 +223,8 @@ class Settings(Section):
 def load_settings(args: Mapping[str, Any]) -> Settings:
     """Check `args` (the `args` of the application in a Serve config file) and freeze them.
 
-    The environment variable `HERMES_REDIS_URL`, where set, takes the place of `redis.url`.
+    The environment variables `HERMES_REDIS_URL` and `HERMES_KEYS_FILE`, where set, take the place of `redis.url` and
+    `auth.keys_file`.
 
     Raises:
         SettingsError: with one line per mistake, each naming the key and the fix.
@@ -214,14 +233,21 @@ def load_settings(args: Mapping[str, Any]) -> Settings:
         settings = Settings.model_validate(dict(args))
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
-    url = os.environ.get("HERMES_REDIS_URL")
-    if not url:
-        return settings
-    try:
-        redis = RedisSettings.model_validate({**settings.redis.model_dump(), "url": url})
-    except ValidationError as error:  # its own message would show the URL, which may hold a password
-        raise SettingsError(f"settings: HERMES_REDIS_URL: {_reason(error.errors()[0])}") from None
-    return settings.model_copy(update={"redis": redis})
+    if url := os.environ.get("HERMES_REDIS_URL"):
+        try:
+            redis = RedisSettings.model_validate({**settings.redis.model_dump(), "url": url})
+        except ValidationError as error:  # its own message would show the URL, which may hold a password
+            raise SettingsError(f"settings: HERMES_REDIS_URL: {_reason(error.errors()[0])}") from None
+        settings = settings.model_copy(update={"redis": redis})
+    if keys_file := os.environ.get("HERMES_KEYS_FILE"):
+        auth = settings.auth.model_copy(update={"keys_file": keys_file})
+        settings = settings.model_copy(update={"auth": auth})
+    if settings.auth.required and not settings.auth.keys_file:
+        raise SettingsError(
+            "settings: 'auth.keys_file' is empty while auth.required is true: name the file of API keys "
+            "(scripts/api-key makes them), or set HERMES_KEYS_FILE in the environment of the Ray nodes"
+        )
+    return settings
 
 
 def _explain(item: Any) -> str:

@@ -68,6 +68,11 @@ class Recorder:
         return self._attempt.request_id
 
     @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self._facts.tenant
+
+    @property
     def created_s(self) -> float:
         """The time that the response bears, Unix seconds: of the admission, the same in every attempt."""
         return self._facts.admitted_ms / 1000

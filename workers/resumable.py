@@ -17,6 +17,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from serve_app.settings import DEFAULT_TENANT
 from workers.engine import Progress
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue
@@ -56,6 +57,7 @@ class RecordingClient:
         merge = params.output_kind is RequestOutputKind.FINAL_ONLY
         params.output_kind = RequestOutputKind.DELTA
         generation = recorder.next_generation()
+        prompt = _salted(prompt, recorder.tenant)
         deltas = self._deltas(recorder, generation, prompt, params, request_id, options)
         try:
             async with aclosing(deltas):
@@ -110,6 +112,16 @@ class RecordingClient:
             recorder.lose(why)
         recorder.restart()
         return None
+
+
+def _salted(prompt: Any, tenant: str) -> Any:
+    """A prompt whose cached prefix no other tenant can hit: how soon the first token comes would tell who asked before.
+
+    Where nobody needs a key, everybody is one tenant, and the caller's own `cache_salt` is all there is.
+    """
+    if tenant == DEFAULT_TENANT or not isinstance(prompt, dict):
+        return prompt
+    return {**prompt, "cache_salt": f"{tenant}:{prompt.get('cache_salt', '')}"}
 
 
 async def _merged(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

@@ -96,18 +96,19 @@ def start(
     """
     service = Service(str(state_dir), url=f"http://127.0.0.1:{port}")
     service.save()
+    own = "HERMES_REDIS_URL" in (environment or {})  # in the nodes' environment: it stands in no config then
     try:
-        if redis_url is None:
+        if redis_url is None and not own:
             tell("Redis: private, append-only file on")
             service.pids["redis"], redis_port = redis_server.start(state_dir / "redis")
             redis_url = f"redis://127.0.0.1:{redis_port}/0"
-        service.redis_url = redis_url
+        service.redis_url = redis_url or ""
         service.save()
         tell("Ray: one private node")
         pid, service.dashboard_url = ray_cluster.start(state_dir, haproxy, dict(environment or {}))
         service.pids["ray"] = pid
         service.save()
-        document = render(config, port, merged({"redis": {"url": redis_url}}, args))
+        document = render(config, port, args if own else merged({"redis": {"url": redis_url}}, args))
         service.model = document["applications"][0]["args"]["model"]["name"]
         service.save()
         (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

@@ -25,7 +25,6 @@ from serve_app.telemetry import Telemetry
 
 log = logging.getLogger("hermes.ingress")
 
-TENANT = "default"
 _RETRY_AFTER_S = 1.0
 # What the engine's server may need; credentials and cookies never enter the journal.
 _KEPT_HEADERS = ("content-type", "accept")
@@ -51,9 +50,9 @@ class Admission:
         self._depths = depths
 
     async def admit(
-        self, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any]
+        self, tenant: str, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any]
     ) -> tuple[Follower, RequestFacts]:
-        """Accept a checked request, or attach to an earlier one with the same `Idempotency-Key`.
+        """Accept a checked request, or attach to an earlier one of the tenant's with the same `Idempotency-Key`.
 
         Returns:
             The follower that reads its journal, and what was decided about it.
@@ -62,7 +61,7 @@ class Admission:
             RequestRefused: `queue_full`, `journal_unavailable`, `idempotency_conflict`, or a header that makes no
                 sense.
         """
-        facts = self._decide(headers, request)
+        facts = self._decide(tenant, headers, request)
         key = headers.get("idempotency-key", "")
         try:
             if not key:
@@ -132,11 +131,11 @@ class Admission:
         log.debug("request %s admitted: %s", request_id, facts.request_class)
         return follower, facts
 
-    def _decide(self, headers: Mapping[str, str], request: Mapping[str, Any]) -> RequestFacts:
+    def _decide(self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any]) -> RequestFacts:
         now_ms = int(time.time() * 1000)
         return RequestFacts(
             request_class=_request_class(headers, request),
-            tenant=TENANT,
+            tenant=tenant,
             session=session_key(headers, request),
             model=self._settings.model.name,
             streamed=request.get("stream") is True,

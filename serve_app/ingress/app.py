@@ -21,6 +21,9 @@ from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, ch
 
 log = logging.getLogger("hermes.ingress")
 
+_OPEN_PATHS = ("/healthz", "/readyz")
+"""Probes have no key."""
+
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -54,7 +57,8 @@ class InferenceEndpoint:
         body = await _read_body(headers, receive, settings.ingress.max_body_bytes)
         request = parse(scope["path"], body, settings.model.name)
         query = scope["query_string"].decode("latin-1")
-        follower, facts = await self._ingress.admission.admit(scope["path"], query, headers, body, request)
+        tenant = scope["state"]["tenant"]
+        follower, facts = await self._ingress.admission.admit(tenant, scope["path"], query, headers, body, request)
         answer = Answer(
             follower, self._ingress.departures, scope["path"], facts.streamed, as_events=False,
             admitted_ms=facts.admitted_ms, heartbeat_s=settings.ingress.heartbeat_s,
@@ -89,7 +93,7 @@ def _too_large(limit_bytes: int) -> RequestRefused:
 
 
 class _Guard:
-    """Outermost: limits on headers before anything is parsed, and refusals wherever they come from."""
+    """Outermost: limits and keys before anything is parsed, and refusals wherever they come from."""
 
     def __init__(self, app: Any, ingress: Ingress) -> None:
         self._app = app
@@ -101,6 +105,10 @@ class _Guard:
             return
         try:
             check_headers(scope["headers"], self._ingress.settings.ingress.max_header_bytes)
+            if scope["path"] not in _OPEN_PATHS:
+                authorization = next((v for k, v in scope["headers"] if k.lower() == b"authorization"), b"")
+                tenant = self._ingress.keys.tenant(authorization.decode("latin-1"))
+                scope["state"] = {**scope.get("state", {}), "tenant": tenant}
             await self._app(scope, receive, send)
         except RequestRefused as refusal:
             self._ingress.telemetry.refused(refusal.reason)

@@ -22,13 +22,13 @@ def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["requests"])
 
     @router.get("/v1/requests/{request_id}", summary="State, class, replica, attempts and times of a request")
-    async def show(request_id: str) -> JSONResponse:
-        return JSONResponse(describe(request_id, await _entries(ingress, request_id)))
+    async def show(request_id: str, request: Request) -> JSONResponse:
+        return JSONResponse(describe(request_id, await _entries(ingress, request_id, request.state.tenant)))
 
     @router.get("/v1/requests/{request_id}/events", summary="The response as server-sent events")
     async def events(request_id: str, request: Request) -> Any:
         seen = _last_event_id(request.headers.get("last-event-id"))
-        entries = await _entries(ingress, request_id)
+        entries = await _entries(ingress, request_id, request.state.tenant)
         try:
             if not has_ended(entries):
                 await ingress.departures.arrived(request_id)
@@ -46,8 +46,8 @@ def routes(ingress: Ingress) -> APIRouter:
         )  # fmt: skip
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
-    async def cancel(request_id: str) -> JSONResponse:
-        entries = await _entries(ingress, request_id)
+    async def cancel(request_id: str, request: Request) -> JSONResponse:
+        entries = await _entries(ingress, request_id, request.state.tenant)
         if not has_ended(entries):
             try:
                 ended = await ingress.store.end(request_id, "cancelled", Reason.CANCELLED, entries)
@@ -56,7 +56,7 @@ def routes(ingress: Ingress) -> APIRouter:
             if ended:
                 ingress.telemetry.ended("", "cancelled", Reason.CANCELLED)
                 log.info("request %s ended: cancelled (cancelled)", request_id)
-            entries = await _entries(ingress, request_id)
+            entries = await _entries(ingress, request_id, request.state.tenant)
         return JSONResponse(describe(request_id, entries))
 
     return router
@@ -102,14 +102,22 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
     }
 
 
-async def _entries(ingress: Ingress, request_id: str) -> list[Entry]:
+async def _entries(ingress: Ingress, request_id: str, tenant: str) -> list[Entry]:
+    """A request's journal. Another tenant's is as unknown as one that never was."""
     try:
         entries = await ingress.store.read(request_id) if len(request_id) <= 64 else None
     except JournalUnavailable:
         raise _unavailable() from None
-    if not entries:
+    if not entries or _tenant(entries) != tenant:
         raise RequestRefused(Reason.NOT_FOUND, f"No request '{request_id[:64]}' is known (any more).")
     return entries
+
+
+def _tenant(entries: list[Entry]) -> str | None:
+    reader = JournalReader()
+    for entry in (entries[0], entries[-1]):  # the request itself, or what a compacted journal says of it
+        reader.feed(entry)
+    return reader.facts.tenant if reader.facts else None
 
 
 def _line(entries: list[Entry]) -> RequestLine | None:

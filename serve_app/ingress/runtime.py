@@ -11,6 +11,7 @@ from serve_app.dispatcher import Dispatcher
 from serve_app.errors import JournalUnavailable
 from serve_app.ingress.admission import Admission
 from serve_app.ingress.departures import Departures
+from serve_app.ingress.keys import Keys
 from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.hub import FollowerHub
@@ -38,6 +39,7 @@ class Ingress:
         self.settings = settings
         self.id = ingress_id
         self.telemetry = Telemetry()
+        self.keys = Keys(settings.auth)
         self.redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
         self.store = JournalStore(settings, self._link)
@@ -107,7 +109,7 @@ class Ingress:
             "ready": ready,
             "problem": problem,
             "workers": workers,
-            "workers_wanted": self.settings.workers.replicas,
+            "workers_wanted": self.settings.workers.wanted,
             "ingresses": len(members.ingresses),
             "ingresses_wanted": self.settings.ingress.replicas,
         }

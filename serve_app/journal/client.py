@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 def connect_redis(settings: RedisSettings) -> Redis:
     """The redis-py client of this process. One silent retry covers pooled connections that a restart cut."""
+    trust: dict[str, Any] = (
+        {"ssl_ca_certs": settings.ca_file} if settings.ca_file and settings.url.startswith("rediss://") else {}
+    )
     return Redis.from_url(
         settings.url,
         protocol=2,
@@ -27,6 +30,7 @@ def connect_redis(settings: RedisSettings) -> Redis:
         socket_timeout=settings.response_timeout_s,
         retry=Retry(NoBackoff(), 1),
         retry_on_error=[RedisConnectionError],
+        **trust,
     )
 
 

@@ -21,6 +21,9 @@ from serve_app.settings import RedisSettings
 Command = tuple[Any, ...]
 Reply = Any
 
+DEMOTED = ("READONLY ", "MASTERDOWN ")
+"""Errors of a Redis that is not the primary (any more)."""
+
 
 class RespConnection(asyncio.Protocol):
     """A connection whose replies come in the order of its commands.
@@ -106,7 +109,8 @@ async def connect(
             if "path" in target:
                 await loop.create_unix_connection(lambda: connection, target["path"])
             else:
-                tls = ssl.create_default_context() if settings.url.startswith("rediss://") else None
+                secure = settings.url.startswith("rediss://")
+                tls = ssl.create_default_context(cafile=settings.ca_file or None) if secure else None
                 host, port = target.get("host", "localhost"), target.get("port", 6379)
                 await loop.create_connection(lambda: connection, host, port, ssl=tls)
             hello: list[Command] = []
@@ -143,10 +147,13 @@ class RedisLink:
             connection = await self._open()
         try:
             async with asyncio.timeout(self._settings.response_timeout_s):
-                return await connection.call(commands)
+                replies = await connection.call(commands)
         except TimeoutError:
             connection.abort()
             raise JournalUnavailable(f"no answer from Redis in {self._settings.response_timeout_s:g} s") from None
+        if any(isinstance(reply, Exception) and str(reply).startswith(DEMOTED) for reply in replies):
+            connection.abort()  # perhaps the name leads to the new primary by now
+        return replies
 
     async def _open(self) -> RespConnection:
         async with self._connecting:

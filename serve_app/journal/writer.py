@@ -15,7 +15,7 @@ import msgspec
 
 from serve_app.errors import Fenced, JournalUnavailable
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.connection import Command, Reply, RespConnection, connect
+from serve_app.journal.connection import DEMOTED, Command, Reply, RespConnection, connect
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -38,7 +38,6 @@ from serve_app.settings import Settings
 log = logging.getLogger("hermes.journal")
 
 _TRANSIENT = ("OOM ", "LOADING ", "BUSY ", "READONLY ", "MASTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "MISCONF ")
-_DEMOTED = ("READONLY ", "MASTERDOWN ")
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _SILENCE_S = 1.0
 
@@ -161,7 +160,7 @@ class JournalWriter:
                     log.warning("journal: %s %s refused for now: %s", attempt.request_id, entry.id, reply)
                     self._again(attempt)
                     refused = True
-                    if str(reply).startswith(_DEMOTED):
+                    if str(reply).startswith(DEMOTED):
                         connection.abort()  # perhaps the name leads to the new primary by now
                 else:
                     await self._settle(connection, attempt, entry, reply)

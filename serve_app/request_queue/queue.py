@@ -161,7 +161,8 @@ class RequestQueue:
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
-        await self._link.call([("XACK", entry.stream, GROUP, entry.entry_id), ("XDEL", entry.stream, entry.entry_id)])
+        # Deleted first: what is still pending then, whoever takes over mends; the other way round it counts for ever.
+        await self._link.call([("XDEL", entry.stream, entry.entry_id), ("XACK", entry.stream, GROUP, entry.entry_id)])
 
     async def depths(self) -> dict[str, Depth]:
         """Length and oldest age of every class, in two round trips.

@@ -116,6 +116,19 @@ def test_a_redis_url_from_the_environment_is_checked_and_not_shown(monkeypatch: 
     assert "secret" not in message
 
 
+def test_keys_that_are_required_must_be_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal({"auth": {"required": True}})
+    assert "'auth.keys_file'" in message
+    assert "HERMES_KEYS_FILE" in message
+    monkeypatch.setenv("HERMES_KEYS_FILE", "/etc/hermes/keys")
+    assert load_settings({"auth": {"required": True}}).auth.keys_file == "/etc/hermes/keys"
+
+
+def test_as_many_workers_are_wanted_as_there_never_are_fewer_of() -> None:
+    assert load_settings({"workers": {"replicas": 3}}).workers.wanted == 3
+    assert load_settings({"workers": {"autoscaling": {"min_replicas": 4}}}).workers.wanted == 4
+
+
 def test_every_class_has_a_bound() -> None:
     queue = load_settings({"queue": {"max_waiting_batch": 7}}).queue
     assert [queue.max_waiting(name) for name in ("realtime", "standard", "batch")] == [1_000, 10_000, 7]

@@ -1,0 +1,105 @@
+"""API keys: who may ask, and for which tenant. Only hashes are kept, and the file may change at any time.
+
+A line of the file is `<tenant> sha256:<64 hex digits>`; empty lines and what follows a `#` are ignored. A key is 256
+random bits (`scripts/api-key`), so a plain hash hides it: there is no dictionary to try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve_app.errors import Reason, RequestRefused, SettingsError
+from serve_app.settings import DEFAULT_TENANT, AuthSettings
+
+log = logging.getLogger("hermes.ingress")
+
+_LINE = re.compile(r"(?P<tenant>[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+_LOOK_S = 1.0
+
+
+class Keys:
+    """The keys of one ingress.
+
+    Raises:
+        SettingsError: the file cannot be read, or a line of it makes no sense.
+    """
+
+    def __init__(self, settings: AuthSettings) -> None:
+        self._required = settings.required
+        self._path = Path(settings.keys_file)
+        self._tenants: Mapping[bytes, str] = {}
+        self._version: tuple[int, ...] = ()
+        self._looked_s = time.monotonic()
+        if self._required:
+            self._version = self._stat()
+            self._tenants = parse(self._path.read_text())
+
+    def tenant(self, authorization: str) -> str:
+        """Whose key the `Authorization` header holds.
+
+        Raises:
+            RequestRefused: `invalid_api_key`.
+        """
+        if not self._required:
+            return DEFAULT_TENANT
+        self._look()
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise RequestRefused(
+                Reason.INVALID_API_KEY, "You didn't provide an API key; send it as 'Authorization: Bearer <key>'."
+            )
+        presented = hashlib.sha256(key.strip().encode()).digest()
+        found = ""
+        for digest, tenant in self._tenants.items():  # all of them, always: the time tells nothing
+            if hmac.compare_digest(digest, presented):
+                found = tenant
+        if not found:
+            raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
+        return found
+
+    def _look(self) -> None:
+        """Take in a file that has changed; one that makes no sense changes nothing."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            version = self._stat()
+            if version == self._version:
+                return
+            self._version = version
+            self._tenants = parse(self._path.read_text())
+            log.info("API keys read again: %d", len(self._tenants))
+        except (SettingsError, OSError, UnicodeDecodeError) as error:
+            log.error("API keys not read again, the old ones stay: %s", error)
+
+    def _stat(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise SettingsError(f"settings: auth.keys_file '{self._path}': {error.strerror}") from None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def parse(text: str) -> dict[bytes, str]:
+    """The tenant of every key's SHA-256.
+
+    Raises:
+        SettingsError: a line makes no sense; the message has its number, never what it holds.
+    """
+    tenants: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise SettingsError(f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>'")
+        tenants[bytes.fromhex(match["digest"])] = match["tenant"]
+    return tenants
