@@ -103,7 +103,8 @@ OURS: dict[str, Schema] = {
     "podDisruptionBudgets": closed(enabled=BOOL),
     "networkPolicy": closed(
         enabled=BOOL, servingFrom=listed(OPEN), operatorNamespaces=NAMESPACES,
-        monitoringNamespaces=NAMESPACES, dnsNamespaces=NAMESPACES, apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
+        monitoringNamespaces=NAMESPACES, dnsNamespaces=NAMESPACES,
+        dnsCidrs=listed(CIDR), apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
     ),
     "ingress": closed(
         enabled=BOOL, className=NAME, host={"anyOf": [HOST, {"const": ""}]}, tlsSecret=NAME, annotations=STRINGS

@@ -11,7 +11,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}
 # libnuma1: vLLM's CPU kernels.
-# hadolint ignore=DL3008 -- Debian keeps only the newest build of a release.
+# Debian keeps only the newest build of a release: no versions here.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libnuma1 \
     && rm -rf /var/lib/apt/lists/* \

@@ -13,6 +13,11 @@
 {{- end -}}
 {{- end }}
 
+{{/* Requests travel through the journal: nearly all of the shared memory is for tensor-parallel ranks. */}}
+{{- define "hermes.objectStore" -}}
+object-store-memory: "268435456"
+{{- end }}
+
 {{/* What Ray Serve reads before it starts; scripts/local/ray_cluster.py says why. `env` comes last and may replace it. */}}
 {{- define "hermes.fixedEnvironment" -}}
 RAY_SERVE_ENABLE_HA_PROXY: "1"

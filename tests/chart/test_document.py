@@ -1,0 +1,76 @@
+"""docs/kubernetes.md says what the chart takes: its commands render, its values and files exist."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.charts import CHART, NAMED, ROOT, Document, documents, merged, rendered, stage_values
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+INSTALLS = [words for words in COMMANDS if words[:2] == ["helm", "install"]]
+
+
+def values_of(words: list[str]) -> Document:
+    """What Helm would make of a command line."""
+    values: Document = {}
+    for flag, word in itertools.pairwise(words):
+        if flag == "-f":
+            values = merged(values, yaml.safe_load((ROOT / word).read_text()))
+        if flag == "--set":
+            key, text = word.split("=", 1)
+            value: Any = yaml.safe_load(text)
+            for part in reversed(key.split(".")):
+                value = {part: value}
+            values = merged(values, value)
+    return values
+
+
+@pytest.mark.parametrize("words", INSTALLS, ids=lambda words: words[5])
+def test_every_installation_that_it_shows_renders(words: list[str]) -> None:
+    assert len(INSTALLS) == 2
+    assert any(item["kind"] == "RayService" for item in documents(values_of(words)))
+
+
+def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
+    made = {
+        words[4]: set(re.findall(r"--from-(?:literal|file)=([\w.-]+)", " ".join(words)))
+        for words in COMMANDS
+        if words[:4] == ["kubectl", "create", "secret", "generic"]
+    }
+    asked = re.findall(r"secretKeyRef:\n\s+name: ([\w-]+)\n\s+key: ([\w.-]+)", "\n".join(rendered(NAMED).values()))
+    assert asked
+    for name, key in [*asked, ("hermes-keys", "keys.yaml")]:
+        assert key in made[name]
+
+
+def test_every_value_that_it_names_exists() -> None:
+    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    stated = set(re.findall(r"`((?:[a-zA-Z]+\.)+[a-zA-Z_]+)(?:=[\w]+)?`", PAGE))
+    own = {path for path in stated if path.split(".")[0] in known and not path.startswith("settings.")}
+    assert len(own) > 15
+    for path in own:
+        node = known
+        for part in path.split("."):
+            assert part in node, path
+            node = node[part]
+
+
+def test_the_notes_name_every_secret() -> None:
+    notes = rendered(merged(stage_values("multi-gpu"), {"hub": {"access": True, "existingSecret": "hub"}}))[
+        "hermes-serve/templates/NOTES.txt"
+    ]
+    for line in ("hermes-keys: keys.yaml, test-key", "hermes-redis: password, ray-password", "hub: token"):
+        assert line in notes
+    assert "WARNING" not in notes
+    assert (
+        "WARNING: auth.enabled is false"
+        in rendered(merged(NAMED, {"auth": {"enabled": False}}))["hermes-serve/templates/NOTES.txt"]
+    )
