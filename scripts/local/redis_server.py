@@ -21,11 +21,12 @@ def find_server() -> str | None:
     return str(wheel) if wheel else None
 
 
-def start(folder: Path, port: int | None = None, bind: str = "") -> tuple[int, int]:
+def start(folder: Path, port: int | None = None, bind: str = "", acl: Path | None = None) -> tuple[int, int]:
     """Start it and wait until it answers. Returns pid and port.
 
     Args:
         bind: an address to listen on beside the loopback. There is no password: only for a network of our own.
+        acl: a file of users; without one nobody needs a password.
 
     Raises:
         RuntimeError: it did not start; the message holds the end of its log.
@@ -41,6 +42,8 @@ def start(folder: Path, port: int | None = None, bind: str = "") -> tuple[int, i
         "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
         "--stream-node-max-entries", "100", "--tcp-keepalive", "60",
     ]  # fmt: skip
+    if acl is not None:
+        command += ["--aclfile", str(acl)]
     log = folder / "redis.log"
     pid = processes.start(command, log, os.environ, folder)
     deadline = time.monotonic() + 20
@@ -56,6 +59,6 @@ def _answers(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
+            return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
     except OSError:
         return False

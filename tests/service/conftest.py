@@ -20,7 +20,7 @@ import pytest
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "tensor_parallel", "nodes")
+_FIXTURES = ("service", "simulated", "tensor_parallel", "closed", "nodes")
 _services: Services | None = None
 
 
@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
         if "nodes" in names:
+            return 7
+        if "closed" in names:
             return 6
         if "tensor_parallel" in names:
             return 5

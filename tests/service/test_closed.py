@@ -1,0 +1,175 @@
+"""A closed service: API keys, a Redis with passwords and an ACL, nothing secret to be found: each door is tried."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+
+from scripts.local import processes, ray_cluster, redis_server
+from scripts.local import service as local
+from scripts.local.environment import ROOT
+from tests.service.services import CONFIG, KINDS, Services
+from tests.service.support import until
+
+KEYS = {tenant: f"hk-{secrets.token_urlsafe(32)}" for tenant in ("acme", "zeta", "late")}
+PASSWORD = secrets.token_urlsafe(24)
+BODY = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "Who may ask?"}], "max_tokens": 20}
+
+
+@dataclass
+class Closed:
+    """What a test needs of the service."""
+
+    service: local.Service
+    keys_file: Path
+    redis_port: int
+
+    def client(self, tenant: str = "") -> httpx.Client:
+        headers = {"authorization": f"Bearer {KEYS[tenant]}"} if tenant else {}
+        return httpx.Client(base_url=self.service.url, headers=headers, timeout=30)
+
+    def redis(self, user: str, password: str = PASSWORD) -> Redis:
+        return Redis(port=self.redis_port, username=user, password=password, protocol=2)
+
+    def let_in(self, *tenants: str) -> None:
+        lines = [f"{tenant} sha256:{hashlib.sha256(KEYS[tenant].encode()).hexdigest()}\n" for tenant in tenants]
+        self.keys_file.write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def closed(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
+    """The ACL is the one that the project ships."""
+    services.end()
+    folder = tmp_path_factory.mktemp("closed")
+    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
+    acl = (ROOT / "cluster" / "redis.acl").read_text().replace("REPLACE_WITH_SHA256_OF_THE_PASSWORD", digest)
+    (folder / "redis.acl").write_text(f"{acl}user keeper on #{digest} ~* &* +@all\n")
+    redis_pid, port = redis_server.start(folder / "redis", acl=folder / "redis.acl")
+    made = Closed(local.Service(""), folder / "keys", port)
+    made.let_in("acme", "zeta")
+    environment = {
+        "HERMES_REDIS_URL": f"redis://hermes:{PASSWORD}@127.0.0.1:{port}/0",
+        "HERMES_KEYS_FILE": str(made.keys_file),
+    }
+    args = {**KINDS["simulated"]["args"], "auth": {"required": True}}
+    try:
+        made.service = local.start(
+            folder / "service", CONFIG, processes.free_port(), args, environment=environment, timeout_s=240
+        )
+        yield made
+    finally:
+        made.service.down()
+        processes.end(redis_pid)
+
+
+def test_without_a_key_nothing_is_told_but_that_the_service_lives(closed: Closed) -> None:
+    with closed.client() as http:
+        assert http.get("/healthz").status_code == 200
+        assert http.get("/readyz").status_code == 200
+        for path in ("/v1/models", "/metrics", "/docs", "/openapi.json", "/v1/requests/req_1", "/nothing"):
+            answer = http.get(path)
+            assert answer.status_code == 401, path
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        for authorization in ("Bearer hk-wrong", "Bearer", f"Basic {KEYS['acme']}"):
+            answer = http.post("/v1/chat/completions", json=BODY, headers={"authorization": authorization})
+            assert answer.status_code == 401
+            assert answer.headers["x-hermes-reason"] == "invalid_api_key"
+
+
+def test_openais_sdk_is_told_in_its_own_words(closed: Closed) -> None:
+    def sdk(key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{closed.service.url}/v1", api_key=key)
+
+    with pytest.raises(openai.AuthenticationError):
+        sdk("hk-wrong").chat.completions.create(**BODY)
+    text = sdk(KEYS["acme"]).chat.completions.create(**BODY).choices[0].message.content
+    assert len(text.split()) == 20
+
+
+def test_a_tenants_requests_are_unknown_to_every_other(closed: Closed) -> None:
+    with closed.client("acme") as acme, closed.client("zeta") as zeta:
+        slow = {**BODY, "max_tokens": 2000, "stream": True}
+        headers = {"idempotency-key": "the same"}
+        with acme.stream("POST", "/v1/chat/completions", json=slow, headers=headers) as running:
+            mine = running.headers["x-request-id"]
+            next(running.iter_bytes())
+            for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
+                answer = zeta.request(method, f"/v1/requests/{mine}{path}")
+                assert answer.status_code == 404, (method, path)
+                assert answer.text == zeta.get("/v1/requests/req_never").text.replace("req_never", mine)
+            theirs = zeta.post("/v1/chat/completions", json=BODY, headers=headers)
+            assert theirs.status_code == 200
+            assert theirs.headers["x-request-id"] != mine
+            assert acme.get(f"/v1/requests/{mine}").json()["state"] == "running"
+            assert acme.delete(f"/v1/requests/{mine}").json()["state"] == "cancelled"
+        assert zeta.get(f"/v1/requests/{mine}").status_code == 404, "also when it has ended"
+        done = theirs.headers["x-request-id"]
+        assert zeta.get(f"/v1/requests/{done}").json()["state"] == "completed"
+        assert acme.get(f"/v1/requests/{done}").status_code == 404, "also when its journal is compacted"
+
+
+def test_a_key_is_added_and_taken_away_while_the_service_runs(closed: Closed) -> None:
+    with closed.client("late") as late, closed.client("acme") as acme:
+        assert late.get("/v1/models").status_code == 401
+        try:
+            closed.let_in("acme", "zeta", "late")
+            until("the new key is let in", lambda: all(late.get("/v1/models").is_success for _ in range(6)), 10)
+            closed.let_in("acme", "zeta")
+            until("it is refused again", lambda: not any(late.get("/v1/models").is_success for _ in range(6)), 10)
+            assert acme.get("/v1/models").status_code == 200
+        finally:
+            closed.let_in("acme", "zeta")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("SET", "other:key", "x"), ("GET", "RAY_gcs"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*"),
+        ("ACL", "LIST"), ("SHUTDOWN",), ("DEBUG", "SLEEP", "0"), ("REPLICAOF", "NO", "ONE"), ("SUBSCRIBE", "other"),
+    ],
+)  # fmt: skip
+def test_the_applications_redis_user_can_touch_its_own_keys_and_nothing_else(
+    closed: Closed, command: tuple[str, ...]
+) -> None:  # fmt: skip
+    with closed.redis("hermes") as redis, pytest.raises((NoPermissionError, ResponseError)) as refused:
+        redis.execute_command(*command)
+    assert "no permissions" in str(refused.value).lower() or "noperm" in str(refused.value).lower()
+
+
+def test_redis_knows_nobody_without_a_password(closed: Closed) -> None:
+    with Redis(port=closed.redis_port, protocol=2) as nobody, pytest.raises((AuthenticationError, ResponseError)):
+        nobody.ping()
+    with closed.redis("hermes", "guess") as guessing, pytest.raises((AuthenticationError, ResponseError)):
+        guessing.ping()
+
+
+def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(closed: Closed) -> None:
+    with closed.client("acme") as acme:
+        answer = acme.post("/v1/chat/completions", json=BODY)
+        metrics = acme.get("/metrics").text
+        shown = httpx.get(f"{closed.service.dashboard_url}/api/serve/applications/", timeout=30).text
+    hidden = [*KEYS.values(), PASSWORD]
+    places = {"metrics": metrics, "dashboard": shown, "answer": answer.text + str(answer.headers)}
+    logs = ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
+    places |= {
+        str(path): path.read_text(errors="replace")
+        for path in logs.rglob("*")
+        if path.is_file() and path.stat().st_size
+    }
+    with closed.redis("keeper") as redis:
+        for key in redis.scan_iter("hermes:*"):
+            if redis.type(key) == b"stream":
+                places[key.decode()] = str(redis.xrange(key))
+    assert len(places) > 10
+    for place, text in places.items():
+        for secret in hidden:
+            assert secret not in text, place
