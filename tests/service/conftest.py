@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
-        if "nodes" in names:
+        if "nodes" in names or "alone" in names:
             return 7
         if "closed" in names:
             return 6
