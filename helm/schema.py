@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "helm" / "hermes-serve" / "values.schema.json"
-SET_BY_THE_CHART = {"": ("auth",), "RedisSettings": ("url",)}
+SET_BY_THE_CHART = {"": ("auth",), "RedisSettings": ("url", "ca_file")}
 
 Schema = dict[str, Any]
 
@@ -68,7 +68,7 @@ POD = {"cpus": whole(1), "memory": MEMORY, "shmSize": MEMORY, "scheduling": SCHE
 
 OURS: dict[str, Schema] = {
     "image": closed(**IMAGE, pullSecrets=listed(NAME)),
-    "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY),
+    "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY, metricsKey=KEY),
     "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
     "weights": closed(
         existingClaim=NAME, create=BOOL, size=SIZE, storageClassName=NAME, mountPath=text(r"^/[-._a-z0-9/]*[a-z0-9]$"),
@@ -82,7 +82,7 @@ OURS: dict[str, Schema] = {
             exporter=closed(enabled=BOOL, passwordKey=KEY, image=closed(**IMAGE)),
         ),
         external=closed(
-            enabled=BOOL, existingSecret=NAME, urlKey=KEY, gcsAddress=text(r"^([-.a-zA-Z0-9]+:[0-9]{1,5})?$"),
+            enabled=BOOL, existingSecret=NAME, urlKey=KEY, caKey=text(r"^[-._a-zA-Z0-9]{0,253}$"), gcsAddress=text(r"^((rediss?://)?[-.a-zA-Z0-9]+:[0-9]{1,5})?$"),
             gcsUsernameKey=KEY, gcsPasswordKey=KEY, cidrs=listed(CIDR), ports=listed(whole(1, 65535), minItems=1),
         ),
     ),

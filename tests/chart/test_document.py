@@ -47,7 +47,7 @@ def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
     }
     asked = re.findall(r"secretKeyRef:\n\s+name: ([\w-]+)\n\s+key: ([\w.-]+)", "\n".join(rendered(NAMED).values()))
     assert asked
-    for name, key in [*asked, ("hermes-keys", "keys.yaml")]:
+    for name, key in [*asked, ("hermes-keys", "keys"), ("hermes-keys", "metrics-key")]:
         assert key in made[name]
 
 
@@ -67,7 +67,7 @@ def test_the_notes_name_every_secret() -> None:
     notes = rendered(merged(stage_values("multi-gpu"), {"hub": {"access": True, "existingSecret": "hub"}}))[
         "hermes-serve/templates/NOTES.txt"
     ]
-    for line in ("hermes-keys: keys.yaml, test-key", "hermes-redis: password, ray-password", "hub: token"):
+    for line in ("hermes-keys: keys, test-key", "hermes-redis: password, ray-password", "hub: token"):
         assert line in notes
     assert "WARNING" not in notes
     assert (

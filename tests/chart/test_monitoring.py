@@ -133,6 +133,7 @@ def test_one_page_is_read_once_and_pages_of_processes_bring_the_queue_besides() 
     page = one(documents(merged(NAMED, EVERYTHING)), "ServiceMonitor")
     assert page["spec"]["selector"]["matchLabels"]["ray.io/node-type"] == "head"
     assert "metricRelabelings" not in page["spec"]["endpoints"][0]
+    assert page["spec"]["endpoints"][0]["authorization"]["credentials"] == {"name": "hermes-keys", "key": "metrics-key"}
     pages = {"monitoring": {"mode": "pods"}, "settings": {"telemetry": {"process_port": 9200}}}
     (kept,) = one(documents(merged(NAMED, EVERYTHING, pages)), "ServiceMonitor")["spec"]["endpoints"][0][
         "metricRelabelings"

@@ -9,6 +9,7 @@ import yaml
 
 from serve_app.settings import Settings, load_settings
 from tests.chart.charts import NAMED, ROOT, STAGES, Document, Loader, documents, merged, one, stage_values
+from tests.chart.test_objects import EXTERNAL
 
 
 def config(values: Document) -> Document:
@@ -23,16 +24,13 @@ def arguments(values: Document) -> Document:
 
 
 def settings_of(values: Document) -> Settings:
-    """The service's reading of them. A service that knows nothing of keys yet is not shown their place."""
-    args = dict(arguments(values))
-    if "auth" not in Settings.model_fields:
-        args.pop("auth", None)
-    return load_settings(args)
+    return load_settings(arguments(values))
 
 
 @pytest.fixture(autouse=True)
-def _no_redis_url_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HERMES_REDIS_URL", raising=False)
+    monkeypatch.delenv("HERMES_KEYS_FILE", raising=False)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
@@ -63,15 +61,27 @@ def test_the_largest_stage_scales_as_it_says() -> None:
 
 
 def test_keys_are_asked_for_unless_they_are_switched_off() -> None:
-    keys = {"required": True, "keys_file": "/etc/hermes/keys/keys.yaml"}
-    assert arguments(NAMED)["auth"] == keys
-    assert "auth" not in arguments(merged(NAMED, {"auth": {"enabled": False, "existingSecret": ""}}))
-    mounts = [
-        mount["mountPath"]
-        for group in one(documents(NAMED), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-        for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]
-    ]
-    assert mounts.count("/etc/hermes/keys") == 2
+    settings = settings_of(NAMED).auth
+    assert settings.required is True
+    assert settings_of(merged(NAMED, {"auth": {"enabled": False, "existingSecret": ""}})).auth.required is False
+
+
+def test_the_files_that_the_settings_name_are_mounted() -> None:
+    values = merged(NAMED, EXTERNAL, {"redis": {"external": {"caKey": "ca.pem"}}})
+    settings = settings_of(values)
+    cluster = one(documents(values), "RayService")["spec"]["rayClusterConfig"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        spec = group["template"]["spec"]
+        places = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        files = {
+            f"{places[volume['name']]}/{item['path']}": (volume["secret"]["secretName"], item["key"])
+            for volume in spec["volumes"]
+            for item in volume.get("secret", {}).get("items", [])
+        }
+        assert files == {
+            settings.auth.keys_file: ("hermes-keys", "keys"),
+            settings.redis.ca_file: ("redis-url", "ca.pem"),
+        }
 
 
 def test_the_charts_defaults_are_the_services() -> None:

@@ -4,6 +4,11 @@
 {{- if .Values.weights.create -}}{{ .Release.Name }}-weights{{- else -}}{{ .Values.weights.existingClaim }}{{- end -}}
 {{- end }}
 
+{{/* The key of the certificates by which an external Redis is trusted, if it has its own. */}}
+{{- define "hermes.redisCa" -}}
+{{- if .Values.redis.external.enabled }}{{ .Values.redis.external.caKey }}{{ end -}}
+{{- end }}
+
 {{/* Where the hub's files are kept: with the weights where those can be written, so that pods share them. */}}
 {{- define "hermes.hubHome" -}}
 {{- if and (include "hermes.weightsClaim" .) (not .Values.weights.readOnly) -}}
@@ -86,6 +91,11 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
   mountPath: /etc/hermes/keys
   readOnly: true
 {{- end }}
+{{- if include "hermes.redisCa" $ }}
+- name: redis-ca
+  mountPath: /etc/hermes/redis
+  readOnly: true
+{{- end }}
 {{- if and (eq .component "engine") (include "hermes.weightsClaim" $) }}
 - name: weights
   mountPath: {{ $.Values.weights.mountPath }}
@@ -111,7 +121,15 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
     secretName: {{ $.Values.auth.existingSecret }}
     items:
       - key: {{ $.Values.auth.keysKey }}
-        path: keys.yaml
+        path: keys
+{{- end }}
+{{- if include "hermes.redisCa" $ }}
+- name: redis-ca
+  secret:
+    secretName: {{ $.Values.redis.external.existingSecret }}
+    items:
+      - key: {{ include "hermes.redisCa" $ }}
+        path: ca.crt
 {{- end }}
 {{- if and (eq .component "engine") (include "hermes.weightsClaim" $) }}
 - name: weights

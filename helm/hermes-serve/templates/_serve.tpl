@@ -2,7 +2,10 @@
 {{- define "hermes.serveConfig" -}}
 {{- $args := deepCopy .Values.settings -}}
 {{- if .Values.auth.enabled -}}
-{{- $_ := set $args "auth" (dict "required" true "keys_file" "/etc/hermes/keys/keys.yaml") -}}
+{{- $_ := set $args "auth" (dict "required" true "keys_file" "/etc/hermes/keys/keys") -}}
+{{- end -}}
+{{- if include "hermes.redisCa" . -}}
+{{- $_ := set $args "redis" (merge (dict "ca_file" "/etc/hermes/redis/ca.crt") ($args.redis | default dict)) -}}
 {{- end -}}
 proxy_location: EveryNode
 http_options:
