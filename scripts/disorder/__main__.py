@@ -70,7 +70,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     args: dict[str, Any] = {
         "workers": {"max_running_requests": 64, "health_check_period_s": 2.0, "health_check_timeout_s": 5.0},
         "ingress": {"heartbeat_s": 2.0, "disconnect_grace_s": 10.0},
-        "journal": {"retention_s": 7200.0},  # every request is looked up at the end
+        "journal": {"retention_s": 60.0 * options.minutes + 600},  # every request is looked up at the end
     }
     if options.engine == "simulated":
         args["engine"] = {"kind": "simulated", "args": {"tokens_per_s": 50, "prefill_ms": 20}}

@@ -11,6 +11,8 @@ from pathlib import Path
 from scripts.local import processes
 from scripts.local.environment import VENV
 
+_LOADED_WITHIN_S = 120  # a long append-only file, on a busy machine
+
 
 def find_server() -> str | None:
     """`redis-server` (or `valkey-server`) from PATH, else the one in the pinned wheel."""
@@ -46,7 +48,7 @@ def start(folder: Path, port: int | None = None, bind: str = "", acl: Path | Non
         command += ["--aclfile", str(acl)]
     log = folder / "redis.log"
     pid = processes.start(command, log, os.environ, folder)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + _LOADED_WITHIN_S
     while not _answers(port):
         if not processes.is_alive(pid) or time.monotonic() > deadline:
             processes.end(pid)

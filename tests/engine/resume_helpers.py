@@ -70,9 +70,9 @@ class Written:
         return b"".join(entry.body for entry in self.entries if entry.id.epoch > 0)
 
 
-def request(path: str, body: dict[str, Any]) -> Entry:
+def request(path: str, body: dict[str, Any], tenant: str = "default") -> Entry:
     """Entry 0-1."""
-    facts = RequestFacts("standard", "t", "s", "hermes-tiny", bool(body.get("stream")), ADMITTED_MS, 2**62, "")
+    facts = RequestFacts("standard", tenant, "s", "hermes-tiny", bool(body.get("stream")), ADMITTED_MS, 2**62, "")
     line = RequestLine("POST", path, "", [("content-type", "application/json")])
     fields = {b"r": msgspec.json.encode(line), b"m": msgspec.json.encode(facts), b"b": msgspec.json.encode(body)}
     return Entry(EntryId(0, 1), fields)

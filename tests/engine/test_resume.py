@@ -146,6 +146,19 @@ def outputs(entry: Entry) -> int:
     return sum(len(output[2]) for output in json.loads(entry.fields.get(b"o", b"[]")))
 
 
+def parting(whole: Written, resumed: Written) -> str:
+    """Where the tokens of two responses part: at the seam, or behind it."""
+
+    def token_ids(written: Written) -> list[int]:
+        found = [output for entry in written.entries for output in json.loads(entry.fields.get(b"o", b"[]"))]
+        return [token_id for output in found for token_id in output[2]]
+
+    ours, theirs = token_ids(whole), token_ids(resumed)
+    at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    seam = sum(outputs(entry) for entry in resumed.entries if entry.id.epoch == 1)
+    return f"the tokens part at {at} of {len(ours)} and {len(theirs)}, the seam is at {seam}"
+
+
 def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Written:
     whole = unbroken(world, path, body)
     tokens = sum(outputs(entry) for entry in whole.entries)
@@ -161,7 +174,7 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Wri
         journalled = b"".join(entry.body for entry in left[1:])
         assert resumed.body.startswith(journalled)
         where = f"cut behind entry {cut} of {len(whole.entries)}"
-        assert finished(content(resumed.body)) == finished(content(whole.body)), where
+        assert finished(content(resumed.body)) == finished(content(whole.body)), f"{where}: {parting(whole, resumed)}"
         missing = tokens - sum(outputs(entry) for entry in left)
         assert world.generated_tokens - before <= missing + 1, "a resume, not a re-run"
     return whole
@@ -191,6 +204,12 @@ def test_cut_inside_of_a_thought_and_behind_it_the_parser_goes_on() -> None:
         whole = check_every_cut(world, CHAT, body)
         assert b'"reasoning"' in whole.body
         assert b'"content":"' in whole.body
+        whole = check_every_cut(world, RESPONSES, {
+            "model": "hermes-tiny", "instructions": "Think step by step before you answer.",
+            "input": "What is a river?", "max_output_tokens": 160, "temperature": 0, "stream": True,
+        })  # fmt: skip
+        assert b"response.reasoning_text.delta" in whole.body
+        assert b"response.output_text.delta" in whole.body
     finally:
         world.close()
 
@@ -231,6 +250,22 @@ def test_what_cannot_be_continued_exactly_is_restarted_while_nobody_has_seen_it(
         assert json.loads(resumed.body) == json.loads(whole.body)
     fresh = next(entry for entry in resumed.entries if entry.id.epoch == 2 and entry.id.seq == 1)
     assert str(fresh.resumed_from) == "0-1"
+
+
+def test_a_cached_prefix_is_its_tenants_alone(world: EngineThread) -> None:
+    """How soon the first token comes would tell whether another tenant has asked the same."""
+    body = chat("What is a river? " * 60, max_tokens=4)
+
+    def cached_tokens(tenant: str) -> int:
+        written = world.run(attempt(world, [request(CHAT, body, tenant)]))
+        first = next(entry for entry in written.entries if b"o" in entry.fields)
+        return int(json.loads(first.fields[b"o"])[0][5])
+
+    assert cached_tokens("acme") == 0
+    assert cached_tokens("acme") > 100
+    assert cached_tokens("zeta") == 0
+    assert cached_tokens("default") == 0
+    assert cached_tokens("default") > 100
 
 
 def test_a_seed_does_not_matter_to_a_greedy_request(world: EngineThread) -> None:
