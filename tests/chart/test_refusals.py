@@ -6,6 +6,7 @@ import helm_python
 import pytest
 
 from tests.chart.charts import CHART, NAMED, Document, merged, stage_values
+from tests.chart.test_objects import EXTERNAL
 
 ROUTE = {"enabled": True, "hosts": ["a.example.org"], "parentRefs": [{"name": "public"}]}
 
@@ -148,13 +149,21 @@ def test_no_model_is_refused() -> None:
     assert "settings.model.name and settings.model.source are needed" in refusal(values)
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("h" * 48, "has 48 characters"), ("7b", "must begin with a letter")])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("h" * 48, "has 48 characters, and KubeRay takes 47"),
+        ("h" * 47, "has 47 characters, and a Redis beside it leaves 46"),
+        ("7b", "must begin with a letter"),
+    ],
+)
 def test_a_release_name_that_kuberay_would_refuse_is_refused(name: str, sentence: str) -> None:
     assert sentence in refusal(NAMED, name)
 
 
-def test_the_longest_name_that_kuberay_takes_is_taken() -> None:
-    assert refusal(NAMED, "h" * 47) == ""
+def test_the_longest_name_that_fits_is_taken() -> None:
+    assert refusal(NAMED, "h" * 46) == ""
+    assert refusal(merged(NAMED, EXTERNAL), "h" * 47) == ""
 
 
 @pytest.mark.parametrize("stage", ["single-gpu", "multi-gpu", "multi-node"])

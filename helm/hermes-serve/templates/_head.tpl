@@ -38,16 +38,7 @@ spec:
         - name: dash-metrics
           containerPort: 44227
       {{- include "hermes.resources" (dict "root" . "cpus" .Values.head.cpus "memory" .Values.head.memory) | nindent 6 }}
-      startupProbe:
-        httpGet: {path: /api/local_raylet_healthz, port: agent}
-        periodSeconds: 5
-        timeoutSeconds: 5
-        failureThreshold: 60
-      livenessProbe:
-        httpGet: {path: /api/local_raylet_healthz, port: agent}
-        periodSeconds: 10
-        timeoutSeconds: 5
-        failureThreshold: 12
+      {{- include "hermes.rayletProbes" . | nindent 6 }}
       readinessProbe:
         httpGet: {path: /api/gcs_healthz, port: dashboard}
         periodSeconds: 5

@@ -139,6 +139,20 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
 {{- end }}
 {{- end }}
 
+{{/* With probes of its own a container gets none from KubeRay, which would need wget in the image. */}}
+{{- define "hermes.rayletProbes" -}}
+startupProbe:
+  httpGet: {path: /api/local_raylet_healthz, port: agent}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /api/local_raylet_healthz, port: agent}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 12
+{{- end }}
+
 {{/* Of one page for each process, from settings.telemetry.process_port on: (list $ count) */}}
 {{- define "hermes.pagePorts" -}}
 {{- $ := index . 0 -}}
@@ -185,16 +199,7 @@ spec:
           containerPort: 52365
         {{- include "hermes.pagePorts" (list $ .pages) | nindent 8 }}
       {{- include "hermes.resources" (dict "root" $ "cpus" .group.cpus "memory" .group.memory "gpus" .gpus) | nindent 6 }}
-      startupProbe:
-        httpGet: {path: /api/local_raylet_healthz, port: agent}
-        periodSeconds: 5
-        timeoutSeconds: 5
-        failureThreshold: 60
-      livenessProbe:
-        httpGet: {path: /api/local_raylet_healthz, port: agent}
-        periodSeconds: 10
-        timeoutSeconds: 5
-        failureThreshold: 12
+      {{- include "hermes.rayletProbes" . | nindent 6 }}
       readinessProbe: # HAProxy is there and knows an ingress: the serve Service sends only to such pods
         httpGet: {path: /-/healthz, port: serve}
         periodSeconds: 5

@@ -14,6 +14,9 @@
 {{- if gt (len .Release.Name) 47 }}
 {{- fail (printf "the release name %q has %d characters, and KubeRay takes 47 at most: choose a shorter one" .Release.Name (len .Release.Name)) }}
 {{- end }}
+{{- if and .Values.redis.internal.enabled (gt (len .Release.Name) 46) }}
+{{- fail (printf "the release name %q has %d characters, and a Redis beside it leaves 46: Kubernetes adds to the name of a StatefulSet" .Release.Name (len .Release.Name)) }}
+{{- end }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) }}
 {{- fail (printf "the release name %q must begin with a letter and hold only a-z, 0-9 and '-': it becomes the name of a RayService" .Release.Name) }}
 {{- end }}
