@@ -53,11 +53,11 @@ class Dispatcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def on_members(self, members: Members) -> None:
-        """The room of all engines is divided among the living ingresses."""
+        """The room of the engines is divided among the living ingresses."""
         self._members = members
         self._fleet.forgive(time.monotonic())
         self._fleet.leased([name for name, _ in members.workers] if members.trusted else None)
-        self._window = math.ceil(members.capacity / max(1, len(members.ingresses)))
+        self._window = math.ceil(self._fleet.capacity(members.workers) / max(1, len(members.ingresses)))
         self._room_changed.set()
 
     async def _run(self) -> None:

@@ -34,11 +34,6 @@ class Members:
     trusted: bool = False
     """Whether who is missing is dead: a Redis that was away or slow has kept leases from being renewed, too."""
 
-    @property
-    def capacity(self) -> int:
-        """Requests that all engines together may hold."""
-        return sum(capacity for _, capacity in self.workers)
-
 
 class Membership:
     """Renews one lease and, for an ingress, looks at all of them."""

@@ -62,6 +62,10 @@ class Telemetry:
         self._tokens = Counter("hermes_tokens", "Tokens read (prompt) and written (output).", ["kind"], registry=r)
         self._in_flight = Gauge("hermes_in_flight_requests", "Requests that this replica works on.", registry=r)
         self._output_tokens = self._tokens.labels("output")
+        for reason in Reason:  # a series that first appears at 1 has not increased, for who asks afterwards
+            self._refused.labels(str(reason))
+        for kind in ("first", "retry"):
+            self._attempts.labels(kind)
         self._observe_inter_token = self._inter_token.observe
 
     # -- ingress ---------------------------------------------------------------------------------------------

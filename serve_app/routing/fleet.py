@@ -68,6 +68,13 @@ class Fleet:
         if now is not None:
             self._lose(frozenset(self._placed.values()) - now - left, HUNG)
 
+    def capacity(self, workers: Iterable[tuple[str, int]]) -> int:
+        """Requests that the leased workers of this Ray cluster may hold, of all that share the namespace.
+
+        In an upgrade without downtime there are two: the new one must claim nothing before its own engines are there.
+        """
+        return sum(room for name, room in workers if name in self._serving)
+
     def able(self) -> frozenset[str]:
         """Who can take work: leased and running, and no call has failed there just now, unless it is so with all."""
         there = self._serving if self._leased is None else self._serving & self._leased

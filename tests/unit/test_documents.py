@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -43,3 +47,20 @@ def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
             if "://" not in target and not (page.parent / target).exists()
         ]
     assert not broken
+
+
+def test_the_cluster_launchers_file_is_one_that_ray_takes() -> None:
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    schema = json.loads((folder / "autoscaler" / "ray-schema.json").read_text())
+    for file in sorted((ROOT / "cluster" / "launch").glob("*.yaml")):
+        jsonschema.validate(yaml.safe_load(file.read_text()), schema)
+
+
+def test_the_script_that_starts_ray_says_what_it_wants() -> None:
+    script = ROOT / "cluster" / "ray-start"
+    assert "cluster/ray-start head" in subprocess.run([script], capture_output=True, text=True, check=False).stdout
+    wrong = subprocess.run([script, "tail"], capture_output=True, text=True, check=False)
+    assert wrong.returncode != 0

@@ -78,3 +78,9 @@ def test_where_calls_failed_everywhere_nobody_is_avoided() -> None:
     fleet.avoid("on-a", 100.0)
     fleet.avoid("on-b", 100.0)
     assert fleet.able() == {"a", "b"}
+
+
+def test_only_the_engines_that_serve_here_count_as_room() -> None:
+    fleet, _ = watched()
+    assert fleet.capacity([("a", 16), ("b", 8), ("of another cluster", 64)]) == 24
+    assert Fleet().capacity([("of another cluster", 64)]) == 0
