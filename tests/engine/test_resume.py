@@ -88,57 +88,60 @@ def events(body: bytes) -> list[tuple[int, str]]:
 def content(body: bytes) -> Any:
     """What a client makes of a response: deltas joined; all else as it is.
 
-    How many tokens share an event is a matter of timing in any run, so numbers of events do not count.
+    How many tokens share an event is a matter of timing in any run, so numbers of events do not count, and neither does
+    whether the end of a thought and the beginning of the answer share one, or the last text and the finish reason.
     """
     if not body.startswith(b"id: 1\n"):
         return json.loads(body)
     numbered = events(body)
     assert [number for number, _ in numbered] == list(range(1, len(numbered) + 1))
-    joined: list[Any] = []
+    joined: list[list[Any]] = []
     for _, data in numbered:
         event = None if data == "[DONE]" else json.loads(data)
-        text = take_text(event)
-        if text is not None and joined and joined[-1][0] == event:
-            joined[-1][1] += text
-        else:
-            joined.append([event, text or ""])
+        for kind, text in take_texts(event):
+            if joined and joined[-1][0] == kind:
+                joined[-1][1] += text
+            else:
+                joined.append([kind, text])
+        if not says_nothing(event):
+            joined.append(["event", event])
     return joined
 
 
-def take_text(event: Any) -> str | None:
-    """Takes the text out of a delta, and what numbers the event; None if it is none."""
+def take_texts(event: Any) -> Iterator[tuple[str, str]]:
+    """Takes the texts out of an event, in the order in which they belong, and what numbers the event."""
     if not isinstance(event, dict):
-        return None
+        return
     event.pop("sequence_number", None)
     if str(event.get("type", "")).endswith(".delta"):
-        return str(event.pop("delta"))
+        yield f"{event['type']} {event.get('item_id')}", str(event.pop("delta"))
     for choice in event.get("choices", ()):
         choice.pop("token_ids", None)
-        if choice.get("finish_reason") is not None:
-            return None
         delta = choice.get("delta", choice)
-        for call in delta.get("tool_calls") or ():
+        for name in ("reasoning", "content", "text"):
+            if isinstance(delta.get(name), str) and "role" not in delta and (text := delta.pop(name)):
+                yield name, text
+        calls = delta.pop("tool_calls", None) or []
+        for call in list(calls):
             if set(call["function"]) == {"arguments"} and "id" not in call:
-                return str(call["function"].pop("arguments"))
-        for name in ("content", "reasoning", "reasoning_content", "text"):
-            if delta.get(name) and "role" not in delta:
-                return str(delta.pop(name))
-    return None
+                calls.remove(call)
+                yield f"arguments {call['index']}", str(call["function"]["arguments"])
+        if calls:
+            delta["tool_calls"] = calls
+        for name in [name for name, value in delta.items() if value is None]:
+            del delta[name]
 
 
-def finished(joined: Any) -> Any:
-    """The last delta may ride with the finish reason: its text belongs to the text before."""
-    if not isinstance(joined, list):
-        return joined
-    texts: list[Any] = []
-    for event, text in joined:
-        for choice in (event or {}).get("choices", ()):
-            delta = choice.get("delta", choice)
-            for name in ("content", "reasoning", "text"):
-                if choice.get("finish_reason") is not None and name in delta and texts:
-                    texts[-1][1] += delta.pop(name) or ""
-        texts.append([event, text])
-    return texts
+def says_nothing(event: Any) -> bool:
+    """Whether an event was nothing but its texts."""
+    if not isinstance(event, dict):
+        return False
+    if str(event.get("type", "")).endswith(".delta"):
+        return True
+    choices = event.get("choices")
+    return bool(choices) and all(
+        choice.get("finish_reason") is None and not any((choice.get("delta") or {}).values()) for choice in choices
+    )
 
 
 def outputs(entry: Entry) -> int:
@@ -174,7 +177,7 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Wri
         journalled = b"".join(entry.body for entry in left[1:])
         assert resumed.body.startswith(journalled)
         where = f"cut behind entry {cut} of {len(whole.entries)}"
-        assert finished(content(resumed.body)) == finished(content(whole.body)), f"{where}: {parting(whole, resumed)}"
+        assert content(resumed.body) == content(whole.body), f"{where}: {parting(whole, resumed)}"
         missing = tokens - sum(outputs(entry) for entry in left)
         assert world.generated_tokens - before <= missing + 1, "a resume, not a re-run"
     return whole
@@ -271,7 +274,7 @@ def test_a_cached_prefix_is_its_tenants_alone(world: EngineThread) -> None:
 def test_a_seed_does_not_matter_to_a_greedy_request(world: EngineThread) -> None:
     whole = unbroken(world, CHAT, body := chat("Count to ten.", seed=7))
     resumed = world.run(attempt(world, whole.entries[:9]))
-    assert finished(content(resumed.body)) == finished(content(whole.body)), body
+    assert content(resumed.body) == content(whole.body), body
 
 
 def test_a_response_that_another_engine_began_is_not_continued_by_this_one(world: EngineThread) -> None:
@@ -298,4 +301,4 @@ def test_ids_and_times_are_of_the_request_not_of_the_attempt(world: EngineThread
     assert first.body == second.body or content(first.body) == content(second.body)
     assert b"1700000000" in first.body
     path, body = CASES["a tool call"]
-    assert finished(content(unbroken(world, path, body).body)) == finished(content(unbroken(world, path, body).body))
+    assert content(unbroken(world, path, body).body) == content(unbroken(world, path, body).body)
