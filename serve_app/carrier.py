@@ -21,7 +21,7 @@ from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import QueueEntry, RequestQueue
 from serve_app.request_queue.suspects import Suspects
 from serve_app.routing.fleet import HUNG, Fleet
-from serve_app.telemetry import Telemetry
+from serve_app.telemetry import Outage, Telemetry
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -83,6 +83,7 @@ class Carrier:
         self._telemetry = telemetry
         self._poison_after = poison_after
         self._losses: dict[str, asyncio.Future[str]] = {}
+        self._outage = Outage(log, "dispatcher: waiting for Redis")
         fleet.on_loss = self._on_loss
 
     def _on_loss(self, request_id: str, cause: str) -> None:
@@ -207,10 +208,13 @@ class Carrier:
     async def _until_reached(self, call: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
-                return await call()
+                result = await call()
             except JournalUnavailable as error:
-                log.warning("dispatcher: waiting for Redis: %s", error)
+                self._outage.failed(error)
                 await asyncio.sleep(_RETRY_S)
+            else:
+                self._outage.over()
+                return result
 
 
 def openings(entries: Sequence[Entry]) -> list[AttemptFacts]:

@@ -13,6 +13,7 @@ from serve_app.membership import Members
 from serve_app.request_queue.queue import QueueEntry, RequestQueue
 from serve_app.routing.fleet import Fleet
 from serve_app.scheduling.order import in_order
+from serve_app.telemetry import Outage
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -61,6 +62,7 @@ class Dispatcher:
         self._room_changed.set()
 
     async def _run(self) -> None:
+        outage = Outage(log, "dispatcher: cannot claim")
         while True:
             room = self._window - len(self._carried)
             if room <= 0:
@@ -70,14 +72,16 @@ class Dispatcher:
             try:
                 claimed = await self._queue.claim(room)
             except JournalUnavailable as error:
-                log.warning("dispatcher: cannot claim: %s", error)
+                outage.failed(error)
                 await asyncio.sleep(_RETRY_S)
                 continue
+            outage.over()
             for entry in in_order(claimed):
                 self._carry(entry)
 
     async def _take_over(self) -> None:
         """Only while it is certain that who has no lease is dead: after a Redis that was away, nobody has one."""
+        outage = Outage(log, "dispatcher: cannot take over")
         while True:
             await asyncio.sleep(_TAKE_OVER_S)
             if not self._members.trusted:
@@ -86,8 +90,9 @@ class Dispatcher:
                 carried = {entry.entry_id for entry in self._carried.values()}
                 taken = await self._queue.take_over(self._members.ingresses, carried)
             except JournalUnavailable as error:
-                log.warning("dispatcher: cannot take over: %s", error)
+                outage.failed(error)
                 continue
+            outage.over()
             if taken:
                 log.info("dispatcher: took over %d requests of ingresses that are gone", len(taken))
             for entry in in_order(taken):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,6 +23,27 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class Outage:
+    """Redis is away for all at once: one line when it begins, one when it is over, whoever notices."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self._log = log
+        self._what = what
+        self._since_s: float | None = None
+
+    def failed(self, error: object) -> None:
+        """It did not work."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+            self._log.warning("%s: %s", self._what, error)
+
+    def over(self) -> None:
+        """It worked."""
+        if self._since_s is not None:
+            self._log.info("%s: over, after %.1f s", self._what, time.monotonic() - self._since_s)
+            self._since_s = None
 
 
 class Telemetry:

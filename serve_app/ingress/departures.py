@@ -110,7 +110,7 @@ class Departures:
                     log.info("request %s ended: cancelled (client_disconnected)", request_id)
                 return
             except JournalUnavailable as error:
-                log.warning("request %s: cannot cancel yet: %s", request_id, error)
+                log.debug("request %s: cannot cancel yet: %s", request_id, error)
                 grace_s = _RETRY_S
 
     async def _read_elsewhere(self, request_id: str) -> bool:

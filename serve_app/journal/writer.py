@@ -34,6 +34,7 @@ from serve_app.journal.entries import (
 )
 from serve_app.journal.unfenced import intrude
 from serve_app.settings import Settings
+from serve_app.telemetry import Outage
 
 log = logging.getLogger("hermes.journal")
 
@@ -118,6 +119,7 @@ class JournalWriter:
     # -- the loop --------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        outage = Outage(log, "journal: cannot append")
         while True:
             if not (self._dirty or self._wakes or self._after):
                 self._something_to_do.clear()
@@ -127,17 +129,18 @@ class JournalWriter:
                 async with asyncio.timeout(self._settings.redis.response_timeout_s):
                     refused = await self._flush(connection)
                 self._failures = 0 if not refused else self._failures + 1
+                outage.failed(refused) if refused else outage.over()
             except (JournalUnavailable, TimeoutError) as error:
                 self._failures += 1
                 if self._connection is not None:
                     self._connection.abort()
                     self._connection = None
-                log.warning("journal: %s; %d attempts wait", error or "no answer from Redis", len(self._attempts))
+                outage.failed(f"{str(error) or 'no answer from Redis'}; {len(self._attempts)} attempts wait")
             if self._failures:
                 await asyncio.sleep(_RETRY_S[min(self._failures, len(_RETRY_S)) - 1])
 
-    async def _flush(self, connection: RespConnection) -> bool:
-        """One pipeline. Returns whether Redis refused an append for a reason that passes."""
+    async def _flush(self, connection: RespConnection) -> str:
+        """One pipeline. Returns why Redis refused an append, if it did for a reason that passes."""
         after, wakes = self._after, self._wakes
         self._after, self._wakes = [], {}
         commands = after + [("PUBLISH", channel, encode_wakes(items)) for channel, items in wakes.items()]
@@ -153,13 +156,12 @@ class JournalWriter:
             for attempt, _ in batch:
                 self._again(attempt)
             raise
-        refused = False
+        refused = ""
         try:
             for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
                 if isinstance(reply, Exception) and str(reply).startswith(_TRANSIENT):
-                    log.warning("journal: %s %s refused for now: %s", attempt.request_id, entry.id, reply)
                     self._again(attempt)
-                    refused = True
+                    refused = f"refused for now: {reply}"
                     if str(reply).startswith(DEMOTED):
                         connection.abort()  # perhaps the name leads to the new primary by now
                 else:
