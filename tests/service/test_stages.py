@@ -31,6 +31,7 @@ SIMULATED = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 200}}}
 
 @contextmanager
 def nodes_of(folder: Path, sizes: list[tuple[int, int]]) -> Iterator[Nodes]:
+    folder.mkdir(parents=True, exist_ok=True)
     keys = folder / "keys"
     keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     made = Nodes(folder, sizes, number=2)
