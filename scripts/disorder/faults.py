@@ -85,8 +85,9 @@ def choose(parts: Parts, names: list[str], stopped: set[int], chance: random.Ran
     ready = service.readiness(parts.service.url)
     for name in names:
         fault = FAULTS[name]
-        if fault.kind in _WITH_ENGINE and ready.get("workers", 0) - len(stopped) < fault.spares:
-            continue  # a replica that still loads its engine is no spare
+        serving = "workers" if fault.kind in _WITH_ENGINE else "ingresses"
+        if fault.spares > 1 and ready.get(serving, 0) - len(stopped) < fault.spares:
+            continue  # a replica that still starts is no spare
         there = [pid for pid in parts.pids(fault.kind) if pid not in stopped]
         if len(there) >= fault.spares:
             return name, chance.choice(there)
