@@ -9,7 +9,7 @@ hash() { printf %s "$1" | sha256sum | cut -d ' ' -f 1; }
 {
     echo "user default off"
     # The service: its namespace's keys and channels.
-    echo "user hermes on #$(hash "$HERMES_PASSWORD") ~$HERMES_NAMESPACE:* &$HERMES_NAMESPACE:* +@all -@admin -@dangerous -scan -randomkey"
+    echo "user hermes on #$(hash "$HERMES_PASSWORD") ~$HERMES_NAMESPACE:* resetchannels &$HERMES_NAMESPACE:* +@all -@admin -@dangerous -scan -randomkey"
     # Ray's GCS: its own prefix, and the key DUMMY, by which it finds out whether this is a cluster.
     echo "user ray on #$(hash "$RAY_PASSWORD") ~RAY* ~DUMMY resetchannels +@all -@admin -@dangerous +info +keys"
     # Probes: whether Redis answers, and nothing else.

@@ -1,0 +1,84 @@
+"""The users of the chart's Redis, on a real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from scripts.local import processes, redis_server
+from tests.chart.charts import CHART
+
+PASSWORDS = {"hermes": "h", "ray": "r", "metrics": "m", "probe": "anything"}
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server with the users that the chart's own script writes."""
+    folder = tmp_path_factory.mktemp("redis")
+    stand_in = folder / "bin" / "redis-server"
+    stand_in.parent.mkdir()
+    stand_in.write_text("#!/bin/sh\n")
+    stand_in.chmod(0o755)
+    script = (CHART / "files" / "redis-start.sh").read_text().replace("/run/redis", str(folder))
+    given = {"HERMES_NAMESPACE": "prod", "HERMES_PASSWORD": "h", "RAY_PASSWORD": "r", "METRICS_PASSWORD": "m"}
+    subprocess.run(["sh", "-c", script], check=True, env={**given, "PATH": f"{stand_in.parent}:{os.environ['PATH']}"})
+    pid, port = redis_server.start(folder / "data", acl=folder / "users.acl")
+    yield port
+    processes.end(pid)
+
+
+def user(port: int, name: str) -> Redis:
+    return Redis(port=port, username=name, password=PASSWORDS[name], protocol=2, decode_responses=True)
+
+
+def test_every_user_can_do_its_work(port: int) -> None:
+    hermes, ray = user(port, "hermes"), user(port, "ray")
+    hermes.xadd("prod:j:1", {"a": "b"}, id="0-1")
+    hermes.xgroup_create("prod:q:m:batch", "ingress", mkstream=True)
+    hermes.zadd("prod:workers", {"w": 1})
+    hermes.publish("prod:w:1", "x")
+    hermes.time()
+    with hermes.lock("prod:suspects", timeout=1):
+        pass
+    with hermes.pipeline(transaction=True) as pipeline:
+        pipeline.watch("prod:j:1")
+        pipeline.multi()
+        pipeline.pexpire("prod:j:1", 10_000)
+        pipeline.execute()
+    ray.hset("RAYabc@JOB", "k", "v")
+    ray.hscan("RAYabc@JOB")
+    ray.info("cluster")
+    ray.delete("DUMMY")
+    user(port, "metrics").info()
+    user(port, "probe").ping()
+
+
+REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
+    "the service and Ray's keys": ("hermes", lambda r: r.hget("RAYabc@JOB", "k")),
+    "the service and others' channels": ("hermes", lambda r: r.publish("other:w", "x")),
+    "the service and everybody's data": ("hermes", lambda r: r.flushall()),
+    "the service and the configuration": ("hermes", lambda r: r.config_get("*")),
+    "the service and the names of keys": ("hermes", lambda r: r.keys("*")),
+    "the service and a scan": ("hermes", lambda r: r.scan()),
+    "Ray and a journal": ("ray", lambda r: r.xrange("prod:j:1")),
+    "Ray and the configuration": ("ray", lambda r: r.config_get("*")),
+    "a probe and what there is": ("probe", lambda r: r.info()),
+    "the exporter and a value": ("metrics", lambda r: r.get("prod:x")),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_no_user_can_do_anothers(port: int, what: str) -> None:
+    name, command = REFUSED[what]
+    with pytest.raises(NoPermissionError):
+        command(user(port, name))
+
+
+def test_nobody_comes_in_without_a_password(port: int) -> None:
+    with pytest.raises(AuthenticationError):
+        Redis(port=port, protocol=2).ping()
