@@ -7,9 +7,8 @@ import time
 
 import httpx
 
+from tests.service.services import GRACE_S
 from tests.service.support import Running, Stream, until
-
-GRACE_S = 2.0  # of the shared service
 
 
 def leave(service: Running, tokens: int = 3500) -> tuple[str, list[object]]:
@@ -56,7 +55,7 @@ def test_a_client_that_comes_back_through_another_ingress_keeps_its_request(serv
         headers = {"last-event-id": str(len(begun))}
         with httpx.stream("GET", f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=60) as response:
             stream = Stream(response)
-            until("past the grace period", _passed(GRACE_S * 2, stream), 30)
+            until("past the grace period", _passed(GRACE_S + 0.7, stream), 30)
             assert service.state(request_id)["state"] == "running"
             assert int(stream.text.split("\n")[0].removeprefix("id: ")) == len(begun) + 1
     ended = until("nobody reads it any more", lambda: _ended(service, request_id), GRACE_S + 10)

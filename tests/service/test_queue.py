@@ -74,9 +74,9 @@ def test_a_stream_that_waits_is_kept_awake_by_comments_and_then_answered(service
         assert response.headers["content-type"].startswith("text/event-stream")
         stream = Stream(response)
         blocks = stream.blocks()
-        assert [next(blocks) for _ in range(2)] == [": waiting", ": waiting"]
-        (first, _), (second, _) = stream.arrivals
-        assert 0.5 < second - first < 5, "one each second in this service"
+        assert [next(blocks) for _ in range(4)] == [": waiting"] * 4
+        arrivals = [at for at, _ in stream.arrivals]
+        assert 1.5 < arrivals[3] - arrivals[0] < 15, "one each second in this service"
         assert service.state(stream.request_id)["state"] == "queued"
         assert service.state(stream.request_id)["replica"] is None
         assert waiting(service, "standard") == 1
