@@ -81,8 +81,9 @@ class Fleet:
         return there - self._avoided.keys() or there
 
     def alive(self, replica: str) -> bool:
-        """Whether a replica's work goes on, as far as is known."""
-        return self._leased is None or replica in self._leased
+        """Whether a replica's work goes on, as far as is known. Serve knows of a death before its lease ends."""
+        leased = self._leased is None or replica in self._leased
+        return leased and (not self._serving or replica in self._serving)
 
     def _lose(self, replicas: frozenset[str], cause: str) -> None:
         if replicas:

@@ -84,3 +84,13 @@ def test_only_the_engines_that_serve_here_count_as_room() -> None:
     fleet, _ = watched()
     assert fleet.capacity([("a", 16), ("b", 8), ("of another cluster", 64)]) == 24
     assert Fleet().capacity([("of another cluster", 64)]) == 0
+
+
+def test_work_goes_on_where_both_views_say_so_and_an_empty_view_says_nothing() -> None:
+    fleet, _ = watched()
+    assert fleet.alive("a")
+    fleet.serving(["b"])
+    assert not fleet.alive("a"), "killed or drained: its lease may stand for seconds"
+    fresh = Fleet()
+    fresh.leased(["a"])
+    assert fresh.alive("a"), "a router that has just started knows no replica yet"
