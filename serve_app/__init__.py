@@ -1,6 +1,6 @@
 """hermes-serve. The path of a request, file by file:
 
-ingress/app.py           HTTP in; ingress/validation.py refuses what cannot work
+ingress/app.py           HTTP in; ingress/keys.py: whose request; ingress/validation.py refuses what cannot work
 ingress/admission.py     decides class, session, deadline; writes journal and queue entry: accepted
 request_queue/queue.py   the waiting lines
 dispatcher.py            claims when an engine has room; scheduling/order.py says which goes first
