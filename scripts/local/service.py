@@ -72,7 +72,7 @@ def render(config: Path, port: int, args: Mapping[str, Any]) -> dict[str, Any]:
     document["http_options"]["port"] = port
     application = document["applications"][0]
     engine = args.get("engine", {}).get("kind")
-    if engine and engine != application["args"]["engine"]["kind"]:
+    if engine and engine != application["args"]["engine"].get("kind", "vllm"):
         del application["args"]["engine"]  # the arguments of another engine mean nothing to this one
     application["args"] = merged(application["args"], args)
     return document
