@@ -58,7 +58,7 @@ class Dispatcher:
         self._members = members
         self._fleet.forgive(time.monotonic())
         self._fleet.leased([name for name, _ in members.workers] if members.trusted else None)
-        self._window = math.ceil(self._fleet.capacity(members.workers) / max(1, len(members.ingresses)))
+        self._window = math.ceil(sum(self._fleet.mine(members.workers).values()) / max(1, len(members.ingresses)))
         self._room_changed.set()
 
     async def _run(self) -> None:

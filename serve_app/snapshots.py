@@ -44,11 +44,13 @@ class Snapshots:
     async def _keep(self) -> None:
         expires_s = max(5, round(4 * self._period_s))
         while True:
-            page = zlib.compress(self._telemetry.page(), 1)
             try:
+                page = zlib.compress(self._telemetry.page(), 1)
                 await reaching(lambda page=page: self._redis.set(f"{self._prefix}{self._replica}", page, ex=expires_s))  # type: ignore[misc]
             except JournalUnavailable as error:
                 log.debug("metrics snapshot not left: %s", error)
+            except Exception as error:  # of somebody's collector: the next page may be whole
+                log.error("metrics page not made: %r", error)
             await asyncio.sleep(self._period_s)
 
     async def pages(self, replicas: Iterable[str]) -> dict[str, bytes]:

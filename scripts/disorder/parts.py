@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scripts.benchmark.processes import classify
 from scripts.local import processes, ray_cluster, redis_server
-from scripts.local.service import Service, readiness
+from scripts.local.service import Service, is_whole, readiness
 
 KINDS = {
     "worker": "worker replica",
@@ -69,14 +69,7 @@ class Parts:
 
     def until_whole(self) -> None:
         """Until every replica of the service is back."""
-        while True:
-            ready = readiness(self.service.url)
-            if (
-                ready.get("ready")
-                and ready["workers"] >= ready["workers_wanted"]
-                and ready["ingresses"] >= ready["ingresses_wanted"]
-            ):
-                return
+        while not is_whole(readiness(self.service.url)):
             time.sleep(0.1)
 
     def save_logs(self, folder: Path) -> None:

@@ -18,6 +18,8 @@ from scripts.local import processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
 
 STATE_FILE = "service.json"
+_ASKED_EACH = 5
+"""Answers for each ingress until each has surely given one: a proxy spreads them."""
 
 
 @dataclass
@@ -162,21 +164,34 @@ def readiness(url: str) -> dict[str, Any]:
     return {}
 
 
+def is_whole(ready: Mapping[str, Any]) -> bool:
+    """Whether `/readyz` says that every replica is there."""
+    return bool(
+        ready.get("ready")
+        and ready["workers"] >= ready["workers_wanted"]
+        and ready["ingresses"] >= ready["ingresses_wanted"]
+    )
+
+
 def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float) -> None:
-    """Until every wanted worker has joined and the ingress answers.
+    """Until every wanted worker has joined, in the eyes of every ingress: each sees Serve's replicas by itself.
 
     Raises:
         RuntimeError: the deployment failed or took too long; the message is Serve's.
     """
     deadline = time.monotonic() + timeout_s
     said = ""
+    in_a_row = 0
     while True:
         status = application_status(service.dashboard_url)
         if status.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
             raise RuntimeError(f"the deployment failed: {failure(status)}")
         ready = readiness(service.url)
-        if ready.get("ready") and ready["workers"] >= ready["workers_wanted"]:
+        in_a_row = in_a_row + 1 if is_whole(ready) else 0
+        if in_a_row and in_a_row >= _ASKED_EACH * ready["ingresses_wanted"]:
             return
+        if in_a_row:
+            continue
         line = _progress(status, ready)
         if line != said:
             said = line

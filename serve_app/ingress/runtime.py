@@ -40,6 +40,7 @@ class Ingress:
         self.id = ingress_id
         self.telemetry = Telemetry()
         self.keys = Keys(settings.auth)
+        self._fleet = fleet
         self.redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
         self.store = JournalStore(settings, self._link)
@@ -98,7 +99,7 @@ class Ingress:
     async def readiness(self) -> tuple[bool, Mapping[str, object]]:
         """Whether a request sent now would be accepted and worked on, and why not."""
         members = self.membership.members
-        workers = len(members.workers)
+        workers = len(self._fleet.mine(members.workers))
         ready = self.membership.reachable and workers > 0
         problem = None
         if not self.membership.reachable:

@@ -68,12 +68,12 @@ class Fleet:
         if now is not None:
             self._lose(frozenset(self._placed.values()) - now - left, HUNG)
 
-    def capacity(self, workers: Iterable[tuple[str, int]]) -> int:
-        """Requests that the leased workers of this Ray cluster may hold, of all that share the namespace.
+    def mine(self, workers: Iterable[tuple[str, int]]) -> dict[str, int]:
+        """The leased workers of this Ray cluster and their room, of all that share the namespace.
 
         In an upgrade without downtime there are two: the new one must claim nothing before its own engines are there.
         """
-        return sum(room for name, room in workers if name in self._serving)
+        return {name: room for name, room in workers if name in self._serving}
 
     def able(self) -> frozenset[str]:
         """Who can take work: leased and running, and no call has failed there just now, unless it is so with all."""

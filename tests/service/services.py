@@ -11,7 +11,7 @@ from scripts.local.environment import ROOT
 from tests.service.support import Running
 
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
-MAX_RUNNING = 32
+MAX_RUNNING = 12
 GRACE_S = 4.0  # two engines that spin on two cores can keep an ingress from its turn for two
 MAX_WAITING_BATCH = 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,10 +20,14 @@ from scripts.local.service import Service, application_status
 
 T = TypeVar("T")
 STORY = "Tell me a story about a lighthouse."
+LONG_TOKENS = 3900
 
 
-def until(what: str, look: Callable[[], T | None], within_s: float = 30.0) -> T:
-    """The first true answer of `look`; fails with `what` when there is none in time."""
+def until(what: str, look: Callable[[], T | None], within_s: float = 60.0) -> T:
+    """The first true answer of `look`; fails with `what` when there is none in time.
+
+    A time of one's own is for what is promised. A busy machine keeps anything waiting for seconds.
+    """
     deadline = time.monotonic() + within_s
     while True:
         found = look()
@@ -169,6 +174,17 @@ class Running:
         body = self.body(prompt, tokens, stream=True, **more)
         return self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
 
+    def long_body(self, prompt: str = STORY, **more: Any) -> dict[str, Any]:
+        """A request that is still running when it is looked at: four answers, as long as the context allows."""
+        return self.body(prompt, LONG_TOKENS, n=4, **{"temperature": 1, **more})
+
+    def long_stream(self, **more: Any) -> Any:
+        """A `long_body`, streamed: a context manager of an `httpx.Response`."""
+        headers = more.pop("headers", {})
+        return self.http.stream(
+            "POST", "/v1/chat/completions", json=self.long_body(stream=True, **more), headers=headers
+        )
+
     def state(self, request_id: str) -> dict[str, Any]:
         """`GET /v1/requests/{id}`."""
         answer = self.http.get(f"/v1/requests/{request_id}")
@@ -191,7 +207,16 @@ class Running:
         assert answer.status_code == 200, answer.text
         return Metrics(answer.text)
 
-    def until_idle(self, within_s: float = 30.0) -> None:
+    @contextmanager
+    def freed(self) -> Iterator[None]:
+        """Inside of the block one long request is given up: its engine is free before it could have ended."""
+        self.until_idle()
+        before = self.metrics().total("vllm:generation_tokens_total")
+        yield
+        self.until_idle()
+        assert self.metrics().total("vllm:generation_tokens_total") - before < 4 * LONG_TOKENS
+
+    def until_idle(self, within_s: float = 60.0) -> None:
         """Until no engine runs or holds a request."""
 
         def idle() -> bool:

@@ -122,9 +122,9 @@ def test_a_key_is_added_and_taken_away_while_the_service_runs(closed: Closed) ->
         assert late.get("/v1/models").status_code == 401
         try:
             closed.let_in("acme", "zeta", "late")
-            until("the new key is let in", lambda: all(late.get("/v1/models").is_success for _ in range(6)), 10)
+            until("the new key is let in", lambda: all(late.get("/v1/models").is_success for _ in range(6)))
             closed.let_in("acme", "zeta")
-            until("it is refused again", lambda: not any(late.get("/v1/models").is_success for _ in range(6)), 10)
+            until("it is refused again", lambda: not any(late.get("/v1/models").is_success for _ in range(6)))
             assert acme.get("/v1/models").status_code == 200
         finally:
             closed.let_in("acme", "zeta")

@@ -40,4 +40,4 @@ def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: 
 
     told = under(service, strike, real_text(service), 3000)
     assert max(attempts(told)) >= 2
-    service.until_idle(60)
+    service.until_idle()

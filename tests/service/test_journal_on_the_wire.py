@@ -8,7 +8,7 @@ import zlib
 import pytest
 from redis import ResponseError
 
-from tests.service.support import STORY, Running, Stream, until
+from tests.service.support import LONG_TOKENS, STORY, Running, Stream, until
 
 TERMINAL = b"18446744073709551615-18446744073709551615"
 STALE = "equal or smaller"
@@ -19,7 +19,7 @@ def test_a_finished_request_is_its_terminal_entry_with_the_whole_transcript(serv
         stream = Stream(response)
         whole = stream.rest()
     key = service.journal_key(stream.request_id)
-    until("the journal is compacted", lambda: service.redis.xlen(key) == 1, 10)
+    until("the journal is compacted", lambda: service.redis.xlen(key) == 1)
     ((entry_id, fields),) = service.redis.xrange(key)
     assert entry_id == TERMINAL
     assert fields[b"k"] == b"completed"
@@ -30,12 +30,12 @@ def test_a_finished_request_is_its_terminal_entry_with_the_whole_transcript(serv
     summary = json.loads(fields[b"m"])
     assert summary["attempts"] == 1
     assert summary["output_tokens"] == 30
-    assert until("it expires", lambda: service.redis.pttl(key) > 0, 10)
+    assert until("it expires", lambda: service.redis.pttl(key) > 0)
     assert service.redis.pttl(key) <= 900_000
 
 
 def test_a_running_request_has_its_request_its_opening_and_its_outputs_in_order(service: Running) -> None:
-    with service.stream(tokens=3000) as response:
+    with service.long_stream() as response:
         stream = Stream(response)
         stream.next_events(20)
         key = service.journal_key(stream.request_id)
@@ -47,7 +47,7 @@ def test_a_running_request_has_its_request_its_opening_and_its_outputs_in_order(
     assert ids == [b"0-1", *(b"1-%d" % seq for seq in range(len(ids) - 1))]
     request, opening = entries[0][1], entries[1][1]
     assert json.loads(request[b"r"])["path"] == "/v1/chat/completions"
-    assert json.loads(request[b"b"])["max_tokens"] == 3000
+    assert json.loads(request[b"b"])["max_tokens"] == LONG_TOKENS
     assert b"n" not in request
     nonce = opening[b"n"]
     assert json.loads(opening[b"m"])["replica"] == response.headers["x-hermes-replica"]
@@ -64,7 +64,7 @@ def test_a_running_request_has_its_request_its_opening_and_its_outputs_in_order(
 def test_no_credential_of_the_client_stands_in_the_journal(service: Running) -> None:
     secret = "sk-should-never-be-stored"
     headers = {"authorization": f"Bearer {secret}", "cookie": f"session={secret}", "x-api-key": secret}
-    with service.stream(tokens=3000, headers=headers) as response:
+    with service.long_stream(headers=headers) as response:
         stream = Stream(response)
         stream.next_events(5)
         entries = service.redis.xrange(service.journal_key(stream.request_id))
@@ -75,8 +75,8 @@ def test_no_credential_of_the_client_stands_in_the_journal(service: Running) -> 
 
 def test_an_append_with_a_stale_epoch_is_refused_and_its_writer_stops(service: Running) -> None:
     service.until_idle()
-    undisturbed = service.text(STORY, 1500)
-    with service.stream(tokens=1500) as response:
+    undisturbed = service.text(STORY, 2000)
+    with service.stream(tokens=2000) as response:
         stream = Stream(response)
         begun = stream.next_events(5)
         key = service.journal_key(stream.request_id)
@@ -90,12 +90,12 @@ def test_an_append_with_a_stale_epoch_is_refused_and_its_writer_stops(service: R
     assert found[-1].data == "[DONE]"
     deltas = [json.loads(event.data)["choices"][0]["delta"] for event in found[:-1]]
     assert "".join(delta.get("content") or "" for delta in deltas) == undisturbed
-    service.until_idle(10)
+    service.until_idle()
 
 
 def test_nothing_can_follow_the_terminal_entry(service: Running) -> None:
     key = service.journal_key(service.ask(tokens=4).headers["x-request-id"])
-    until("the terminal entry", lambda: service.redis.xrevrange(key, count=1)[0][0] == TERMINAL, 10)
+    until("the terminal entry", lambda: service.redis.xrevrange(key, count=1)[0][0] == TERMINAL)
     with pytest.raises(ResponseError):
         service.redis.xadd(key, {"n": "late"}, id="2-0")
     with pytest.raises(ResponseError):
@@ -107,7 +107,7 @@ def test_the_queue_forgets_a_request_that_has_ended(service: Running) -> None:
     service.until_idle()
     streams = [key.decode() for key in service.redis.scan_iter(match="hermes:q:*")]
     assert sorted(name.rpartition(":")[2] for name in streams) == ["batch", "realtime", "standard"]
-    until("every line is empty", lambda: sum(service.redis.xlen(name) for name in streams) == 0, 10)
+    until("every line is empty", lambda: sum(service.redis.xlen(name) for name in streams) == 0)
 
 
 def _opening() -> dict[str, object]:

@@ -56,7 +56,7 @@ def settled(service: Running) -> Metrics:
             last, since = counts, time.monotonic()
         return page if time.monotonic() - since > 2 else None
 
-    return until("the counts stand still", still, 30)
+    return until("the counts stand still", still)
 
 
 def test_the_counts_add_up(service: Running) -> None:
@@ -90,7 +90,7 @@ def test_the_counts_add_up(service: Running) -> None:
         return changes
 
     with suppress(AssertionError):  # the comparison below says more
-        until("every process left its page", lambda: moved(service.metrics()) == wanted, 10)
+        until("every process left its page", lambda: moved(service.metrics()) == wanted)
     assert moved(service.metrics()) == wanted
     name = "hermes_inter_token_time_seconds_count"  # between two outputs, which may hold several tokens
     assert 0 < service.metrics().total(name) - before.total(name) <= sum(tokens) - 40
@@ -104,7 +104,7 @@ def test_every_ingress_shows_the_same_page(service: Running) -> None:
 
     service.ask(tokens=2)
     urls = list(service.ingress_urls.values())
-    until("the same count from both", lambda: admitted(urls[0]) == admitted(urls[1]) > 0, 10)
+    until("the same count from both", lambda: admitted(urls[0]) == admitted(urls[1]) > 0)
 
 
 def test_the_queue_shows_its_limits(service: Running) -> None:

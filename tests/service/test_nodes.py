@@ -58,7 +58,7 @@ def cluster(nodes: Nodes) -> Iterator[Running]:
     running = Running(nodes.service)
     whole_again(running, 3)
     for number in (1, 2):
-        until(f"node {number} answers", lambda n=number: ready(nodes.url(n)), 60)
+        until(f"node {number} answers", lambda n=number: ready(nodes.url(n)))
     yield running
     running.close()
 
@@ -104,5 +104,5 @@ def test_a_head_that_dies_disturbs_no_stream(nodes: Nodes, cluster: Running) -> 
         await asyncio.to_thread(nodes.start_head)
 
     under(cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2]))
-    deployed = until("Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments"), 60)
+    deployed = until("Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments"))
     assert set(deployed) == {"Ingress", "Worker"}

@@ -52,8 +52,8 @@ def busy(service: Running) -> Iterator[Busy]:
             for _ in range(CAPACITY):
                 pool.submit(hold, request_ids)
             try:
-                until("every place is taken", lambda: len(request_ids) == CAPACITY, 60)
-                until("all of them run", lambda: claimed(service) == CAPACITY, 10)
+                until("every place is taken", lambda: len(request_ids) == CAPACITY)
+                until("all of them run", lambda: claimed(service) == CAPACITY)
                 yield Busy(service, request_ids)
             finally:
                 for request_id in request_ids:
@@ -95,7 +95,7 @@ def test_urgent_classes_go_first(service: Running) -> None:
         asked = {}
         for name in ("batch", "standard", "realtime"):
             asked[name] = pool.submit(service.ask, f"I am {name}.", 3, headers={"x-hermes-class": name})
-            until(f"{name} waits", lambda name=name: waiting(service, name) == 1, 10)
+            until(f"{name} waits", lambda name=name: waiting(service, name) == 1)
         held.free_one()  # one place, which the three have one after another
         ids = {name: future.result(60).headers["x-request-id"] for name, future in asked.items()}
         states = {name: service.state(request_id) for name, request_id in ids.items()}
@@ -112,12 +112,12 @@ def test_a_line_that_is_full_refuses_with_a_time_to_come_back(service: Running) 
             asked = [
                 pool.submit(service.http.post, "/v1/chat/completions", json=body) for _ in range(MAX_WAITING_BATCH)
             ]
-            until("the line is full", lambda: waiting(service, "batch") == MAX_WAITING_BATCH, 10)
-            error = until("one more is refused", lambda: _refusal(service, body), 10)
+            until("the line is full", lambda: waiting(service, "batch") == MAX_WAITING_BATCH)
+            error = until("one more is refused", lambda: _refusal(service, body))
             assert error.response.headers["x-hermes-reason"] == "queue_full"
             assert int(error.response.headers["retry-after"]) >= 1
             asked.append(pool.submit(service.http.post, "/v1/chat/completions", json=urgent))
-            until("another class still has room", lambda: waiting(service, "realtime") == 1, 10)
+            until("another class still has room", lambda: waiting(service, "realtime") == 1)
         assert {future.result(60).status_code for future in asked} <= {200}
 
 

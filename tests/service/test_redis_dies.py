@@ -27,7 +27,7 @@ def kill(service: Running) -> None:
     os.kill(pid, signal.SIGKILL)
     port = urlsplit(service.service.redis_url).port or 0
     # Its threads end one by one; the last of them lets go of the port.
-    until("Redis is gone", lambda: not processes.is_alive(pid) and not processes.is_taken(port), 10)
+    until("Redis is gone", lambda: not processes.is_alive(pid) and not processes.is_taken(port))
 
 
 def start(service: Running) -> None:
@@ -64,7 +64,7 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     kill(service)
     try:
         probes = [f"{url}/readyz" for url in service.ingress_urls.values()]
-        until("both say so", lambda: all(httpx.get(probe, timeout=10).status_code == 503 for probe in probes), 15)
+        until("both say so", lambda: all(httpx.get(probe, timeout=10).status_code == 503 for probe in probes))
         answer = service.http.get("/readyz")
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
@@ -83,7 +83,7 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
             assert httpx.get(f"{url}/v1/models", timeout=30).status_code == 200
     finally:
         start(service)
-    until("it recovers by itself", lambda: ready(service), 30)
+    until("it recovers by itself", lambda: ready(service))
     for reader in readers:
         reader.join(120)
     for stream in streams:
@@ -106,9 +106,9 @@ def test_a_redis_that_comes_back_empty_serves_new_requests(service: Running) -> 
         if file.is_file() and file.suffix != ".log":
             file.unlink()
     start(service)
-    until("it recovers by itself", lambda: ready(service), 30)
+    until("it recovers by itself", lambda: ready(service))
     began = time.monotonic()
-    until("it answers", lambda: _answers(service), 30)
+    until("it answers", lambda: _answers(service))
     assert time.monotonic() - began < 30
     service.until_idle()
 

@@ -86,14 +86,14 @@ def test_a_stage_deploys_and_serves(stage: str, tmp_path: Path) -> None:
     with nodes_of(tmp_path, sizes) as nodes:
         service = nodes.deploy(ROOT / "cluster" / f"{stage}.yaml", SIMULATED, timeout_s=150)
         assert len(replicas(nodes, "Worker")) == engines
-        until("every GPU that is wanted is reserved", lambda: gpus_reserved(nodes) == [gpus] * engines, 30)
-        until("every ingress runs", lambda: len(replicas(nodes, "Ingress")) == ingresses, 30)
+        until("every GPU that is wanted is reserved", lambda: gpus_reserved(nodes) == [gpus] * engines)
+        until("every ingress runs", lambda: len(replicas(nodes, "Ingress")) == ingresses)
         if stage == "multi_node":
             places = Counter(replica["node_ip"] for replica in replicas(nodes, "Ingress"))
             assert set(places.values()) == {1}, "one ingress on every node"
             assert len({replica["node_ip"] for replica in replicas(nodes, "Worker")}) == engines
         for number in range(len(sizes)):
-            until(f"node {number} answers", lambda n=number: answers(nodes.url(n), service.model), 60)
+            until(f"node {number} answers", lambda n=number: answers(nodes.url(n), service.model))
 
 
 def test_too_few_gpus_are_told_and_nothing_hangs(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_too_few_gpus_are_told_and_nothing_hangs(tmp_path: Path) -> None:
             deployments = application_status(nodes.service.dashboard_url).get("deployments", {})
             return str(deployments.get("Worker", {}).get("message", ""))
 
-        message = until("Serve says what it waits for", told, 60)
+        message = until("Serve says what it waits for", told)
         assert "GPU" in message
         assert yaml.safe_dump(document).count("tensor_parallel_size: 2") == 1
         url = f"http://{nodes.hosts[0].address}:8000"
-        ready = until("the ingress says that there is no engine", lambda: problem(url), 60)
+        ready = until("the ingress says that there is no engine", lambda: problem(url))
         assert "engine" in ready
 
 

@@ -54,11 +54,11 @@ def test_the_python_proxy_passes_refusals_on(tensor_parallel: Running) -> None:
 
 
 def test_a_client_that_leaves_the_python_proxy_frees_the_engine(tensor_parallel: Running) -> None:
-    with tensor_parallel.stream(tokens=3000) as response:
+    with tensor_parallel.long_stream() as response:
         stream = Stream(response)
         stream.next_events(3)
-    until("it ends", lambda: tensor_parallel.state(stream.request_id)["ended_at_ms"], 20)
-    tensor_parallel.until_idle(20)  # only now: the metrics of another process may be some seconds old
+    until("it ends", lambda: tensor_parallel.state(stream.request_id)["ended_at_ms"])
+    tensor_parallel.until_idle()  # only now: the metrics of another process may be some seconds old
     found = tensor_parallel.state(stream.request_id)
     assert (found["state"], found["reason"]) == ("cancelled", "client_disconnected")
 

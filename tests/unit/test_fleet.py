@@ -82,8 +82,8 @@ def test_where_calls_failed_everywhere_nobody_is_avoided() -> None:
 
 def test_only_the_engines_that_serve_here_count_as_room() -> None:
     fleet, _ = watched()
-    assert fleet.capacity([("a", 16), ("b", 8), ("of another cluster", 64)]) == 24
-    assert Fleet().capacity([("of another cluster", 64)]) == 0
+    assert fleet.mine([("a", 16), ("b", 8), ("of another cluster", 64)]) == {"a": 16, "b": 8}
+    assert Fleet().mine([("of another cluster", 64)]) == {}
 
 
 def test_work_goes_on_where_both_views_say_so_and_an_empty_view_says_nothing() -> None:
