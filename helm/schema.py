@@ -102,7 +102,7 @@ OURS: dict[str, Schema] = {
     "serviceAccount": closed(annotations=STRINGS),
     "podDisruptionBudgets": closed(enabled=BOOL),
     "networkPolicy": closed(
-        enabled=BOOL, servingFrom=listed(OPEN), operatorNamespaces=NAMESPACES,
+        enabled=BOOL, servingFrom=listed(OPEN), tracesTo=listed(OPEN), operatorNamespaces=NAMESPACES,
         monitoringNamespaces=NAMESPACES, dnsNamespaces=NAMESPACES,
         dnsCidrs=listed(CIDR), apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
     ),

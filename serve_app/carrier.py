@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.entries import AttemptFacts, Entry, decode_facts, has_ended
 from serve_app.journal.store import JournalStore
+from serve_app.logs import Outage, about
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import QueueEntry, RequestQueue
 from serve_app.request_queue.suspects import Suspects
 from serve_app.routing.fleet import HUNG, Fleet
-from serve_app.telemetry import Outage, Telemetry
+from serve_app.telemetry import Telemetry
+from serve_app.tracing import CLIENT, Facts, Tracing
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -72,7 +74,7 @@ class Carrier:
 
     def __init__(
         self, store: JournalStore, queue: RequestQueue, dead: DeadLetters, suspects: Suspects, fleet: Fleet,
-        execute: Execute, telemetry: Telemetry, poison_after: int,
+        execute: Execute, telemetry: Telemetry, tracing: Tracing, poison_after: int,
     ) -> None:  # fmt: skip
         self._store = store
         self._queue = queue
@@ -81,6 +83,7 @@ class Carrier:
         self._fleet = fleet
         self._execute = execute
         self._telemetry = telemetry
+        self._tracing = tracing
         self._poison_after = poison_after
         self._losses: dict[str, asyncio.Future[str]] = {}
         self._outage = Outage(log, "dispatcher: waiting for Redis")
@@ -94,12 +97,15 @@ class Carrier:
     async def carry(self, entry: QueueEntry) -> None:
         """Stay with a request until it has ended, then acknowledge its queue entry. The first epoch is fixed here."""
         self._telemetry.claimed(entry.request_class, time.time() - entry.enqueued_ms / 1000)
+        waited = {"hermes.request_id": entry.request_id, "hermes.class": entry.request_class}
+        with self._tracing.begin("queue", entry.trace, waited, began_ms=entry.enqueued_ms):
+            pass  # it began with the entry, and ends with the claim
         try:
             following = await self._adopt(entry) if entry.taken_over else Next(1)
             while following is not None:
                 following = await self._attempt(entry, following)
         except NotOurs:
-            log.info("dispatcher: request %s was taken over by another ingress", entry.request_id)
+            log.info("dispatcher: request %s was taken over by another ingress", entry.request_id, extra=_about(entry))
             return
         await self._until_reached(lambda: self._queue.acknowledge(entry))
 
@@ -109,7 +115,14 @@ class Carrier:
         async with AsyncExitStack() as stack:
             if this.suspect:
                 await self._until_reached(lambda: stack.enter_async_context(self._suspects.alone()))
+            facts: Facts = {
+                "hermes.request_id": entry.request_id,
+                "hermes.epoch": this.epoch,
+                "hermes.cause": this.cause,
+            }
+            span = stack.enter_context(self._tracing.begin("dispatch", entry.trace, facts, CLIENT))
             outcome, cause = await self._run(entry, this)
+            span.tell({"hermes.outcome": outcome or cause})
         if outcome is Outcome.ENDED:
             return None
         if outcome is Outcome.FENCED:  # a doubled queue entry, or one's own call sent twice
@@ -137,10 +150,16 @@ class Carrier:
                 return call.result(), ""
             if not loss.done():
                 return None, Reason.DEADLINE
-            log.warning("dispatcher: request %s attempt %d moves on: %s", entry.request_id, this.epoch, loss.result())
+            log.warning(
+                "dispatcher: request %s attempt %d moves on: %s", entry.request_id, this.epoch, loss.result(),
+                extra=_about(entry, loss.result()),
+            )  # fmt: skip
             return None, loss.result()
         except WorkerLost as error:
-            log.warning("dispatcher: request %s attempt %d lost: %s", entry.request_id, this.epoch, error)
+            log.warning(
+                "dispatcher: request %s attempt %d lost: %s", entry.request_id, this.epoch, error,
+                extra=_about(entry, LOST),
+            )  # fmt: skip
             self._fleet.avoid(entry.request_id, time.monotonic())
             return None, LOST
         finally:
@@ -201,7 +220,7 @@ class Carrier:
             entries = await self._store.read(entry.request_id)
             if entries and await self._store.end(entry.request_id, state, reason, entries):
                 self._telemetry.ended(entry.request_class, state, reason)
-                log.info("request %s ended: %s (%s)", entry.request_id, state, reason)
+                log.info("request %s ended: %s (%s)", entry.request_id, state, reason, extra=_about(entry, reason))
 
         await self._until_reached(end)
 
@@ -220,3 +239,7 @@ class Carrier:
 def openings(entries: Sequence[Entry]) -> list[AttemptFacts]:
     """Who has opened the attempts of a journal, in order."""
     return [decode_facts(entry, AttemptFacts) for entry in entries if entry.id.epoch > 0 and entry.id.seq == 0]
+
+
+def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:
+    return about(entry.request_id, entry.tenant, reason, entry.trace)

@@ -9,11 +9,11 @@ import time
 
 from serve_app.carrier import Carrier
 from serve_app.errors import JournalUnavailable
+from serve_app.logs import Outage
 from serve_app.membership import Members
 from serve_app.request_queue.queue import QueueEntry, RequestQueue
 from serve_app.routing.fleet import Fleet
 from serve_app.scheduling.order import in_order
-from serve_app.telemetry import Outage
 
 log = logging.getLogger("hermes.dispatcher")
 

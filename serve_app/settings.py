@@ -179,11 +179,16 @@ class RoutingSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Metrics and logs."""
+    """Metrics, logs and traces."""
 
     snapshot_period_s: float = Field(2.0, gt=0, description="how often a process leaves its metrics for /metrics")
     process_port: int = Field(0, ge=0, le=65_000, description="first port for per-process pages; 0: none")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own lines")
+    log_format: Literal["text", "json"] = Field("text", description="json: with request_id, tenant, reason as fields")
+    traces_endpoint: str = Field(
+        "", pattern=r"^(https?://[^\s]+)?$", description="OTLP over HTTP, such as http://collector:4318/v1/traces"
+    )
+    traces_sample_ratio: float = Field(1.0, ge=0, le=1, description="of the traces that no caller has begun")
 
 
 class Settings(Section):

@@ -1,4 +1,4 @@
-"""Every metric and log field, and the pages that show them. Owns prometheus_client.
+"""Every metric, and the pages that show them. Owns prometheus_client.
 
 Two ways to read, never both (docs/operations.md): `/metrics` on any ingress replica is one page for the whole
 application, put together from the snapshots that every process leaves in Redis, each sample labelled with its
@@ -7,9 +7,6 @@ application, put together from the snapshots that every process leaves in Redis,
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
 from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,27 +20,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
-
-
-class Outage:
-    """Redis is away for all at once: one line when it begins, one when it is over, whoever notices."""
-
-    def __init__(self, log: logging.Logger, what: str) -> None:
-        self._log = log
-        self._what = what
-        self._since_s: float | None = None
-
-    def failed(self, error: object) -> None:
-        """It did not work."""
-        if self._since_s is None:
-            self._since_s = time.monotonic()
-            self._log.warning("%s: %s", self._what, error)
-
-    def over(self) -> None:
-        """It worked."""
-        if self._since_s is not None:
-            self._log.info("%s: over, after %.1f s", self._what, time.monotonic() - self._since_s)
-            self._since_s = None
 
 
 class Telemetry:
@@ -82,6 +58,9 @@ class Telemetry:
             "hermes_end_to_end_time_seconds", "From admission to the end.", ["class"], registry=r, buckets=_WAIT_S
         )
         self._tokens = Counter("hermes_tokens", "Tokens read (prompt) and written (output).", ["kind"], registry=r)
+        self._engines_ready = Gauge(
+            "hermes_engines_ready", "Engines that this ingress can send work to (0 in a worker's process).", registry=r
+        )
         self._in_flight = Gauge("hermes_in_flight_requests", "Requests that this replica works on.", registry=r)
         self._output_tokens = self._tokens.labels("output")
         for reason in Reason:  # a series that first appears at 1 has not increased, for who asks afterwards
@@ -107,6 +86,10 @@ class Telemetry:
     def attempted(self, epoch: int) -> None:
         """An attempt was sent to a worker."""
         self._attempts.labels("first" if epoch == 1 else "retry").inc()
+
+    def engines_ready(self, engines: int) -> None:
+        """How many engines this ingress can send work to."""
+        self._engines_ready.set(engines)
 
     # -- worker ----------------------------------------------------------------------------------------------
 
@@ -201,15 +184,3 @@ def queue_gauges(depths: Mapping[str, tuple[int, int, int, float]]) -> Collector
         limit.labels(name).set(bound)
         oldest.labels(name).set(oldest_s)
     return registry
-
-
-def configure_logging(level: str, replica: str) -> None:
-    """One line a fact on stderr, which Ray keeps by process."""
-    logger = logging.getLogger("hermes")
-    if not logger.handlers:
-        # Not sys.stderr: Serve redirects it into its own log, which it may hold back for a thousand lines.
-        handler = logging.StreamHandler(sys.__stderr__)
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {replica} %(name)s %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
-    logger.setLevel(level)

@@ -12,6 +12,8 @@ import secrets
 import time
 from typing import Any
 
+import msgspec
+
 from serve_app.carrier import Outcome
 from serve_app.errors import Fenced, JournalUnavailable, Reason
 from serve_app.journal.attempt import Attempt
@@ -28,10 +30,12 @@ from serve_app.journal.entries import (
 )
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
+from serve_app.logs import about, configure_logging
 from serve_app.membership import Membership
 from serve_app.settings import Settings
 from serve_app.snapshots import Snapshots
-from serve_app.telemetry import Telemetry, configure_logging
+from serve_app.telemetry import Telemetry
+from serve_app.tracing import Facts, Tracing
 from workers import recorder as recording
 from workers.engine import Engine, EngineFailed
 from workers.recorder import Recorder
@@ -46,11 +50,12 @@ class WorkerReplica:
     """One engine and the requests it works on."""
 
     def __init__(self, settings: Settings, replica: str, engine: Engine) -> None:
-        configure_logging(settings.telemetry.log_level, replica)
+        configure_logging(settings.telemetry, replica)
         self._settings = settings
         self._replica = replica
         self._engine = engine
         self._telemetry = Telemetry()
+        self._tracing = Tracing(settings.telemetry, "hermes-worker", replica)
         self._redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
         self._store = JournalStore(settings, self._link)
@@ -86,6 +91,7 @@ class WorkerReplica:
         await self._engine.stop()
         await self._link.close()
         await self._redis.aclose()
+        await self._tracing.stop()
 
     async def check_health(self) -> None:
         """Raise if the engine cannot serve: Ray Serve then replaces this replica."""
@@ -140,7 +146,7 @@ class WorkerReplica:
         try:
             attempt, entries = await self._writer.open(request_id, epoch, secrets.token_bytes(8), opened)
         except Fenced as error:
-            log.info("request %s not opened: %s", request_id, error)
+            log.info("request %s not opened: %s", request_id, error, extra=about(request_id))
             return await self._who_fenced(request_id)
         except TimeoutError:
             raise JournalUnavailable("no answer from Redis") from None
@@ -149,18 +155,25 @@ class WorkerReplica:
             return Outcome.ENDED
         facts = decode_facts(entries[0], RequestFacts)
         recorder = self._recorder(attempt, entries, facts, opened)
-        try:
-            await self._answer(attempt, entries[0], facts, recorder)
-            return Outcome.ENDED
-        except Fenced:
-            log.info("request %s epoch %d fenced: stopped", request_id, epoch)
-            return await self._who_fenced(request_id)
-        except BaseException as error:
-            attempt.quit("engine_failed")
-            log.warning("request %s epoch %d given up: %s", request_id, epoch, error or repr(error))
-            if isinstance(error, EngineFailed):
-                await self._examine()  # or the next attempt may come here, too
-            raise
+        what: Facts = {"hermes.request_id": request_id, "hermes.epoch": epoch, "hermes.engine": self._engine.name}
+        with self._tracing.begin("attempt", facts.trace, what) as span:
+            try:
+                await self._answer(attempt, entries[0], facts, recorder, span.traceparent)
+                return Outcome.ENDED
+            except Fenced:
+                log.info("request %s epoch %d fenced: stopped", request_id, epoch, extra=_about(request_id, facts))
+                return await self._who_fenced(request_id)
+            except BaseException as error:
+                attempt.quit("engine_failed")
+                log.warning(
+                    "request %s epoch %d given up: %s", request_id, epoch, error or repr(error),
+                    extra=_about(request_id, facts, "engine_failed"),
+                )  # fmt: skip
+                if isinstance(error, EngineFailed):
+                    await self._examine()  # or the next attempt may come here, too
+                raise
+            finally:
+                span.tell({"hermes.output_tokens": recorder.output_tokens})
 
     def _recorder(self, attempt: Attempt, entries: list[Entry], facts: RequestFacts, opened: AttemptFacts) -> Recorder:
         part = recorded(entries)
@@ -174,7 +187,9 @@ class WorkerReplica:
                 recorder.restart()
         return recorder
 
-    async def _answer(self, attempt: Attempt, request: Entry, facts: RequestFacts, recorder: Recorder) -> None:
+    async def _answer(
+        self, attempt: Attempt, request: Entry, facts: RequestFacts, recorder: Recorder, trace: str
+    ) -> None:
         """Run the engine until it has answered, the deadline passes, or the journal says stop."""
         if recorder.lost:
             self._lose(recorder)
@@ -182,6 +197,8 @@ class WorkerReplica:
             return
         recording.current.set(recorder)
         line = decode_line(request)
+        if trace:  # the engine's own spans hang below ours
+            line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
         serving = asyncio.create_task(self._engine.serve(attempt.request_id, line, request.body, recorder))
         left_s = facts.deadline_ms / 1000 - time.time()
         awaited: set[asyncio.Future[Any]] = {serving, attempt.closed, self._sick}
@@ -201,7 +218,8 @@ class WorkerReplica:
         await attempt.closed
 
     def _lose(self, recorder: Recorder) -> None:
-        log.warning("request %s cannot be continued: %s", recorder.request_id, recorder.lost)
+        extra = about(recorder.request_id, recorder.tenant, Reason.ATTEMPT_LOST)
+        log.warning("request %s cannot be continued: %s", recorder.request_id, recorder.lost, extra=extra)
         recorder.end("failed", Reason.ATTEMPT_LOST, None)
 
     def _conclude(self, serving: asyncio.Task[None], recorder: Recorder) -> None:
@@ -213,13 +231,15 @@ class WorkerReplica:
             return
         level = self._settings.journal.transcript_compression_level
         if error is not None:
-            log.error("request %s failed in the engine's server: %r", recorder.request_id, error)
+            extra = about(recorder.request_id, recorder.tenant, Reason.ENGINE_ERROR)
+            log.error("request %s failed in the engine's server: %r", recorder.request_id, error, extra=extra)
             recorder.end("failed", Reason.ENGINE_ERROR, None)
         elif recorder.head is None or recorder.head.status < 400:
             recorder.end("completed", "", level)
         else:
             kind = Reason.INVALID_REQUEST if recorder.head.status < 500 else Reason.ENGINE_ERROR
-            log.info("request %s answered %d: %s", recorder.request_id, recorder.head.status, kind)
+            extra = about(recorder.request_id, recorder.tenant, kind)
+            log.info("request %s answered %d: %s", recorder.request_id, recorder.head.status, kind, extra=extra)
             recorder.end("failed", kind, None)
 
     async def _who_fenced(self, request_id: str) -> Outcome:
@@ -229,3 +249,7 @@ class WorkerReplica:
         except JournalUnavailable:
             return Outcome.FENCED
         return Outcome.FENCED if last is not None and last != TERMINAL_ID else Outcome.ENDED
+
+
+def _about(request_id: str, facts: RequestFacts, reason: str = "") -> dict[str, str]:
+    return about(request_id, facts.tenant, reason, facts.trace)

@@ -48,6 +48,7 @@ def engine_arguments(settings: Settings) -> Namespace:
         "tensor_parallel_size": settings.workers.tensor_parallel_size,
         "max_num_seqs": settings.workers.max_running_requests,
         "disable_uvicorn_access_log": True,
+        "otlp_traces_endpoint": settings.telemetry.traces_endpoint or None,
         **{key.replace("-", "_"): value for key, value in settings.engine.args.items()},
     }
     actions = {action.dest: action for action in parser._actions}
@@ -129,6 +130,9 @@ class VllmEngine:
 
         # The engine core must not fork from a process that runs Ray's threads.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        if self._settings.telemetry.traces_endpoint:  # vLLM sends its spans itself: the same way as ours
+            os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+            os.environ.setdefault("OTEL_SERVICE_NAME", "hermes-engine")
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
         self._engine = AsyncLLM.from_engine_args(

@@ -17,6 +17,7 @@ from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
+from serve_app.logs import about
 from serve_app.request_queue.queue import Depth, RequestQueue
 from serve_app.routing.key import session_key
 from serve_app.scheduling.order import CLASSES, DEFAULT_CLASS, SERVICE_TIERS
@@ -50,9 +51,13 @@ class Admission:
         self._depths = depths
 
     async def admit(
-        self, tenant: str, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any]
-    ) -> tuple[Follower, RequestFacts]:
+        self, tenant: str, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any],
+        trace: str,
+    ) -> tuple[Follower, RequestFacts]:  # fmt: skip
         """Accept a checked request, or attach to an earlier one of the tenant's with the same `Idempotency-Key`.
+
+        Args:
+            trace: the `traceparent` under which it is worked on; empty where it is not traced.
 
         Returns:
             The follower that reads its journal, and what was decided about it.
@@ -61,7 +66,7 @@ class Admission:
             RequestRefused: `queue_full`, `journal_unavailable`, `idempotency_conflict`, or a header that makes no
                 sense.
         """
-        facts = self._decide(tenant, headers, request)
+        facts = self._decide(tenant, headers, request, trace)
         key = headers.get("idempotency-key", "")
         try:
             if not key:
@@ -72,7 +77,11 @@ class Admission:
                 request_id, path, query, headers, body, request, facts
             )
         except JournalUnavailable as error:
-            log.warning("request refused: journal_unavailable: %s", error)
+            log.warning(
+                "request refused: journal_unavailable: %s",
+                error,
+                extra=about("", tenant, Reason.JOURNAL_UNAVAILABLE, trace),
+            )
             raise RequestRefused(
                 Reason.JOURNAL_UNAVAILABLE,
                 "The service cannot accept requests at the moment; please try again.",
@@ -93,7 +102,7 @@ class Admission:
                 "This Idempotency-Key was used with another request; a key stands for one request.",
                 param="idempotency-key",
             )
-        log.info("request %s attached to again, by its key", request_id)
+        log.info("request %s attached to again, by its key", request_id, extra=about(request_id, facts.tenant))
         if reader.ending is None:
             await self._departures.arrived(request_id)
         return await self._hub.follow(request_id, seen=0), reader.facts
@@ -112,7 +121,7 @@ class Admission:
             )
         line = RequestLine("POST", path, query, [(k, headers[k]) for k in _KEPT_HEADERS if k in headers])
         cost = _cost_tokens(body, request)
-        entry = self._queue.fields(request_id, facts.tenant, facts.session, facts.deadline_ms, cost)
+        entry = self._queue.fields(request_id, facts.tenant, facts.session, facts.deadline_ms, cost, trace=facts.trace)
         follower = self._hub.follow_new(request_id)
         try:
             enqueue = (self._queue.stream(facts.request_class), entry)
@@ -128,10 +137,11 @@ class Admission:
                 raise JournalUnavailable("a request with this key has just gone")
             return attached
         self._telemetry.admitted(facts.request_class)
-        log.debug("request %s admitted: %s", request_id, facts.request_class)
+        extra = about(request_id, facts.tenant, trace=facts.trace)
+        log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
         return follower, facts
 
-    def _decide(self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any]) -> RequestFacts:
+    def _decide(self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any], trace: str) -> RequestFacts:
         now_ms = int(time.time() * 1000)
         return RequestFacts(
             request_class=_request_class(headers, request),
@@ -143,6 +153,7 @@ class Admission:
             deadline_ms=now_ms + int(self._timeout_s(headers) * 1000),
             wake=self._hub.channel,
             client_request_id=headers.get("x-request-id", "")[:128],
+            trace=trace,
         )
 
     def _timeout_s(self, headers: Mapping[str, str]) -> float:

@@ -60,6 +60,8 @@ class Answer:
         self._heartbeat_s = heartbeat_s
         self._client_request_id = client_request_id
         self._started = False
+        self.status = 0
+        """Of the response, once it has begun."""
         self._last_sent_s = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
@@ -122,6 +124,7 @@ class Answer:
     async def _send(self, send: Send, head: Head, body: bytes, more: bool = True) -> None:
         if not self._started:
             self._started = True
+            self.status = head.status
             headers = self._headers(head)
             if not more:
                 headers.append((b"content-length", str(len(body)).encode()))

@@ -18,6 +18,8 @@ from serve_app.ingress import requests_api, status
 from serve_app.ingress.answer import Answer, ResponseStart
 from serve_app.ingress.runtime import Ingress
 from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers, parse
+from serve_app.logs import about
+from serve_app.tracing import SERVER, Span
 
 log = logging.getLogger("hermes.ingress")
 
@@ -51,23 +53,33 @@ class InferenceEndpoint:
         self._ingress = ingress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        settings = self._ingress.settings
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        what = {"http.request.method": "POST", "http.route": scope["path"], "url.path": scope["path"]}
+        caller = headers.get("traceparent", "")
+        with self._ingress.tracing.begin(f"POST {scope['path']}", caller, what, SERVER) as span:
+            answer = await self._accept(scope, receive, headers, span)
+            try:
+                await answer(scope, receive, send)
+                span.tell({"http.response.status_code": answer.status})
+            except RequestRefused as refusal:
+                span.refused(refusal.status, refusal.reason)
+                await _send_refusal(send, refusal, answer.own_headers())
+
+    async def _accept(self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span) -> Answer:
+        settings = self._ingress.settings
         check_content_type(headers.get("content-type", ""))
         body = await _read_body(headers, receive, settings.ingress.max_body_bytes)
         request = parse(scope["path"], body, settings.model.name)
         query = scope["query_string"].decode("latin-1")
-        tenant = scope["state"]["tenant"]
-        follower, facts = await self._ingress.admission.admit(tenant, scope["path"], query, headers, body, request)
-        answer = Answer(
+        follower, facts = await self._ingress.admission.admit(
+            scope["state"]["tenant"], scope["path"], query, headers, body, request, span.traceparent
+        )
+        span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
+        return Answer(
             follower, self._ingress.departures, scope["path"], facts.streamed, as_events=False,
             admitted_ms=facts.admitted_ms, heartbeat_s=settings.ingress.heartbeat_s,
             client_request_id=facts.client_request_id,
         )  # fmt: skip
-        try:
-            await answer(scope, receive, send)
-        except RequestRefused as refusal:
-            await _send_refusal(send, refusal, answer.own_headers())
 
 
 async def _read_body(headers: dict[str, str], receive: Receive, limit_bytes: int) -> bytes:
@@ -112,13 +124,19 @@ class _Guard:
             await self._app(scope, receive, send)
         except RequestRefused as refusal:
             self._ingress.telemetry.refused(refusal.reason)
-            log.info("request refused: %s: %s", refusal.reason, refusal.message)
+            tenant = scope.get("state", {}).get("tenant", "")
+            log.info(
+                "request refused: %s: %s", refusal.reason, refusal.message, extra=about("", tenant, refusal.reason)
+            )
             await _send_refusal(send, refusal, {})
         except Exception as error:
             # A defect of ours: one line for the log, an answer in the usual shape if none has begun.
             self._ingress.telemetry.refused(Reason.INTERNAL)
             where = traceback.extract_tb(error.__traceback__)[-1]
-            log.error("request failed: internal: %r at %s:%d", error, where.filename, where.lineno)
+            log.error(
+                "request failed: internal: %r at %s:%d", error, where.filename, where.lineno,
+                extra=about(reason=Reason.INTERNAL),
+            )  # fmt: skip
             await _send_refusal(send, RequestRefused(Reason.INTERNAL, "The service failed on this request."), {})
 
 
@@ -139,7 +157,7 @@ def _refused_handler(ingress: Ingress) -> Callable[[Request, Exception], Awaitab
     async def handle(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)
         ingress.telemetry.refused(error.reason)
-        log.info("request refused: %s: %s", error.reason, error.message)
+        log.info("request refused: %s: %s", error.reason, error.message, extra=about(reason=error.reason))
         return Response(error.body(), error.status, error.headers(), "application/json")
 
     return handle

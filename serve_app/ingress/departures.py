@@ -18,6 +18,7 @@ from serve_app.journal.client import reaching
 from serve_app.journal.entries import has_ended
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.store import JournalStore
+from serve_app.logs import about
 from serve_app.settings import Settings
 from serve_app.telemetry import Telemetry
 
@@ -107,7 +108,8 @@ class Departures:
                     return
                 if await self._store.end(request_id, "cancelled", Reason.CLIENT_DISCONNECTED, entries):
                     self._telemetry.ended("", "cancelled", Reason.CLIENT_DISCONNECTED)
-                    log.info("request %s ended: cancelled (client_disconnected)", request_id)
+                    extra = about(request_id, reason=Reason.CLIENT_DISCONNECTED)
+                    log.info("request %s ended: cancelled (client_disconnected)", request_id, extra=extra)
                 return
             except JournalUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)

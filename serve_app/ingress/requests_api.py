@@ -13,6 +13,7 @@ from serve_app.ingress.answer import Answer
 from serve_app.ingress.runtime import Ingress
 from serve_app.journal.entries import Entry, RequestLine, decode_line, has_ended
 from serve_app.journal.reader import JournalReader
+from serve_app.logs import about
 
 log = logging.getLogger("hermes.ingress")
 
@@ -55,7 +56,8 @@ def routes(ingress: Ingress) -> APIRouter:
                 raise _unavailable() from None
             if ended:
                 ingress.telemetry.ended("", "cancelled", Reason.CANCELLED)
-                log.info("request %s ended: cancelled (cancelled)", request_id)
+                extra = about(request_id, request.state.tenant, Reason.CANCELLED)
+                log.info("request %s ended: cancelled (cancelled)", request_id, extra=extra)
             entries = await _entries(ingress, request_id, request.state.tenant)
         return JSONResponse(describe(request_id, entries))
 

@@ -16,6 +16,7 @@ from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.hub import FollowerHub
 from serve_app.journal.store import JournalStore
+from serve_app.logs import configure_logging
 from serve_app.membership import Members, Membership
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import Depth, RequestQueue
@@ -24,7 +25,8 @@ from serve_app.routing.fleet import Fleet
 from serve_app.scheduling.order import CLASSES
 from serve_app.settings import Settings
 from serve_app.snapshots import Snapshots
-from serve_app.telemetry import Telemetry, configure_logging, merge_pages, queue_gauges
+from serve_app.telemetry import Telemetry, merge_pages, queue_gauges
+from serve_app.tracing import Tracing
 
 log = logging.getLogger("hermes.ingress")
 
@@ -35,10 +37,11 @@ class Ingress:
     """Everything that one ingress replica holds."""
 
     def __init__(self, settings: Settings, ingress_id: str, execute: Execute, fleet: Fleet) -> None:
-        configure_logging(settings.telemetry.log_level, ingress_id)
+        configure_logging(settings.telemetry, ingress_id)
         self.settings = settings
         self.id = ingress_id
         self.telemetry = Telemetry()
+        self.tracing = Tracing(settings.telemetry, "hermes-ingress", ingress_id)
         self.keys = Keys(settings.auth)
         self._fleet = fleet
         self.redis = connect_redis(settings.redis)
@@ -51,7 +54,15 @@ class Ingress:
         dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
         suspects = Suspects(self.redis, settings.namespace)
         carrier = Carrier(
-            self.store, self.queue, dead, suspects, fleet, execute, self.telemetry, settings.queue.poison_after
+            self.store,
+            self.queue,
+            dead,
+            suspects,
+            fleet,
+            execute,
+            self.telemetry,
+            self.tracing,
+            settings.queue.poison_after,
         )
         self.dispatcher = Dispatcher(self.queue, carrier, fleet)
         self.membership = Membership(self.redis, settings.namespace, self._on_members)
@@ -84,9 +95,11 @@ class Ingress:
         await self.hub.stop()
         await self._link.close()
         await self.redis.aclose()
+        await self.tracing.stop()
 
     def _on_members(self, members: Members) -> None:
         self.dispatcher.on_members(members)
+        self.telemetry.engines_ready(len(self._fleet.mine(members.workers)))
 
     async def _watch_depths(self) -> None:
         while True:

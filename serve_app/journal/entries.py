@@ -94,6 +94,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     client_request_id: str = ""
     idempotency: str = ""
     """Digest of path and body, where the client sent an `Idempotency-Key`."""
+    trace: str = ""
+    """The `traceparent` of the HTTP request, where it is traced."""
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):

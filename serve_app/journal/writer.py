@@ -33,8 +33,8 @@ from serve_app.journal.entries import (
     wake_of,
 )
 from serve_app.journal.unfenced import intrude
+from serve_app.logs import Outage
 from serve_app.settings import Settings
-from serve_app.telemetry import Outage
 
 log = logging.getLogger("hermes.journal")
 

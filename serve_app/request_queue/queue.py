@@ -1,7 +1,8 @@
 """Enqueue, claim, acknowledge, measure. Queue entries may be duplicated and are never trusted alone.
 
 Keys: streams `{ns}:q:<model>:<class>`; consumer group `ingress`; a consumer is an ingress process.
-Fields of a queue entry: r request id, t tenant, s session key, d deadline (Unix ms), c cost estimate (tokens).
+Fields of a queue entry: r request id, t tenant, s session key, d deadline (Unix ms), c cost estimate (tokens), p
+`traceparent` (where it is traced).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class QueueEntry:
     session: str
     deadline_ms: int
     cost_tokens: int
+    trace: str = ""
     taken_over: bool = False
     """Whether another ingress had claimed it before: somebody may be working on it."""
 
@@ -72,9 +74,12 @@ class RequestQueue:
         return self._streams[request_class]
 
     @staticmethod
-    def fields(request_id: str, tenant: str, session: str, deadline_ms: int, cost_tokens: int) -> dict[str, Any]:
+    def fields(
+        request_id: str, tenant: str, session: str, deadline_ms: int, cost_tokens: int, trace: str = ""
+    ) -> dict[str, Any]:
         """What `claim` gives back."""
-        return {"r": request_id, "t": tenant, "s": session, "d": deadline_ms, "c": cost_tokens}
+        fields = {"r": request_id, "t": tenant, "s": session, "d": deadline_ms, "c": cost_tokens}
+        return {**fields, "p": trace} if trace else fields
 
     async def claim(self, room: int) -> list[QueueEntry]:
         """Claim up to about `room` entries, urgent classes first; wait a second for the first one.
@@ -217,6 +222,7 @@ class RequestQueue:
             session=_text(fields[b"s"]),
             deadline_ms=int(fields[b"d"]),
             cost_tokens=int(fields[b"c"]),
+            trace=_text(fields.get(b"p", b"")),
         )
 
     async def _prepare(self) -> None:

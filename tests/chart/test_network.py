@@ -100,3 +100,15 @@ def test_only_a_head_that_scales_speaks_to_the_kubernetes_api() -> None:
     assert scaling["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "head"
     fixed = documents(stage_values("multi-gpu"))
     assert "hermes-autoscaler" not in {item["metadata"]["name"] for item in fixed}
+
+
+@pytest.mark.parametrize(("endpoint", "port"), [("http://otel:4318/v1/traces", 4318), ("https://otel/v1/traces", 443)])
+def test_traces_leave_for_the_collector_and_nobody_else(endpoint: str, port: int) -> None:
+    collector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
+    values: Document = {
+        "settings": {"telemetry": {"traces_endpoint": endpoint}},
+        "networkPolicy": {"tracesTo": [collector]},
+    }
+    objects = documents(merged(stage_values("multi-node"), values))
+    (policy,) = [o for o in objects if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith("-ray")]
+    assert {"to": [collector], "ports": [{"port": port}]} in policy["spec"]["egress"]

@@ -44,6 +44,10 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         "redis.internal.exporter.enabled needs redis.internal",
     ),
     "a secret in the environment": ({"env": {"HF_TOKEN": "hf_x"}}, "env.HF_TOKEN is set by the chart"),
+    "traces that the network stops": (
+        {"settings": {"telemetry": {"traces_endpoint": "http://otel:4318/v1/traces"}}},
+        "networkPolicy.tracesTo is empty",
+    ),
     "a token that nothing uses": ({"hub": {"existingSecret": "hub"}}, "hub.access is false"),
     "more ranks than GPUs": (
         {"settings": {"workers": {"tensor_parallel_size": 4}}, "engines": {"gpus": 2}},

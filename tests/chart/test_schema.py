@@ -49,6 +49,7 @@ def test_only_what_others_define_is_open() -> None:
     }
     assert is_open == {
         "tolerations",
+        "tracesTo",
         "affinity",
         "topologySpreadConstraints",
         "servingFrom",

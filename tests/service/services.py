@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
 
 from scripts.local import processes, ray_cluster
 from scripts.local import service as local
 from scripts.local.environment import ROOT
+from tests.service.collector import Collector
 from tests.service.support import Running
 
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
@@ -50,6 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
             "ingress": {"heartbeat_s": 1.0},
         },
         "haproxy": False,
+        "traced": True,
     },
 }
 
@@ -61,25 +66,42 @@ class Services:
         self._folder = folder
         self._keep = keep
         self.kind = ""
+        self.collector: Collector | None = None
         self.current: Running | None = None
 
     def get(self, kind: str) -> Running:
         """The service of a kind, running."""
         if self.current is None or self.kind != kind:
             self.end()
+            if KINDS[kind].get("traced"):
+                self.collector = Collector(self._port_of_traces(kind))
             kept = local.Service.load(self._folder / kind)
             self.kind, self.current = kind, Running(kept or self._start(kind))
         assert self.current is not None
         return self.current
 
     def _start(self, kind: str) -> local.Service:
+        args = KINDS[kind]["args"]
+        if self.collector is not None:
+            args = local.merged(args, {"telemetry": {"traces_endpoint": self.collector.endpoint}})
         return local.start(
-            self._folder / kind, CONFIG, processes.free_port(), KINDS[kind]["args"],
+            self._folder / kind, CONFIG, processes.free_port(), args,
             haproxy=KINDS[kind]["haproxy"], timeout_s=420,
         )  # fmt: skip
 
+    def _port_of_traces(self, kind: str) -> int:
+        """Where a kept service sends its traces; 0 where there is none."""
+        config = self._folder / kind / "serve.yaml"
+        if not config.exists():
+            return 0
+        args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+        return urlsplit(args["telemetry"]["traces_endpoint"]).port or 0
+
     def end(self) -> None:
         """End what runs."""
+        if self.collector is not None:
+            self.collector.close()
+            self.collector = None
         if self.current is not None:
             self.current.close()
             if not self._keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def closed(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "HERMES_KEYS_FILE": str(made.keys_file),
     }
     args = {**KINDS["simulated"]["args"], "auth": {"required": True}}
+    args["telemetry"] = {**args["telemetry"], "log_format": "json"}
     try:
         made.service = local.start(
             folder / "service", CONFIG, processes.free_port(), args, environment=environment, timeout_s=240
@@ -173,3 +175,25 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(close
     for place, text in places.items():
         for secret in hidden:
             assert secret not in text, place
+
+
+def test_a_log_line_says_as_fields_whose_request_it_was_and_why_it_was_refused(closed: Closed) -> None:
+    with closed.client("acme") as acme:
+        assert acme.post("/v1/chat/completions", json={**BODY, "messages": []}).status_code == 400
+    logs = ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
+
+    def refused() -> dict[str, str] | None:
+        for path in logs.glob("worker-*.err"):
+            for line in path.read_text(errors="replace").splitlines():
+                if line.startswith("{") and "refused" in line:
+                    fields: dict[str, str] = json.loads(line)
+                    if fields.get("tenant") == "acme":
+                        return fields
+        return None
+
+    line = until("the line is written", refused)
+    assert line["reason"] == "invalid_request"
+    assert line["level"] == "INFO"
+    assert line["logger"] == "hermes.ingress"
+    assert line["replica"]
+    assert line["timestamp"]

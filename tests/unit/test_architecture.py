@@ -36,6 +36,8 @@ OWNERS = {
     "vllm": ("workers.vllm_engine", "workers.resumable", "workers.seam", "workers.equal_values"),
     "ray": ("serve_app.deploy", "serve_app.routing.serve_router"),
     "prometheus_client": ("serve_app.telemetry",),
+    "opentelemetry": ("serve_app.tracing",),
+    "pythonjsonlogger": ("serve_app.logs",),
 }  # fmt: skip
 
 # From the top to the bottom; a module imports from its own layer and from those below.
@@ -45,7 +47,7 @@ LAYERS = (
     ("serve_app.dispatcher", "serve_app.carrier"),
     ("serve_app.membership", "serve_app.snapshots", "serve_app.request_queue", "serve_app.routing"),
     ("serve_app.journal", "serve_app.scheduling"),
-    ("serve_app.settings", "serve_app.errors", "serve_app.telemetry"),
+    ("serve_app.settings", "serve_app.errors", "serve_app.telemetry", "serve_app.tracing", "serve_app.logs"),
 )
 
 MAX_FILE_LINES = 300

@@ -18,6 +18,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{/* The port of a URL. */}}
+{{- define "hermes.portOf" -}}
+{{- $url := urlParse . -}}
+{{ regexFind "[0-9]+$" $url.host | default (ternary "443" "80" (eq $url.scheme "https")) }}
+{{- end }}
+
 {{/* An image reference: (list image defaultTag). A digest takes the place of the tag. */}}
 {{- define "hermes.image" -}}
 {{- $image := index . 0 -}}

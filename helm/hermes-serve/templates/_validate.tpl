@@ -147,6 +147,9 @@
 {{- if and .Values.networkPolicy.enabled (or .Values.ingress.enabled .Values.httpRoute.enabled) (not .Values.networkPolicy.servingFrom) }}
 {{- fail "networkPolicy.servingFrom is empty, so only this namespace may call: name the peers of your ingress controller or Gateway" }}
 {{- end }}
+{{- if and .Values.networkPolicy.enabled .Values.settings.telemetry.traces_endpoint (not .Values.networkPolicy.tracesTo) }}
+{{- fail "networkPolicy.tracesTo is empty, so no trace would reach settings.telemetry.traces_endpoint: name the collector's peers" }}
+{{- end }}
 {{- end }}
 
 {{- define "hermes.validateMonitoring" -}}

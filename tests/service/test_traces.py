@@ -1,0 +1,66 @@
+"""One trace holds a request's whole way: HTTP, queue, dispatch, the attempt, and vLLM's own span below it."""
+
+from __future__ import annotations
+
+import secrets
+
+from tests.service.collector import Told
+from tests.service.services import Services
+from tests.service.support import Running, until
+
+HTTP = "POST /v1/chat/completions"
+WHOLE = {HTTP, "queue", "dispatch", "attempt", "llm_request"}
+
+
+def ask(service: Running, sampled: bool = True) -> tuple[str, str, str]:
+    """The ids of the caller's trace, of its span, and of the request that it made."""
+    trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace_id}-{span_id}-{int(sampled):02x}"}
+    return trace_id, span_id, service.ask(tokens=8, headers=headers).headers["x-request-id"]
+
+
+def whole(services: Services, trace_id: str) -> dict[str, Told]:
+    """The spans of a trace, once all are there."""
+    assert services.collector is not None
+    collector = services.collector
+    found = until("every span is there", lambda: t if (t := collector.trace(trace_id)).keys() >= WHOLE else None)
+    assert {name: len(spans) for name, spans in found.items()} == dict.fromkeys(WHOLE, 1)
+    return {name: spans[0] for name, spans in found.items()}
+
+
+def test_a_requests_whole_way_is_one_trace(services: Services, tensor_parallel: Running) -> None:
+    trace_id, caller, request_id = ask(tensor_parallel)
+    spans = whole(services, trace_id)
+    http, queue, dispatch, attempt, engine = (
+        spans[name] for name in (HTTP, "queue", "dispatch", "attempt", "llm_request")
+    )
+    assert http.parent_id == caller
+    assert {span.parent_id for span in (queue, dispatch, attempt)} == {http.span_id}
+    assert engine.parent_id == attempt.span_id
+    assert [span.service for span in (http, dispatch, attempt, engine)] == [
+        "hermes-ingress", "hermes-ingress", "hermes-worker", "hermes-engine",
+    ]  # fmt: skip
+    assert {span.facts["hermes.request_id"] for span in (http, queue, dispatch, attempt)} == {request_id}
+    assert http.facts["http.response.status_code"] == 200
+    assert attempt.facts["hermes.output_tokens"] == 8
+    assert engine.facts["gen_ai.usage.completion_tokens"] == 8
+    assert http.began_ns <= dispatch.began_ns <= attempt.began_ns <= attempt.ended_ns <= http.ended_ns + 10**9
+
+
+def test_a_caller_that_does_not_sample_is_not_traced(services: Services, tensor_parallel: Running) -> None:
+    unsampled, _, _ = ask(tensor_parallel, sampled=False)
+    sampled, _, _ = ask(tensor_parallel)
+    whole(services, sampled)
+    assert services.collector is not None
+    assert services.collector.trace(unsampled) == {}
+
+
+def test_what_was_refused_says_why_and_is_no_error_of_the_servers(services: Services, tensor_parallel: Running) -> None:
+    trace_id = secrets.token_hex(16)
+    headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    answer = tensor_parallel.http.post("/v1/chat/completions", json={"model": "none"}, headers=headers)
+    assert services.collector is not None
+    collector = services.collector
+    (span,) = until("the span is there", lambda: collector.trace(trace_id))[HTTP]
+    assert span.facts["http.response.status_code"] == answer.status_code == 404
+    assert span.facts["error.type"] == answer.headers["x-hermes-reason"]

@@ -1,0 +1,76 @@
+"""What a log line and a span say of a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from serve_app.errors import Reason
+from serve_app.logs import _formatter, about
+from serve_app.settings import SettingsError, TelemetrySettings, load_settings
+from serve_app.tracing import Span, Tracing
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def sampled(span: Span) -> bool:
+    """By the last flag of its `traceparent`; the one before only says that the id is random."""
+    return bool(int(span.traceparent[-2:], 16) & 1)
+
+
+def line(log_format: str, **extra: str) -> str:
+    record = logging.LogRecord("hermes.ingress", logging.INFO, "app.py", 1, "request %s ended", ("req_1",), None)
+    record.__dict__.update(extra)
+    return _formatter(log_format, "replica-7").format(record)
+
+
+def test_a_json_line_has_what_it_is_about_as_fields() -> None:
+    found = json.loads(line("json", **about("req_1", "acme", Reason.DEADLINE, TRACEPARENT)))
+    assert found.pop("timestamp")
+    assert found == {
+        "level": "INFO", "logger": "hermes.ingress", "message": "request req_1 ended", "replica": "replica-7",
+        "request_id": "req_1", "tenant": "acme", "reason": "deadline", "trace_id": TRACEPARENT.split("-")[1],
+    }  # fmt: skip
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert about("req_1") == {"request_id": "req_1"}
+    assert about() == {}
+
+
+def test_a_text_line_stays_one_line() -> None:
+    found = line("text", **about("req_1", "acme"))
+    assert found.endswith("INFO replica-7 hermes.ingress request req_1 ended")
+    assert "\n" not in found
+
+
+def test_without_an_endpoint_nothing_is_traced() -> None:
+    with Tracing(TelemetrySettings(), "hermes-ingress", "i").begin("queue", TRACEPARENT, {"a": 1}) as span:
+        assert span.traceparent == ""
+        span.tell({"b": 2})
+
+
+def test_a_span_hands_its_trace_on() -> None:
+    tracing = Tracing(TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces"), "hermes-ingress", "i")
+    for parent, trace_id in ((TRACEPARENT, TRACEPARENT.split("-")[1]), ("", None), ("nonsense", None)):
+        span = tracing.begin("queue", parent, {})  # not ended: nothing is to be sent
+        _, found, own, _ = span.traceparent.split("-")
+        assert sampled(span)
+        assert own != TRACEPARENT.split("-")[2]
+        assert found == trace_id if trace_id else len(found) == 32
+
+
+def test_who_asks_for_no_sampling_is_obeyed_and_the_ratio_is_for_the_others() -> None:
+    settings = TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces", traces_sample_ratio=0)
+    tracing = Tracing(settings, "hermes-ingress", "i")
+    assert not sampled(tracing.begin("a", "", {}))
+    assert sampled(tracing.begin("a", TRACEPARENT, {}))
+    assert not sampled(tracing.begin("a", TRACEPARENT[:-2] + "00", {}))
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4317", "grpc://collector:4317", "http://a b"])
+def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="traces_endpoint"):
+        load_settings({"telemetry": {"traces_endpoint": endpoint}})
