@@ -132,6 +132,16 @@ async def strike_on(
     await asyncio.gather(*lasting)
 
 
+async def tell_who_waits(until_s: float, all_told: list[Told]) -> None:
+    """When the time is over, every ten seconds: who has not got an end yet."""
+    await asyncio.sleep(until_s - time.monotonic())
+    while True:
+        await asyncio.sleep(10)
+        waiting = [told.request_id or told.key for told in all_told if not (told.done or told.failure or told.wrong)]
+        over_s = time.monotonic() - until_s
+        print(f"  {over_s:.0f} s after the end, {len(waiting)} requests still run: {' '.join(waiting[:3])}", flush=True)
+
+
 async def disorder(options: argparse.Namespace, running: service.Service) -> tuple[Account, list[Strike], list[Told]]:
     """The run."""
     texts = await expectations(options, running.url, options.tokens[1])
@@ -147,7 +157,9 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
             )
             for n in range(options.users)
         ]  # fmt: skip
+        telling = asyncio.create_task(tell_who_waits(until_s, all_told))
         await asyncio.gather(*users, strike_on(Parts(running), options, until_s, all_told, strikes))
+        telling.cancel()
         gate = asyncio.Semaphore(_LOOK_UPS)  # httpx's pool takes time with the square of those that wait in it
         await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
 
