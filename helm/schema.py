@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "helm" / "hermes-serve" / "values.schema.json"
-SET_BY_THE_CHART = {"": ("auth",), "RedisSettings": ("url", "ca_file")}
+SET_BY_THE_CHART = {"": ("auth",), "RedisSettings": ("url", "ca_file"), "IngressSettings": ("ray_resource",)}
 
 Schema = dict[str, Any]
 

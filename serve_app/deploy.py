@@ -22,6 +22,9 @@ from serve_app.settings import Settings, load_settings
 from workers.engine import Engine
 from workers.replica import WorkerReplica
 
+_A_LITTLE = 0.001
+"""Of a custom resource: it says where, not how many."""
+
 
 def make_engine(settings: Settings) -> Engine:
     """The engine that the settings name."""
@@ -110,7 +113,10 @@ def build(args: dict[str, Any]) -> Application:
         num_replicas=settings.ingress.replicas,
         max_replicas_per_node=settings.ingress.max_replicas_per_node,
         max_ongoing_requests=settings.ingress.max_connections,
-        ray_actor_options={"num_cpus": settings.ingress.cpus_per_replica},
+        ray_actor_options={
+            "num_cpus": settings.ingress.cpus_per_replica,
+            "resources": {settings.ingress.ray_resource: _A_LITTLE} if settings.ingress.ray_resource else {},
+        },
     )
     return ingress.bind(args, workers)
 

@@ -123,6 +123,7 @@ class IngressSettings(Section):
     replicas: int = Field(2, ge=1, le=1024, description="HTTP servers, each with a dispatcher")
     cpus_per_replica: float = Field(1, ge=0, description="that Ray reserves")
     max_replicas_per_node: int | None = Field(None, ge=1, description="1: the death of a node takes one; default: any")
+    ray_resource: str = Field("", pattern=r"^\w*$", description="custom Ray resource of the nodes that may hold one")
     max_connections: int = Field(4096, ge=1, description="requests that one ingress holds at a time")
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="longer requests are refused with 413")
     max_header_bytes: int = Field(12 * 1024, ge=1024, le=15 * 1024, description="HAProxy's own limit is 16 KiB")

@@ -125,6 +125,7 @@ def _launch(
         "--dashboard-agent-grpc-port", str(processes.free_port()),
         "--metrics-export-port", str(processes.free_port()),
         "--num-cpus", str(place.cpus), "--num-gpus", str(place.gpus),
+        "--resources", '{"ingress": 1}',  # as on the chart's pods for ingresses
         "--object-store-memory", str(128 * 1024 * 1024),
     ]  # fmt: skip
     full = {

@@ -123,11 +123,7 @@ class _Guard:
                 scope["state"] = {**scope.get("state", {}), "tenant": tenant}
             await self._app(scope, receive, send)
         except RequestRefused as refusal:
-            self._ingress.telemetry.refused(refusal.reason)
-            tenant = scope.get("state", {}).get("tenant", "")
-            log.info(
-                "request refused: %s: %s", refusal.reason, refusal.message, extra=about("", tenant, refusal.reason)
-            )
+            _note(self._ingress, refusal, scope.get("state", {}).get("tenant", ""))
             await _send_refusal(send, refusal, {})
         except Exception as error:
             # A defect of ours: one line for the log, an answer in the usual shape if none has begun.
@@ -153,11 +149,15 @@ async def _send_refusal(send: Send, refusal: RequestRefused, more_headers: dict[
     await send({"type": "http.response.body", "body": body})
 
 
+def _note(ingress: Ingress, refusal: RequestRefused, tenant: str) -> None:
+    ingress.telemetry.refused(refusal.reason)
+    log.info("request refused: %s: %s", refusal.reason, refusal.message, extra=about("", tenant, refusal.reason))
+
+
 def _refused_handler(ingress: Ingress) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def handle(_: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)
-        ingress.telemetry.refused(error.reason)
-        log.info("request refused: %s: %s", error.reason, error.message, extra=about(reason=error.reason))
+        _note(ingress, error, request.scope.get("state", {}).get("tenant", ""))
         return Response(error.body(), error.status, error.headers(), "application/json")
 
     return handle

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 
 import pytest
+import yaml
 
 from tests.chart.charts import NAMED, STAGES, Document, documents, merged, one, stage_values
 from tests.chart.test_objects import EXTERNAL, VARIANTS
@@ -95,6 +98,18 @@ def test_no_replica_runs_on_the_head_and_no_client_depends_on_it() -> None:
     spec = spec_of(NAMED)
     assert spec["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert spec["excludeHeadPodFromServeSvc"] is True
+
+
+def test_ingresses_run_on_their_own_pods_and_not_where_an_engine_has_still_to_come() -> None:
+    spec = spec_of(NAMED)
+    args = yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"]
+    holders = {
+        group["groupName"]
+        for group in spec["rayClusterConfig"]["workerGroupSpecs"]
+        # As a shell reads it: KubeRay writes it into a command line.
+        if args["ingress"]["ray_resource"] in json.loads(shlex.split(group["rayStartParams"].get("resources", "{}"))[0])
+    }
+    assert holders == {"ingress"}
 
 
 def test_haproxy_outlasts_the_longest_request() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import trustme
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
@@ -197,3 +200,34 @@ def test_a_log_line_says_as_fields_whose_request_it_was_and_why_it_was_refused(c
     assert line["logger"] == "hermes.ingress"
     assert line["replica"]
     assert line["timestamp"]
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_tls_in_front_of_it_streams_to_who_trusts_the_certificate_and_to_nobody_else(
+    closed: Closed, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
+    port = processes.free_port()
+    environment = {
+        **os.environ, "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}", "HERMES_TLS_PEM": str(tmp_path / "pem"),
+        "HERMES_TLS_BIND": f"127.0.0.1:{port}", "HERMES_TLS_TO": closed.service.url.removeprefix("http://"),
+    }  # fmt: skip
+    front = processes.start([str(ROOT / "cluster" / "tls-start")], tmp_path / "log", environment, tmp_path)
+    try:
+        until("it listens", lambda: processes.is_taken(port))
+        trusting = ssl.create_default_context()
+        authority.configure_trust(trusting)
+        with httpx.Client(verify=trusting, timeout=30) as http:
+            sdk = openai.OpenAI(base_url=f"https://127.0.0.1:{port}/v1", api_key=KEYS["acme"], http_client=http)
+            stream = sdk.chat.completions.create(**BODY, stream=True)
+            assert len("".join(chunk.choices[0].delta.content or "" for chunk in stream).split()) == 20
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"https://127.0.0.1:{port}/healthz")
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        authority.configure_trust(old)
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"https://127.0.0.1:{port}/healthz", verify=old)
+    finally:
+        processes.end(front)

@@ -7,6 +7,8 @@
 {{- if include "hermes.redisCa" . -}}
 {{- $_ := set $args "redis" (merge (dict "ca_file" "/etc/hermes/redis/ca.crt") ($args.redis | default dict)) -}}
 {{- end -}}
+{{- /* Not on an engine's pod: it would take the CPUs of an engine that has still to come. */}}
+{{- $_ := set $args "ingress" (merge (dict "ray_resource" "ingress") ($args.ingress | default dict)) -}}
 proxy_location: EveryNode
 http_options:
   host: 0.0.0.0
