@@ -188,7 +188,7 @@ def test_a_log_line_says_as_fields_whose_request_it_was_and_why_it_was_refused(c
     def refused() -> dict[str, str] | None:
         for path in logs.glob("worker-*.err"):
             for line in path.read_text(errors="replace").splitlines():
-                if line.startswith("{") and "refused" in line:
+                if line.startswith("{") and "empty array" in line:
                     fields: dict[str, str] = json.loads(line)
                     if fields.get("tenant") == "acme":
                         return fields
