@@ -44,6 +44,7 @@ from workers.replay import recorded
 log = logging.getLogger("hermes.worker")
 
 _HEALTH_S = 0.5
+_DISOWN_FOR_S = 10.0
 
 
 class WorkerReplica:
@@ -65,6 +66,7 @@ class WorkerReplica:
             self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s
         )
         self._work: set[asyncio.Task[Outcome]] = set()
+        self._disowning: set[asyncio.Task[None]] = set()
         self._sick: asyncio.Future[None] = asyncio.Future()
         self._watch: asyncio.Task[None] | None = None
 
@@ -85,6 +87,8 @@ class WorkerReplica:
         """Give the lease back and end the engine."""
         if self._watch is not None:
             self._watch.cancel()
+        for task in self._disowning:
+            task.cancel()
         await self._membership.leave()
         await self._snapshots.stop()
         await self._writer.stop()
@@ -143,13 +147,17 @@ class WorkerReplica:
         opened = AttemptFacts(
             self._replica, self._engine.name, int(time.time() * 1000), cause, self._engine.fingerprint
         )
+        nonce = secrets.token_bytes(8)
         try:
-            attempt, entries = await self._writer.open(request_id, epoch, secrets.token_bytes(8), opened)
+            attempt, entries = await self._writer.open(request_id, epoch, nonce, opened)
         except Fenced as error:
             log.info("request %s not opened: %s", request_id, error, extra=about(request_id))
             return await self._who_fenced(request_id)
-        except TimeoutError:
-            raise JournalUnavailable("no answer from Redis") from None
+        except (TimeoutError, JournalUnavailable) as error:
+            disowning = asyncio.create_task(self._disown(request_id, epoch, nonce), name=f"disown-{request_id}")
+            self._disowning.add(disowning)
+            disowning.add_done_callback(self._disowning.discard)
+            raise JournalUnavailable(str(error) or "no answer from Redis") from None
         if has_ended(entries):  # by an attempt that was thought to be lost
             self._writer.abandon(attempt)
             return Outcome.ENDED
@@ -174,6 +182,17 @@ class WorkerReplica:
                 raise
             finally:
                 span.tell({"hermes.output_tokens": recorder.output_tokens})
+
+    async def _disown(self, request_id: str, epoch: int, nonce: bytes) -> None:
+        """Redis may have taken the opening, and may take it yet."""
+        until_s = time.monotonic() + _DISOWN_FOR_S
+        while time.monotonic() < until_s:
+            try:
+                if await self._store.disown(request_id, epoch, nonce):
+                    return
+            except JournalUnavailable:
+                until_s = time.monotonic() + _DISOWN_FOR_S
+            await asyncio.sleep(_HEALTH_S)
 
     def _recorder(self, attempt: Attempt, entries: list[Entry], facts: RequestFacts, opened: AttemptFacts) -> Recorder:
         part = recorded(entries)

@@ -161,6 +161,26 @@ class JournalStore:
         found = _answered(raw)
         return entry_from_redis(found[0]).id if found else None
 
+    async def disown(self, request_id: str, epoch: int, nonce: bytes) -> bool:
+        """Of an opening whose answer was lost: where Redis has it, say that nobody works on it.
+
+        Or whoever adopts the request would wait for an attempt that its worker knows nothing of.
+
+        Returns:
+            Whether the opening was found; Redis may still have it before it, in what a lost connection had sent.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        key, opening = self.key(request_id), f"{epoch}-0"
+        (raw,) = await self._link.call([("XRANGE", key, opening, opening)])
+        found = [entry_from_redis(item) for item in _answered(raw)]
+        if not found or found[0].nonce != nonce:
+            return False
+        # Refused where a newer epoch has begun: then nobody waits for this one.
+        await self._link.call([("XADD", key, "NOMKSTREAM", f"{epoch}-1", "n", nonce, "q", "not_opened")])
+        return True
+
     async def end(self, request_id: str, state: str, reason: Reason, entries: list[Entry]) -> bool:
         """Append the terminal entry from outside of an attempt: cancelled, expired, lost.
 

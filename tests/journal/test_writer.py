@@ -46,6 +46,27 @@ def test_a_stale_epoch_is_refused(redis_url: str, namespace: str) -> None:
     asyncio.run(main())
 
 
+def test_an_opening_whose_answer_was_lost_is_disowned_so_that_nobody_waits_for_it(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await w.admit()
+            assert not await w.store.disown("req_1", 1, b"nonce-1"), "Redis has not taken it, and may yet"
+            await w.opened(await w.writer(), 1, b"nonce-1")
+            assert not await w.store.disown("req_1", 1, b"nonce-2"), "somebody else's"
+            assert await w.ids() == ["0-1", "1-0"]
+            assert await w.store.disown("req_1", 1, b"nonce-1")
+            found = await w.store.read_tail("req_1")
+            assert found is not None
+            assert found[-1].quit == "not_opened"
+            await w.opened(await w.writer(), 2, b"nonce-2")
+            assert await w.store.disown("req_1", 1, b"nonce-1")
+            assert await w.ids() == ["0-1", "1-0", "1-1", "2-0"]
+
+    asyncio.run(main())
+
+
 def test_a_stale_epoch_cannot_end_the_request(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
