@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class Nodes:
             self.start_head()
             for number in range(1, len(self.hosts)):
                 self.start_node(number)
+            self._wait_joined()
         except BaseException:
             self.down()
             raise
@@ -79,6 +81,14 @@ class Nodes:
             self.state, head, f"node-{number}", True, self._environment, self._place(number)
         )
         self.service.save()
+
+    def _wait_joined(self) -> None:
+        """Until Ray knows every node: Serve would crowd what it deploys onto those that are there already."""
+        deadline = time.monotonic() + 90
+        while (alive := ray_cluster.alive_nodes(self.service.dashboard_url)) < len(self.hosts):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{alive} of {len(self.hosts)} Ray nodes have joined; logs: {self.state}")
+            time.sleep(0.2)
 
     def deploy(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -147,6 +148,13 @@ def end(state: Path, pid: int) -> None:
         for left in found:
             processes.end(left, timeout_s=2)
     shutil.rmtree(short_folder(state), ignore_errors=True)
+
+
+def alive_nodes(dashboard_url: str) -> int:
+    """How many nodes the cluster has."""
+    with urllib.request.urlopen(f"{dashboard_url}/api/v0/nodes", timeout=30) as response:
+        found = json.load(response)["data"]["result"]["result"]
+    return sum(node["state"] == "ALIVE" for node in found)
 
 
 def _answers(url: str) -> bool:

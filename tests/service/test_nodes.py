@@ -15,7 +15,7 @@ import pytest
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Told
 from scripts.local.nodes import Nodes
-from scripts.local.service import application_status
+from scripts.local.service import application_status, merged
 from tests.service.disturbance import simulated_text, under, whole_again
 from tests.service.services import CONFIG, KINDS, Services
 from tests.service.support import Running, until
@@ -46,7 +46,8 @@ def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
     made = Nodes(tmp_path_factory.mktemp("nodes"), [(0, 0), (3, 0), (3, 0)])
     made.up()
     try:
-        made.deploy(CONFIG, KINDS["simulated"]["args"])
+        # One ingress on each: were both on the node that dies, a worker might take the other's last CPU before them.
+        made.deploy(CONFIG, merged(KINDS["simulated"]["args"], {"ingress": {"max_replicas_per_node": 1}}))
         yield made
     finally:
         made.down()
