@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scripts.local import processes
 from scripts.local.environment import VENV
@@ -144,17 +145,27 @@ def _launch(
 def end(state: Path, pid: int) -> None:
     """End the node. HAProxy detaches itself from Ray's process tree, so what is left is known by its environment."""
     processes.end(pid)
+    sweep(state)
+
+
+def sweep(state: Path) -> None:
+    """End every process that was started with this state folder's Ray, and remove its files."""
     while found := [p for p in processes.marked("RAY_TMPDIR", str(short_folder(state))) if processes.is_alive(p)]:
         for left in found:
             processes.end(left, timeout_s=2)
     shutil.rmtree(short_folder(state), ignore_errors=True)
 
 
+def nodes(dashboard_url: str) -> list[dict[str, Any]]:
+    """The living nodes, as Ray's state API has them."""
+    with urllib.request.urlopen(f"{dashboard_url}/api/v0/nodes?detail=1", timeout=30) as response:
+        found = json.load(response)["data"]["result"]["result"]
+    return [node for node in found if node["state"] == "ALIVE"]
+
+
 def alive_nodes(dashboard_url: str) -> int:
     """How many nodes the cluster has."""
-    with urllib.request.urlopen(f"{dashboard_url}/api/v0/nodes", timeout=30) as response:
-        found = json.load(response)["data"]["result"]["result"]
-    return sum(node["state"] == "ALIVE" for node in found)
+    return len(nodes(dashboard_url))
 
 
 def _answers(url: str) -> bool:
