@@ -38,7 +38,7 @@ HEAD = Head(200, [("content-type", "text/event-stream")])
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
 LINE = RequestLine("POST", "/v1/chat/completions", "", [("content-type", "application/json")])
 SUMMARY = Summary(None, None, 1, 9)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def event(number: int) -> bytes:
