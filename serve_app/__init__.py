@@ -15,3 +15,5 @@ ingress/answer.py        forwards the bytes to the client
 
 deploy.py                puts it all together; settings.py, errors.py, telemetry.py are used everywhere
 """
+
+__version__ = "0.1.0"

@@ -14,6 +14,7 @@ from prometheus_client import start_http_server as _start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app import __version__
 from serve_app.errors import Reason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,6 +63,9 @@ class Telemetry:
             "hermes_engines_ready", "Engines that this ingress can send work to (0 in a worker's process).", registry=r
         )
         self._in_flight = Gauge("hermes_in_flight_requests", "Requests that this replica works on.", registry=r)
+        Gauge("hermes_build_info", "Always 1; the version of this process's code.", ["version"], registry=r).labels(
+            __version__
+        ).set(1)
         self._output_tokens = self._tokens.labels("output")
         for reason in Reason:  # a series that first appears at 1 has not increased, for who asks afterwards
             self._refused.labels(str(reason))

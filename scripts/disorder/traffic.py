@@ -120,8 +120,8 @@ class Client:
                     return
 
     def _take(self, told: Told, block: bytes) -> None:
-        if block.startswith(b":"):
-            return
+        while block.startswith(b":"):  # a comment is a line before an event
+            _, _, block = block.partition(b"\n")
         head, _, data = block.partition(b"\ndata: ")
         number = int(head.removeprefix(b"id: "))
         if number != told.last_id + 1:

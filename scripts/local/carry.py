@@ -11,6 +11,7 @@ import argparse
 import importlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +66,19 @@ def main() -> int:
     return 0
 
 
-def with_code(document: dict[str, Any], address: str) -> None:
-    """Upload the packages and name them in every application's `runtime_env`."""
+def with_code(document: dict[str, Any], address: str, folders: Sequence[Path] | None = None) -> None:
+    """Upload packages (`folders`: other ones than those here) and name them in every application's `runtime_env`."""
     client = ServeSubmissionClient(address)
-    carried = {"py_modules": [_folder(name) for name in CARRIED], "excludes": EXCLUDED}
+    carried = {"py_modules": [str(path) for path in folders or map(_folder, CARRIED)], "excludes": EXCLUDED}
     client._upload_py_modules_if_needed(carried)
     for application in document["applications"]:
         application.setdefault("runtime_env", {})["py_modules"] = carried["py_modules"]
 
 
-def _folder(name: str) -> str:
+def _folder(name: str) -> Path:
     module = importlib.import_module(name)
     assert module.__file__ is not None
-    return str(Path(module.__file__).parent)
+    return Path(module.__file__).parent
 
 
 def wait_running(address: str, timeout_s: float) -> None:

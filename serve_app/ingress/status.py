@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from serve_app import __version__
 from serve_app.errors import Reason, RequestRefused
 from serve_app.ingress.runtime import Ingress
 from serve_app.telemetry import CONTENT_TYPE
@@ -34,7 +35,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/healthz", summary="This process runs")
     async def healthz() -> dict[str, Any]:
-        return {"status": "ok", "ingress": ingress.id}
+        return {"status": "ok", "ingress": ingress.id, "version": __version__}
 
     @router.get("/readyz", summary="A request sent now would be accepted and worked on")
     async def readyz() -> JSONResponse:

@@ -13,7 +13,9 @@ from serve_app.errors import Reason, error_body
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
-HEARTBEAT = b": waiting\n\n"
+HEARTBEAT = b": waiting\n"
+"""A comment, between two events. Without a blank line: after an event with an id OpenAI's SDK (3.52) takes that for an
+event, and fails on its empty data."""
 
 
 class EventNumberer:

@@ -60,7 +60,7 @@ def _event(block: str) -> Event | None:
 
 
 class Stream:
-    """A streamed answer, read block by block as it arrives; every block with the time of its arrival."""
+    """A streamed answer, read event by event as it arrives, comments in between; each with the time of its arrival."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -78,11 +78,18 @@ class Stream:
         rest = ""
         for chunk in self.response.iter_text():
             self.text += chunk
-            *whole, rest = (rest + chunk).split("\n\n")
-            for block in whole:
+            rest += chunk
+            while end := rest.find("\n" if rest.startswith(":") else "\n\n") + 1:
+                block, rest = rest[: end - 1], rest[end:].removeprefix("\n")
                 self.arrivals.append((time.monotonic(), block))
                 yield block
         assert rest == "", f"the stream ended inside of an event: {rest!r}"
+
+    def comments(self, count: int) -> list[tuple[float, str]]:
+        """The next `count` blocks, with their times; all of them must be comments."""
+        found = [block for block, _ in zip(self.blocks(), range(count), strict=False)]
+        assert [block[0] for block in found] == [":"] * count, found
+        return self.arrivals[-count:]
 
     def next_events(self, count: int) -> list[Event]:
         """The next `count` events."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -54,6 +57,25 @@ def test_the_sdk_over_a_reconnecting_transport_does_not_notice(simulated: Runnin
                 for pid in parts.pids(kind):
                     parts.kill(pid)
     assert text == simulated_text("Do not notice.", 240)
+
+
+def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running) -> None:
+    """Comments keep the connection alive, and are none of the SDK's business."""
+    parts = Parts(simulated.service)
+    arrivals_s, text = [], ""
+    mended = threading.Timer(4, lambda: [parts.send(pid, signal.SIGCONT) for pid in parts.pids("worker")])
+    for chunk in simulated.sdk.chat.completions.create(
+        model=simulated.model, messages=[{"role": "user", "content": "Wait."}], max_tokens=200, stream=True
+    ):
+        text += chunk.choices[0].delta.content or ""
+        arrivals_s.append(time.monotonic())
+        if len(arrivals_s) == 20:
+            for pid in parts.pids("worker"):
+                parts.send(pid, signal.SIGSTOP)
+            mended.start()
+    mended.join()
+    assert max(after - before for before, after in pairwise(arrivals_s)) > 3, "longer than a heartbeat (1 s)"
+    assert text == simulated_text("Wait.", 200)
 
 
 def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
