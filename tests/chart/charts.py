@@ -6,8 +6,9 @@ import copy
 import functools
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import helm_python
 import pytest
@@ -120,6 +121,15 @@ def needed(path: str) -> Path:
     """A file of `$HERMES_DATA`: absent, it is a failure in CI and a skip elsewhere."""
     file = DATA / path
     if not file.exists():
-        message = f"{file} is absent: scripts/fetch-data brings it (or set HERMES_DATA)"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+        _lacking(f"{file} is absent: scripts/fetch-data brings it (or set HERMES_DATA)")
     return file
+
+
+def program(name: str, package: str) -> str:
+    """Where a program is: absent, it is a failure in CI and a skip elsewhere."""
+    found = shutil.which(name)
+    return found or _lacking(f"{name} is absent (Debian has it in `{package}`)")
+
+
+def _lacking(message: str) -> NoReturn:
+    pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
