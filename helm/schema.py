@@ -63,6 +63,7 @@ SCHEDULING = closed(
     affinity=OPEN,
     topologySpreadConstraints=listed(OPEN),
     priorityClassName=NAME,
+    runtimeClassName=NAME,
 )
 POD = {"cpus": whole(1), "memory": MEMORY, "shmSize": MEMORY, "scheduling": SCHEDULING}
 
@@ -86,8 +87,10 @@ OURS: dict[str, Schema] = {
             gcsUsernameKey=KEY, gcsPasswordKey=KEY, cidrs=listed(CIDR), ports=listed(whole(1, 65535), minItems=1),
         ),
     ),
+    "rayAuth": closed(enabled=BOOL),
     "gcsFaultTolerance": closed(enabled=BOOL),
     "upgrade": closed(type=one_of("NewCluster", "None"), keepOldClusterSeconds=whole(0)),
+    "drainSeconds": whole(0),
     "head": closed(**POD),
     "ingressPods": closed(**POD, replicas=whole(1)),
     "engines": closed(**POD, gpus=whole(0, 16), gpuResource=text(r"^[-.a-z0-9]+/[-.a-z0-9]+$")),

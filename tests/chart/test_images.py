@@ -8,6 +8,7 @@ import re
 import pytest
 import yaml
 
+from serve_app import __version__
 from tests.chart.charts import CHART, NAMED, ROOT, documents, pod_templates
 
 FOLDER = ROOT / "cluster" / "docker"
@@ -66,6 +67,12 @@ def test_haproxy_starts_through_the_wrapper(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", IMAGES)
+def test_it_asks_for_no_gpus_by_itself(device: str) -> None:
+    # The device plugin says which ones a pod has; an image that says `all` is shown all where the runtime believes it.
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment(device)
+
+
+@pytest.mark.parametrize("device", IMAGES)
 def test_no_secret_goes_into_it(device: str) -> None:
     text = (FOLDER / f"{device}.Dockerfile").read_text()
     assert not re.search(r"(?i)(password|token|secret|api_key)\s*=", text)
@@ -80,5 +87,4 @@ def test_the_chart_names_the_ray_that_the_images_hold() -> None:
 
 def test_the_chart_and_the_project_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert chart["appVersion"] == version
+    assert chart["appVersion"] == __version__

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from tests.chart import crds, kinds
-from tests.chart.charts import EVERYTHING, NAMED, STAGES, Document, documents, merged, one, stage_values
+from tests.chart.charts import EVERYTHING, NAMED, STAGES, Document, documents, merged, one, pod_templates, stage_values
 
 VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 GATEWAY: Document = {
@@ -25,6 +25,7 @@ EXTERNAL: Document = {
         },
     },
 }
+TLS: Document = {"redis": {"external": {"caKey": "ca.pem", "gcsAddress": "rediss://redis.example.org:6379"}}}
 PAGES: Document = {
     "monitoring": {"podMonitors": True, "mode": "pods"},
     "settings": {"telemetry": {"process_port": 9200}},
@@ -68,6 +69,31 @@ def test_the_pods_that_kuberay_makes_are_valid_pods(stage: str) -> None:
     for template in templates:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
         assert kinds.errors(pod, "1.34") == []
+
+
+def test_whatever_says_where_pods_run_is_taken() -> None:
+    scheduling = {
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "topologySpreadConstraints": [],
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+    }
+    pods = {pod: {"scheduling": scheduling} for pod in ("head", "ingressPods", "engines")}
+    templates = pod_templates(documents(merged(NAMED, pods, {"redis": {"internal": {"scheduling": scheduling}}})))
+    for component in ("head", "ingress", "engine", "redis"):
+        spec = templates[component]["spec"]
+        assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("high", "nvidia")
+        assert (spec["nodeSelector"], spec["affinity"]) == (scheduling["nodeSelector"], scheduling["affinity"])
+        assert spec["tolerations"][:1] == scheduling["tolerations"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        assert kinds.errors(pod, "1.34") == []
+
+
+def test_images_are_pulled_with_the_secrets_that_are_named() -> None:
+    for component, template in pod_templates(documents(merged(NAMED, EVERYTHING))).items():
+        assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}], component
 
 
 def test_an_unknown_key_in_an_object_is_found() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
+import ray
 import yaml
+from ray._private import ray_constants
+from ray.dashboard import http_server_agent
 
-from tests.chart.charts import NAMED, STAGES, Document, documents, merged, one, stage_values
-from tests.chart.test_objects import EXTERNAL, VARIANTS
+from tests.chart.charts import NAMED, STAGES, Document, documents, merged, one, pod_templates, stage_values
+from tests.chart.test_objects import EXTERNAL, TLS, VARIANTS
 
 
 def spec_of(values: Document) -> Document:
@@ -23,7 +27,7 @@ def groups(values: Document) -> dict[str, Document]:
 
 
 def environment(template: Document) -> dict[str, str]:
-    return {item["name"]: item.get("value", "") for item in template["spec"]["containers"][0]["env"]}
+    return {item["name"]: item.get("value", "") for item in template["spec"]["containers"][0].get("env", [])}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -110,6 +114,95 @@ def test_ingresses_run_on_their_own_pods_and_not_where_an_engine_has_still_to_co
         if args["ingress"]["ray_resource"] in json.loads(shlex.split(group["rayStartParams"].get("resources", "{}"))[0])
     }
     assert holders == {"ingress"}
+
+
+def test_kuberay_and_the_autoscaler_can_read_what_an_ingress_pod_offers() -> None:
+    offered = groups(NAMED)["ingress"]["rayStartParams"]["resources"]
+    assert json.loads(offered.strip("'\"` ")) == {"ingress": 1}, "KubeRay's way"
+    assert json.loads(offered[1:-1].replace("\\", "")) == {"ingress": 1}, "the autoscaler's way"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ray_counts_no_gpu_that_a_pod_does_not_own(stage: str) -> None:
+    objects = documents(stage_values(stage))
+    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        owns = "nvidia.com/gpu" in group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert group["rayStartParams"].get("num-gpus") == (None if owns else "0")
+        assert environment(group["template"]).get("NVIDIA_VISIBLE_DEVICES") == (None if owns else "void")
+    assert environment(pod_templates(objects)["test"])["NVIDIA_VISIBLE_DEVICES"] == "void"
+    if "autoscalerOptions" in cluster:
+        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in cluster["autoscalerOptions"]["env"]
+
+
+def test_a_pod_that_ends_outlives_its_drain() -> None:
+    cluster = spec_of(merged(NAMED, {"drainSeconds": 90}))["rayClusterConfig"]
+    for group in cluster["workerGroupSpecs"]:
+        assert environment(group["template"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "90"
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] == 120
+    # It would wait for Serve's controller, which stays.
+    assert environment(cluster["headGroupSpec"]["template"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"
+
+
+def test_a_head_is_missed_soon_and_waited_for_long() -> None:
+    own = {"key": "gpu", "operator": "Exists"}
+    cluster = spec_of(merged(NAMED, {"head": {"scheduling": {"tolerations": [own]}}}))["rayClusterConfig"]
+    assert cluster["headGroupSpec"]["template"]["spec"]["tolerations"] == [
+        own,
+        *(
+            {"key": f"node.kubernetes.io/{sign}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+            for sign in ("unreachable", "not-ready")
+        ),
+    ]
+    assert environment(cluster["headGroupSpec"]["template"])["RAY_num_redis_request_retries"] == "120"
+    for group in cluster["workerGroupSpecs"]:
+        assert environment(group["template"])["RAY_gcs_rpc_server_reconnect_timeout_s"] == "3600"
+    alone = groups(merged(NAMED, {"gcsFaultTolerance": {"enabled": False}}))["engines"]
+    assert "RAY_gcs_rpc_server_reconnect_timeout_s" not in environment(alone["template"]), "it would wait for nobody"
+
+
+def test_the_variables_that_ray_reads_in_its_binaries_are_there() -> None:
+    binary = Path(ray.__file__).parent / "core" / "src" / "ray" / "gcs" / "gcs_server"
+    raylet = binary.parents[1] / "raylet" / "raylet"
+    for name, file in (
+        ("RAY_num_redis_request_retries", binary),
+        ("RAY_REDIS_CA_CERT", binary),
+        ("RAY_gcs_rpc_server_reconnect_timeout_s", raylet),
+    ):
+        assert name.encode() in file.read_bytes(), name
+    assert hasattr(ray_constants, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S")
+
+
+def test_the_gcs_trusts_the_same_certificates_as_the_service() -> None:
+    cluster = spec_of(merged(NAMED, EXTERNAL, TLS))["rayClusterConfig"]
+    head = cluster["headGroupSpec"]["template"]
+    file = yaml.safe_load(spec_of(merged(NAMED, EXTERNAL, TLS))["serveConfigV2"])["applications"][0]["args"]["redis"]
+    assert environment(head)["RAY_REDIS_CA_CERT"] == file["ca_file"]
+    assert "RAY_REDIS_CA_CERT" not in environment(
+        spec_of(merged(NAMED, EXTERNAL))["rayClusterConfig"]["headGroupSpec"]["template"]
+    )
+
+
+def test_the_hubs_token_is_held_by_engines_alone() -> None:
+    templates = pod_templates(documents(merged(NAMED, {"hub": {"access": True, "existingSecret": "hub"}})))
+    assert {name for name, pod in templates.items() if "HF_TOKEN" in environment(pod)} == {"engine"}
+
+
+def test_ray_asks_for_a_token_but_where_probes_knock() -> None:
+    cluster = spec_of(NAMED)["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert "authOptions" not in spec_of(merged(NAMED, {"rayAuth": {"enabled": False}}))["rayClusterConfig"]
+    servers = Path(ray.__file__).parent / "dashboard"
+    public = {
+        "agent": set(http_server_agent.PUBLIC_EXACT_PATHS),
+        "dashboard": set(re.findall(r'"(/[^"]*)",  # ', (servers / "http_server_head.py").read_text())),
+        "serve": {"/-/healthz"},  # HAProxy's, which knows no token
+    }
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        container = group["template"]["spec"]["containers"][0]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            get = container[probe]["httpGet"]
+            assert get["path"] in public[get["port"]]
 
 
 def test_haproxy_outlasts_the_longest_request() -> None:

@@ -115,21 +115,22 @@ def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(object
     secrets = {ref["name"] for ref in found(objects, "secretKeyRef")} | set(found(objects, "secretName"))
     secrets |= {ref["name"] for refs in found(objects, "imagePullSecrets") for ref in refs}
     assert secrets <= DECLARED
-    assert {("ConfigMap", source["name"]) for source in found(objects, "configMap")} <= ours
+    # Kubernetes puts the certificates of its API into every namespace.
+    ours_or_its = ours | {("ConfigMap", "kube-root-ca.crt")}
+    assert {("ConfigMap", source["name"]) for source in found(objects, "configMap")} <= ours_or_its
     assert {("ServiceAccount", name) for name in found(objects, "serviceAccountName")} <= ours
     claims = {("PersistentVolumeClaim", name) for name in found(objects, "claimName")}
     assert claims <= ours | {("PersistentVolumeClaim", "models")}
 
 
 def test_every_mount_has_its_volume_and_every_volume_a_mount(objects: list[Document]) -> None:
+    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
+    of_autoscaler = {mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])}
     for component, template in pod_templates(objects).items():
         volumes = {volume["name"] for volume in template["spec"]["volumes"]}
         volumes |= {"data"} if component == "redis" else set()  # from its claim template
         mounted = {mount["name"] for c in template["spec"]["containers"] for mount in c.get("volumeMounts", [])}
-        assert mounted == volumes, component
-    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
-    of_autoscaler = {mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])}
-    assert of_autoscaler <= {volume["name"] for volume in cluster["headGroupSpec"]["template"]["spec"]["volumes"]}
+        assert mounted | (of_autoscaler if component == "head" else set()) == volumes, component
 
 
 def test_every_container_that_stays_has_its_three_probes(objects: list[Document]) -> None:
@@ -151,7 +152,21 @@ def test_every_pod_and_container_is_locked_down(objects: list[Document]) -> None
         assert spec["securityContext"]["runAsNonRoot"] is True, component
         assert spec["securityContext"]["runAsUser"] > 0, component
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, component
-        assert spec["automountServiceAccountToken"] is (component == "head" and bool(options)), component
+        assert spec["automountServiceAccountToken"] is False, component
+
+
+def test_only_the_autoscaler_holds_a_token_for_the_kubernetes_api() -> None:
+    # Ray runs whatever it is sent: what its container holds, everybody holds who reaches it.
+    objects = documents(stage_values("multi-node"))
+    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
+    place = "/var/run/secrets/kubernetes.io/serviceaccount"
+    (token,) = [m["name"] for m in cluster["autoscalerOptions"]["volumeMounts"] if m["mountPath"] == place]
+    volumes = {v["name"]: v for v in cluster["headGroupSpec"]["template"]["spec"]["volumes"]}
+    sources = volumes[token]["projected"]["sources"]
+    assert set(found(sources, "path")) == {"token", "ca.crt", "namespace"}, "as Kubernetes mounts them"
+    for component, container in containers(objects):
+        assert token not in {mount["name"] for mount in container.get("volumeMounts", [])}, component
+    assert "serviceAccountToken" not in str(documents(stage_values("multi-gpu")))
 
 
 def test_every_container_says_what_it_takes(objects: list[Document]) -> None:
@@ -197,6 +212,8 @@ def test_a_disruption_leaves_all_pods_but_one() -> None:
     objects = documents(stage_values("multi-node"))
     assert one(objects, "PodDisruptionBudget", "hermes-ingress")["spec"]["minAvailable"] == 3
     assert one(objects, "PodDisruptionBudget", "hermes-engine")["spec"]["minAvailable"] == 1
+    for budget in (item for item in objects if item["kind"] == "PodDisruptionBudget"):
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     # One pod cannot lose one and leave one: a budget would only keep nodes from being drained.
     alone = documents(stage_values("cpu"))
     assert not [item for item in alone if item["kind"] == "PodDisruptionBudget"]

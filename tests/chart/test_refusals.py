@@ -6,8 +6,9 @@ import helm_python
 import pytest
 
 from tests.chart.charts import CHART, NAMED, Document, merged, stage_values
-from tests.chart.test_objects import EXTERNAL
+from tests.chart.test_objects import EXTERNAL, TLS
 
+EMPTY = {"create": True, "existingClaim": "", "readOnly": False}
 ROUTE = {"enabled": True, "hosts": ["a.example.org"], "parentRefs": [{"name": "public"}]}
 
 # Every row: the changes, and a part of the sentence.
@@ -43,6 +44,29 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         },
         "redis.internal.exporter.enabled needs redis.internal",
     ),
+    "a port that the network policy stops": (
+        merged(EXTERNAL, {"redis": {"external": {"gcsAddress": "redis.example.org:6380"}}}),
+        "has the port 6380, which is not among redis.external.ports",
+    ),
+    "certificates for a GCS without TLS": (
+        merged(EXTERNAL, {"redis": {"external": {"caKey": "ca.pem"}}}),
+        "redis.external.gcsAddress (redis.example.org:6379) is not rediss://host:port",
+    ),
+    "the journal among Ray's keys": ({"settings": {"namespace": "RAYS"}}, "what begins with RAY in Redis is Ray's own"),
+    "ranks by vLLM's own argument": (
+        {"settings": {"engine": {"args": {"tensor-parallel-size": 2}}}},
+        "settings.engine.args.tensor-parallel-size is what settings.workers.tensor_parallel_size says",
+    ),
+    "another name for the model": (
+        {"settings": {"engine": {"args": {"served_model_name": "x"}}}},
+        "is what settings.model.name says",
+    ),
+    "more at once than the service knows": (
+        {"settings": {"engine": {"args": {"max_num_seqs": 1}}}},
+        "is what settings.workers.max_running_requests says",
+    ),
+    "Serve's own proxy": ({"env": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}}, "env.RAY_SERVE_ENABLE_HA_PROXY is not '1'"),
+    "another token for Ray": ({"env": {"RAY_AUTH_TOKEN": "x"}}, "env.RAY_AUTH_TOKEN is set by the chart or by KubeRay"),
     "a secret in the environment": ({"env": {"HF_TOKEN": "hf_x"}}, "env.HF_TOKEN is set by the chart"),
     "traces that the network stops": (
         {"settings": {"telemetry": {"traces_endpoint": "http://otel:4318/v1/traces"}}},
@@ -72,13 +96,21 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         "no engine fits into a pod",
     ),
     "ingresses without room": ({"settings": {"ingress": {"replicas": 8}}}, "8 ingresses with 1 CPUs each"),
+    "ingresses without a pod": (
+        {"settings": {"ingress": {"replicas": 3, "max_replicas_per_node": 1}}, "ingressPods": {"cpus": 4}},
+        "3 ingresses (settings.ingress.replicas), 1 to a pod at most (max_replicas_per_node), do not fit into 2 pods",
+    ),
     "a deadline above the longest": (
         {"settings": {"ingress": {"request_timeout_s": 7200}}},
         "request_timeout_s (7200) is above max_request_timeout_s (3600)",
     ),
     "a Redis fuller than its memory": (
-        {"redis": {"internal": {"maxmemory": "8gb"}}},
-        "redis.internal.maxmemory (8gb) is not below redis.internal.memory (8Gi)",
+        {"redis": {"internal": {"maxmemory": "6gb"}}},
+        "redis.internal.maxmemory (6gb) is above 70 % of redis.internal.memory (8Gi)",
+    ),
+    "a Redis fuller than its disk": (
+        {"redis": {"internal": {"persistence": {"size": "7Gi"}}}},
+        "redis.internal.maxmemory (4gb) is above half of redis.internal.persistence.size (7Gi)",
     ),
     "no model": ({"settings": {"model": {"source": ""}}}, "settings.model.name and settings.model.source are needed"),
     "two volumes": ({"weights": {"create": True}}, "weights.create and weights.existingClaim are both set"),
@@ -91,20 +123,48 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
     "one volume for many nodes": (
         {
             "settings": {"workers": {"replicas": 2}},
-            "weights": {"create": True, "existingClaim": "", "accessModes": ["ReadWriteOnce"]},
+            "weights": {**EMPTY, "accessModes": ["ReadWriteOnce"]},
         },
         "weights.accessModes has no ReadWriteMany, but up to 2 engine pods",
+    ),
+    "one volume for two clusters": (
+        {"weights": {**EMPTY, "accessModes": ["ReadWriteOnce"]}},
+        "weights.accessModes has no ReadWriteMany, but a second Ray cluster",
+    ),
+    "an empty volume that stays empty": ({"weights": {**EMPTY, "readOnly": True}}, "weights.readOnly lets nobody fill"),
+    "a volume that nobody may write": (
+        {"weights": {**EMPTY, "accessModes": ["ReadOnlyMany"]}},
+        "weights.accessModes has neither ReadWriteMany nor ReadWriteOnce",
+    ),
+    "a hub id beside a path": (
+        {"settings": {"model": {"source": "org/model"}}},
+        "settings.model.source (org/model) is a hub id, but hub.access is false: name a path",
     ),
     "two doors": ({"ingress": {"enabled": True, "host": "a.b"}, "httpRoute": ROUTE}, "are both true: choose one"),
     "a door without a name": ({"ingress": {"enabled": True}}, "ingress.host is empty"),
     "a route without a name": ({"httpRoute": {**ROUTE, "hosts": []}}, "httpRoute.hosts is empty"),
     "a route without a gateway": ({"httpRoute": {**ROUTE, "parentRefs": []}}, "httpRoute.parentRefs is empty"),
     "a door that the network policy shuts": ({"httpRoute": ROUTE}, "networkPolicy.servingFrom is empty"),
+    "an autoscaler that the network policy shuts in": (
+        {
+            "settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}},
+            "networkPolicy": {"apiServerCidrs": []},
+        },
+        "networkPolicy.apiServerCidrs is empty",
+    ),
+    "a hub that the network policy shuts out": (
+        {"hub": {"access": True}, "networkPolicy": {"hubCidrs": []}},
+        "networkPolicy.hubCidrs is empty",
+    ),
     "pages without a port": (
         {"monitoring": {"podMonitors": True, "mode": "pods"}},
         "needs settings.telemetry.process_port",
     ),
     "pages on Ray's ports": ({"settings": {"telemetry": {"process_port": 7990}}}, "meet port 8000 of Ray or HAProxy"),
+    "pages below Ray's workers": ({"settings": {"telemetry": {"process_port": 9950}}}, "meet port 10001"),
+    "pages among Ray's workers": ({"settings": {"telemetry": {"process_port": 19999}}}, "meet ports 10002 to 19999"),
+    "pages below Serve's replicas": ({"settings": {"telemetry": {"process_port": 29937}}}, "meet ports 30000 to 31000"),
+    "pages among Serve's replicas": ({"settings": {"telemetry": {"process_port": 31000}}}, "meet ports 30000 to 31000"),
 }
 
 # Every row: the changes, and where the schema finds them.
@@ -146,6 +206,32 @@ def test_a_combination_that_cannot_work_is_refused(changes: Document, sentence: 
 @pytest.mark.parametrize(("changes", "sentence"), SHAPES.values(), ids=SHAPES)
 def test_a_value_of_the_wrong_shape_is_refused_where_it_stands(changes: Document, sentence: str) -> None:
     assert sentence in refusal(merged(NAMED, changes))
+
+
+# Near what is refused, and right.
+ALLOWED: dict[str, Document] = {
+    "TLS to Redis": merged(EXTERNAL, TLS),
+    "another port": merged(EXTERNAL, {"redis": {"external": {"gcsAddress": "r:6380", "ports": [6379, 6380]}}}),
+    "no GCS there": merged(
+        EXTERNAL, {"redis": {"external": {"gcsAddress": "", "caKey": "ca"}}, "gcsFaultTolerance": {"enabled": False}}
+    ),
+    "the hub's files on a volume": {"settings": {"model": {"source": "a/b"}}, "env": {"HF_HOME": "/models/hub"}},
+    "one volume for one cluster": {
+        "weights": {**EMPTY, "accessModes": ["ReadWriteOnce"]},
+        "upgrade": {"type": "None"},
+    },
+    "pages between the ranges": {"settings": {"telemetry": {"process_port": 20000}}},
+    "pages before the replicas": {"settings": {"telemetry": {"process_port": 29936}}},
+    "a Redis at its bounds": {
+        "redis": {"internal": {"maxmemory": "7gb", "memory": "10Gi", "persistence": {"size": "1Ti"}}},
+    },
+    "vLLM's other arguments": {"settings": {"engine": {"args": {"max-model-len": 8192}}}},
+}
+
+
+@pytest.mark.parametrize("changes", ALLOWED.values(), ids=ALLOWED)
+def test_what_works_is_taken(changes: Document) -> None:
+    assert refusal(merged(NAMED, changes)) == ""
 
 
 def test_no_model_is_refused() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from serve_app.settings import Settings, load_settings
 from tests.chart.charts import NAMED, ROOT, STAGES, Document, Loader, documents, merged, one, stage_values
-from tests.chart.test_objects import EXTERNAL
+from tests.chart.test_objects import EXTERNAL, TLS
 
 
 def config(values: Document) -> Document:
@@ -67,7 +67,7 @@ def test_keys_are_asked_for_unless_they_are_switched_off() -> None:
 
 
 def test_the_files_that_the_settings_name_are_mounted() -> None:
-    values = merged(NAMED, EXTERNAL, {"redis": {"external": {"caKey": "ca.pem"}}})
+    values = merged(NAMED, EXTERNAL, TLS)
     settings = settings_of(values)
     cluster = one(documents(values), "RayService")["spec"]["rayClusterConfig"]
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
@@ -78,10 +78,9 @@ def test_the_files_that_the_settings_name_are_mounted() -> None:
             for volume in spec["volumes"]
             for item in volume.get("secret", {}).get("items", [])
         }
-        assert files == {
-            settings.auth.keys_file: ("hermes-keys", "keys"),
-            settings.redis.ca_file: ("redis-url", "ca.pem"),
-        }
+        # Ingresses alone ask for keys.
+        keys = {settings.auth.keys_file: ("hermes-keys", "keys")} if group.get("groupName") == "ingress" else {}
+        assert files == {settings.redis.ca_file: ("redis-url", "ca.pem"), **keys}
 
 
 def test_the_charts_defaults_are_the_services() -> None:

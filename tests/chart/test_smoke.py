@@ -100,7 +100,13 @@ def test_the_pod_gets_what_the_script_asks_for() -> None:
     pod = one(documents(NAMED), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     variables = {item["name"]: item for item in pod["spec"]["containers"][0]["env"]}
-    assert set(variables) == {"HERMES_URL", "HERMES_API_KEY", "HERMES_MODEL", "HERMES_TEST_SECONDS"}
+    assert set(variables) == {
+        "HERMES_URL",
+        "HERMES_API_KEY",
+        "HERMES_MODEL",
+        "HERMES_TEST_SECONDS",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
     assert variables["HERMES_URL"]["value"] == "http://hermes-serve-svc:8000"
     assert variables["HERMES_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "hermes-keys", "key": "test-key"}
     script = one(documents(NAMED), "ConfigMap", "hermes-test")["data"]["smoke.py"]

@@ -1,6 +1,13 @@
-{{/* The head: Ray's GCS, its dashboard, Serve's controller. With autoscaling it asks the Kubernetes API for pods. */}}
+{{/* The head: Ray's GCS, its dashboard, Serve's controller. With autoscaling KubeRay puts the autoscaler beside it,
+     and the token for the Kubernetes API is mounted there alone: Ray runs whatever code it is sent. */}}
 {{- define "hermes.headTemplate" -}}
 {{- $pod := dict "root" . "component" "head" "group" .Values.head -}}
+{{- $scheduling := deepCopy .Values.head.scheduling -}}
+{{- /* There is one head: Kubernetes would leave it on a dead node for five minutes. */}}
+{{- range list "unreachable" "not-ready" }}
+{{- $toleration := dict "key" (print "node.kubernetes.io/" .) "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30 }}
+{{- $_ := set $scheduling "tolerations" (append ($scheduling.tolerations | default list) $toleration) }}
+{{- end -}}
 metadata:
   labels:
     {{- include "hermes.component" (list . "head") | nindent 4 }}
@@ -10,18 +17,18 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ .Release.Name }}-head
-  automountServiceAccountToken: {{ not (empty .Values.settings.workers.autoscaling) }}
+  automountServiceAccountToken: false
   enableServiceLinks: false
   {{- include "hermes.pullSecrets" . | nindent 2 }}
   {{- include "hermes.podSecurity" 10001 | nindent 2 }}
-  {{- include "hermes.scheduling" .Values.head.scheduling | nindent 2 }}
+  {{- include "hermes.scheduling" $scheduling | nindent 2 }}
   containers:
     - name: ray-head
       image: {{ include "hermes.rayImage" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       {{- include "hermes.containerSecurity" . | nindent 6 }}
       env:
-        {{- include "hermes.rayEnvironment" . | nindent 8 }}
+        {{- include "hermes.rayEnvironment" $pod | nindent 8 }}
       ports: # KubeRay makes Services of them, by these names
         - name: gcs-server
           containerPort: 6379
@@ -48,4 +55,22 @@ spec:
         {{- include "hermes.rayMounts" $pod | nindent 8 }}
   volumes:
     {{- include "hermes.rayVolumes" $pod | nindent 4 }}
+    {{- if .Values.settings.workers.autoscaling }}
+    - name: kubernetes-api # what Kubernetes itself would mount into every container
+      projected:
+        sources:
+          - serviceAccountToken:
+              path: token
+              expirationSeconds: 3607
+          - configMap:
+              name: kube-root-ca.crt
+              items:
+                - key: ca.crt
+                  path: ca.crt
+          - downwardAPI:
+              items:
+                - path: namespace
+                  fieldRef:
+                    fieldPath: metadata.namespace
+    {{- end }}
 {{- end }}

@@ -46,7 +46,32 @@ HF_HOME: {{ include "hermes.hubHome" . }}
 HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
 {{- end }}
 
+{{/* What differs from pod to pod. */}}
+{{- define "hermes.ownEnvironment" -}}
+{{- $ := .root -}}
+{{- if eq .component "head" }}
+RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: "0" # no replica runs here, and Serve's controller never leaves
+# At most a second each: Ray's GCS dies after five of its own, sooner than Redis has started again.
+RAY_num_redis_request_retries: "120"
+{{- if include "hermes.redisCa" $ }}
+RAY_REDIS_CA_CERT: /etc/hermes/redis/ca.crt
+{{- end }}
+{{- else }}
+RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ $.Values.drainSeconds | quote }}
+{{- if $.Values.gcsFaultTolerance.enabled }}
+# A head whose machine has died may be long in coming back.
+RAY_gcs_rpc_server_reconnect_timeout_s: "3600"
+{{- end }}
+{{- end }}
+{{- if not .gpus }}
+NVIDIA_VISIBLE_DEVICES: void # Ray counts every GPU it sees, and some runtimes show all of a node
+{{- end }}
+{{- end }}
+
 {{- define "hermes.rayEnvironment" -}}
+{{- $own := include "hermes.ownEnvironment" . | fromYaml -}}
+{{- $component := .component -}}
+{{- with .root -}}
 {{- if .Values.redis.internal.enabled }}
 - name: HERMES_REDIS_PASSWORD
   valueFrom:
@@ -62,20 +87,21 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
       name: {{ .Values.redis.external.existingSecret }}
       key: {{ .Values.redis.external.urlKey }}
 {{- end }}
-{{- if .Values.hub.existingSecret }}
+{{- if and (eq $component "engine") .Values.hub.existingSecret }}
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
       name: {{ .Values.hub.existingSecret }}
       key: {{ .Values.hub.tokenKey }}
 {{- end }}
-{{- range $name, $value := merge (deepCopy .Values.env) (include "hermes.fixedEnvironment" . | fromYaml) }}
+{{- range $name, $value := merge (deepCopy .Values.env) $own (include "hermes.fixedEnvironment" . | fromYaml) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
+{{- end }}
 
-{{/* The root file system is read-only; all that is written goes here. Only engines read weights. */}}
+{{/* The root file system is read-only; all that is written goes here. Only engines read weights, only ingresses keys. */}}
 {{- define "hermes.rayMounts" -}}
 {{- $ := .root -}}
 - name: tmp
@@ -86,7 +112,7 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
   mountPath: /run/haproxy
 - name: shm
   mountPath: /dev/shm
-{{- if $.Values.auth.enabled }}
+{{- if and (eq .component "ingress") $.Values.auth.enabled }}
 - name: keys
   mountPath: /etc/hermes/keys
   readOnly: true
@@ -115,7 +141,7 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
   emptyDir:
     medium: Memory
     sizeLimit: {{ .group.shmSize }}
-{{- if $.Values.auth.enabled }}
+{{- if and (eq .component "ingress") $.Values.auth.enabled }}
 - name: keys
   secret:
     secretName: {{ $.Values.auth.existingSecret }}
@@ -165,21 +191,23 @@ livenessProbe:
 {{- end }}
 
 {{/* The one container of a worker pod, with what is around it:
-     (dict "root" $ "component" "engine" "group" .Values.engines "gpus" 1 "pages" 1) */}}
+     (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1 "pages" 1) */}}
 {{- define "hermes.workerTemplate" -}}
 {{- $ := .root -}}
 metadata:
   labels:
     {{- include "hermes.component" (list $ .component) | nindent 4 }}
-  {{- with $.Values.podAnnotations }}
   annotations:
+    # KubeRay starts a new cluster for what stands in a pod, and never for a count alone.
+    hermes-serve/pods: {{ .pods | quote }}
+    {{- with $.Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- end }}
 spec:
   serviceAccountName: {{ $.Release.Name }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  terminationGracePeriodSeconds: 60
+  terminationGracePeriodSeconds: {{ add $.Values.drainSeconds 30 }}
   {{- include "hermes.pullSecrets" $ | nindent 2 }}
   {{- include "hermes.podSecurity" 10001 | nindent 2 }}
   {{- include "hermes.scheduling" .group.scheduling | nindent 2 }}
@@ -189,7 +217,7 @@ spec:
       imagePullPolicy: {{ $.Values.image.pullPolicy }}
       {{- include "hermes.containerSecurity" $ | nindent 6 }}
       env:
-        {{- include "hermes.rayEnvironment" $ | nindent 8 }}
+        {{- include "hermes.rayEnvironment" . | nindent 8 }}
       ports:
         - name: serve
           containerPort: 8000

@@ -38,7 +38,10 @@
 {{/* A Kubernetes quantity or one of Redis's ("4gb", "8Gi") in MiB. */}}
 {{- define "hermes.mebibytes" -}}
 {{- $number := regexFind "^[0-9]+" . | int64 -}}
-{{- if regexMatch "(?i)g" . -}}{{ mul $number 1024 }}{{- else -}}{{ $number }}{{- end -}}
+{{- if hasSuffix "Ti" . -}}{{ mul $number 1048576 }}
+{{- else if regexMatch "(?i)g" . -}}{{ mul $number 1024 }}
+{{- else -}}{{ $number }}
+{{- end -}}
 {{- end }}
 
 {{- define "hermes.ingressesPerPod" -}}

@@ -1,0 +1,80 @@
+"""What a `helm upgrade` replaces: pods that must be others, and nothing besides."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import helm_python
+import pytest
+import yaml
+
+from tests.chart.charts import CHART, NAMED, Document, documents, merged, one, stage_values
+
+SCALING = {"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 4}}}}
+
+
+def seen_by_kuberay(values: Document) -> Document:
+    """The cluster as KubeRay compares it: it leaves the counts out, since the autoscaler changes them."""
+    cluster = copy.deepcopy(one(documents(values), "RayService")["spec"]["rayClusterConfig"])
+    for group in cluster["workerGroupSpecs"]:
+        for count in ("replicas", "minReplicas", "maxReplicas"):
+            del group[count]
+    return dict(cluster)
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ({}, {"settings": {"workers": {"replicas": 2}}}),
+        (SCALING, {"settings": {"workers": {"autoscaling": {"max_replicas": 8}}}}),
+        (SCALING, {"settings": {"workers": {"autoscaling": {"min_replicas": 2}}}}),
+        ({}, {"ingressPods": {"replicas": 3}}),
+        ({}, {"settings": {"ingress": {"max_request_timeout_s": 7200}}}),
+        ({}, {"image": {"tag": "0.2.0"}}),
+    ],
+    ids=str,
+)
+def test_other_pods_are_another_cluster(before: Document, change: Document) -> None:
+    values = merged(NAMED, before)
+    assert seen_by_kuberay(values) != seen_by_kuberay(merged(values, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": {"ingress": {"request_timeout_s": 60}}},
+        {"settings": {"model": {"name": "other"}}},
+        {"settings": {"engine": {"args": {"max_model_len": 8192}}}},
+        {"settings": {"workers": {"max_running_requests": 32}}},
+    ],
+    ids=str,
+)
+def test_settings_that_change_no_pod_are_taken_up_where_they_are(change: Document) -> None:
+    assert seen_by_kuberay(NAMED) == seen_by_kuberay(merged(NAMED, change))
+
+
+def test_another_version_of_the_chart_alone_restarts_nothing(tmp_path: Path) -> None:
+    values = merged(NAMED, {"image": {"tag": "0.1.0"}})
+    folder = Path(shutil.copytree(CHART, tmp_path / "hermes-serve"))
+    about = yaml.safe_load((folder / "Chart.yaml").read_text())
+    (folder / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "9.9.9", "appVersion": "9.9.9"}))
+    chart = helm_python.Chart.load(str(folder))
+    rendered = chart.render(json.loads(json.dumps(values)), name="hermes", namespace="prod")
+    texts = [text for path, text in rendered.items() if not path.endswith("NOTES.txt")]
+    after = [item for text in texts for item in yaml.safe_load_all(text) if item]
+    before = documents(values)
+    assert one(after, "ConfigMap", "hermes-redis")["metadata"] != one(before, "ConfigMap", "hermes-redis")["metadata"]
+    for kind, key in (("StatefulSet", "template"), ("RayService", "rayClusterConfig")):
+        assert one(after, kind)["spec"][key] == one(before, kind)["spec"][key]
+
+
+def test_a_release_may_move_from_one_gpu_stage_to_the_next() -> None:
+    # Kubernetes lets nobody change these fields of a StatefulSet.
+    def fixed(stage: str) -> Document:
+        spec = one(documents(stage_values(stage)), "StatefulSet")["spec"]
+        return {key: value for key, value in spec.items() if key not in ("replicas", "template")}
+
+    assert fixed("single-gpu") == fixed("multi-gpu") == fixed("multi-node")
