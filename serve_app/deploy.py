@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve._private import http_util
@@ -84,7 +85,9 @@ class Ingress:
                 last_line = (str(error).splitlines() or [""])[-1]
                 raise WorkerLost(f"{type(error).__name__}: {last_line}") from error
 
-        self._runtime = IngressRuntime(load_settings(args), _replica_id(), call, of_process.fleet)
+        # Begins with the time at which the cluster was started, and outlives its head where Ray's state does.
+        cluster = ray.get_runtime_context().get_session_name()
+        self._runtime = IngressRuntime(load_settings(args), _replica_id(), cluster, call, of_process.fleet)
         await self._runtime.start()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -113,6 +116,7 @@ def build(args: dict[str, Any]) -> Application:
         num_replicas=settings.ingress.replicas,
         max_replicas_per_node=settings.ingress.max_replicas_per_node,
         max_ongoing_requests=settings.ingress.max_connections,
+        graceful_shutdown_timeout_s=settings.ingress.graceful_shutdown_timeout_s,
         ray_actor_options={
             "num_cpus": settings.ingress.cpus_per_replica,
             "resources": {settings.ingress.ray_resource: _A_LITTLE} if settings.ingress.ray_resource else {},

@@ -24,10 +24,12 @@ _TAKE_OVER_S = 0.5
 class Dispatcher:
     """Takes work from the queue when an engine has room, and stays with it until it has ended."""
 
-    def __init__(self, queue: RequestQueue, carrier: Carrier, fleet: Fleet) -> None:
+    def __init__(self, queue: RequestQueue, carrier: Carrier, fleet: Fleet, cluster: str) -> None:
         self._queue = queue
         self._carrier = carrier
         self._fleet = fleet
+        self._cluster = cluster
+        self._superseded = False
         self._carried: dict[asyncio.Task[None], QueueEntry] = {}
         self._room_changed = asyncio.Event()
         self._members = Members()
@@ -54,11 +56,20 @@ class Dispatcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def on_members(self, members: Members) -> None:
-        """The room of the engines is divided among the living ingresses."""
+        """The room of this Ray cluster's engines is divided among its living ingresses.
+
+        Once a younger cluster is whole it gets all that is not yet claimed: what this one were still to begin would be
+        cut off with it, and a new version asked for would be answered by the old.
+        """
         self._members = members
         self._fleet.forgive(time.monotonic())
         self._fleet.leased([name for name, _ in members.workers] if members.trusted else None)
-        self._window = math.ceil(sum(self._fleet.mine(members.workers).values()) / max(1, len(members.ingresses)))
+        room, ingresses = sum(self._fleet.mine(members.workers).values()), members.ingresses_of(self._cluster)
+        superseded = members.superseded(self._cluster)
+        if superseded != self._superseded:
+            log.info("dispatcher: %s", "a younger Ray cluster takes what comes" if superseded else "claiming again")
+        self._superseded = superseded
+        self._window = 0 if superseded else math.ceil(room / max(1, ingresses))
         self._room_changed.set()
 
     async def _run(self) -> None:
@@ -84,11 +95,11 @@ class Dispatcher:
         outage = Outage(log, "dispatcher: cannot take over")
         while True:
             await asyncio.sleep(_TAKE_OVER_S)
-            if not self._members.trusted:
+            if not self._members.trusted or self._superseded:
                 continue
             try:
                 carried = {entry.entry_id for entry in self._carried.values()}
-                taken = await self._queue.take_over(self._members.ingresses, carried)
+                taken = await self._queue.take_over(self._members.names, carried)
             except JournalUnavailable as error:
                 outage.failed(error)
                 continue

@@ -1,7 +1,11 @@
 """Who is alive, and how much room there is: leases in Redis, renewed every second.
 
-Keys: sorted sets `{ns}:ingresses` (member: ingress id) and `{ns}:workers` (member: `<replica>|<capacity>`);
-the score is the time in milliseconds, by Redis's clock, at which the lease ends: nodes' clocks may differ.
+Keys: sorted sets `{ns}:ingresses` (member: `<ingress id>|<Ray cluster>|<whole: 1 or 0>`) and `{ns}:workers` (member:
+`<replica>|<capacity>`); the score is the time in milliseconds, by Redis's clock, at which the lease ends: nodes' clocks
+may differ.
+
+In an upgrade without downtime two Ray clusters share the namespace. Clusters are named so that a younger one sorts
+behind an older one; once a younger one is whole, the older claims nothing more and ends what it has.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from redis.asyncio import Redis
 
@@ -25,14 +30,35 @@ LEASE_MS = 3_000
 _QUICK_S = 0.5
 
 
+class IngressLease(NamedTuple):
+    """An ingress. `whole`: it sees every replica that its Ray cluster is to have."""
+
+    name: str
+    cluster: str = ""
+    whole: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """A look at the leases."""
 
-    ingresses: tuple[str, ...] = ()
+    ingresses: tuple[IngressLease, ...] = ()
     workers: tuple[tuple[str, int], ...] = ()
     trusted: bool = False
     """Whether who is missing is dead: a Redis that was away or slow has kept leases from being renewed, too."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all ingresses."""
+        return tuple(ingress.name for ingress in self.ingresses)
+
+    def ingresses_of(self, cluster: str) -> int:
+        """How many ingresses a Ray cluster has."""
+        return len({ingress.name for ingress in self.ingresses if ingress.cluster == cluster})
+
+    def superseded(self, cluster: str) -> bool:
+        """Whether a younger Ray cluster is there in full."""
+        return any(ingress.whole and ingress.cluster > cluster for ingress in self.ingresses)
 
 
 class Membership:
@@ -44,7 +70,9 @@ class Membership:
         self._workers = f"{namespace}:workers"
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._mine: tuple[str, str] | None = None
+        self._key = ""
+        self._member: Callable[[], str] = str
+        self._held = ""
         self.members = Members()
         self.reachable = False
         self._clock_ms: float | None = None
@@ -52,16 +80,16 @@ class Membership:
         self._looks_quick_since_s = math.inf
         self._looked_s = -math.inf
 
-    async def join_as_ingress(self, ingress_id: str) -> None:
-        """Take and keep the lease of an ingress."""
-        await self._join(self._ingresses, ingress_id)
+    async def join_as_ingress(self, ingress_id: str, cluster: str, whole: Callable[[], bool]) -> None:
+        """Take and keep the lease of an ingress; `whole` is asked at every renewal."""
+        await self._join(self._ingresses, lambda: f"{ingress_id}|{cluster}|{int(whole())}")
 
     async def join_as_worker(self, replica: str, capacity: int) -> None:
         """Take and keep the lease of a worker."""
-        await self._join(self._workers, f"{replica}|{capacity}")
+        await self._join(self._workers, lambda: f"{replica}|{capacity}")
 
-    async def _join(self, key: str, member: str) -> None:
-        self._mine = (key, member)
+    async def _join(self, key: str, member: Callable[[], str]) -> None:
+        self._key, self._member = key, member
         await self._renew()
         self._task = asyncio.create_task(self._keep(), name="membership")
 
@@ -70,10 +98,9 @@ class Membership:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._mine is not None:
-            key, member = self._mine
+        if self._held:
             try:
-                await reaching(lambda: self._redis.zrem(key, member))
+                await reaching(lambda: self._redis.zrem(self._key, self._held))
             except JournalUnavailable as error:
                 log.warning("membership: lease not given back, it will expire: %s", error)
 
@@ -83,15 +110,16 @@ class Membership:
             await self._renew()
 
     async def _renew(self) -> None:
-        assert self._mine is not None
-        key, member = self._mine
         began_s = time.monotonic()
+        before, self._held = self._held, self._member()
         try:
             now_ms = await self._redis_ms()
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.time()
-            pipeline.zadd(key, {member: now_ms + LEASE_MS})
-            pipeline.zremrangebyscore(key, "-inf", now_ms)
+            pipeline.zadd(self._key, {self._held: now_ms + LEASE_MS})
+            if before not in ("", self._held):
+                pipeline.zrem(self._key, before)
+            pipeline.zremrangebyscore(self._key, "-inf", now_ms)
             pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
             pipeline.zrangebyscore(self._workers, now_ms, "+inf")
             clock, *_, ingresses, workers = await reaching(lambda: pipeline.execute())
@@ -107,7 +135,7 @@ class Membership:
         trusted = self._quick(began_s)
         self._tell(
             Members(
-                tuple(sorted(name.decode() for name in ingresses)),
+                tuple(_ingress(member) for member in sorted(ingresses)),
                 tuple(_worker(member) for member in sorted(workers)),
                 trusted,
             )
@@ -139,6 +167,11 @@ class Membership:
         self.members = members
         if self._on_change is not None:
             self._on_change(members)
+
+
+def _ingress(member: bytes) -> IngressLease:
+    name, cluster, whole, *_ = [*member.decode().split("|"), "", ""]
+    return IngressLease(name, cluster, whole == "1")
 
 
 def _worker(member: bytes) -> tuple[str, int]:

@@ -129,6 +129,9 @@ class IngressSettings(Section):
     max_header_bytes: int = Field(12 * 1024, ge=1024, le=15 * 1024, description="HAProxy's own limit is 16 KiB")
     heartbeat_s: float = Field(10.0, gt=0, description="an SSE comment this often while a stream waits")
     disconnect_grace_s: float = Field(5.0, ge=0, description="for a client to come back before it is cancelled")
+    graceful_shutdown_timeout_s: float = Field(
+        600.0, ge=0, description="for the streams of a leaving ingress to end, before their connections break"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="deadline of a request that names none")
     max_request_timeout_s: float = Field(3600.0, gt=0, description="the most x-request-timeout-seconds can ask for")
 

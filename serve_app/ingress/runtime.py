@@ -34,12 +34,13 @@ _DEPTHS_S = 0.5
 
 
 class Ingress:
-    """Everything that one ingress replica holds."""
+    """Everything that one ingress replica holds. `cluster`: the name of its Ray cluster, see `Membership`."""
 
-    def __init__(self, settings: Settings, ingress_id: str, execute: Execute, fleet: Fleet) -> None:
+    def __init__(self, settings: Settings, ingress_id: str, cluster: str, execute: Execute, fleet: Fleet) -> None:
         configure_logging(settings.telemetry, ingress_id)
         self.settings = settings
         self.id = ingress_id
+        self._cluster = cluster
         self.telemetry = Telemetry()
         self.tracing = Tracing(settings.telemetry, "hermes-ingress", ingress_id)
         self.keys = Keys(settings.auth)
@@ -64,7 +65,7 @@ class Ingress:
             self.tracing,
             settings.queue.poison_after,
         )
-        self.dispatcher = Dispatcher(self.queue, carrier, fleet)
+        self.dispatcher = Dispatcher(self.queue, carrier, fleet, cluster)
         self.membership = Membership(self.redis, settings.namespace, self._on_members)
         self._snapshots = Snapshots(
             self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s
@@ -76,7 +77,7 @@ class Ingress:
         await self.hub.start()
         await self.departures.start()
         await self.dispatcher.start()
-        await self.membership.join_as_ingress(self.id)
+        await self.membership.join_as_ingress(self.id, self._cluster, self._whole)
         await self._snapshots.start()
         self._depths_task = asyncio.create_task(self._watch_depths(), name="queue-depths")
         if self.settings.telemetry.process_port:
@@ -109,6 +110,14 @@ class Ingress:
                 log.debug("queue depths unknown: %s", error)
             await asyncio.sleep(_DEPTHS_S)
 
+    def _whole(self) -> bool:
+        """Whether all replicas are there that this Ray cluster is to have."""
+        members, wanted = self.membership.members, self.settings
+        return (
+            len(self._fleet.mine(members.workers)) >= wanted.workers.wanted
+            and members.ingresses_of(self._cluster) >= wanted.ingress.replicas
+        )
+
     async def readiness(self) -> tuple[bool, Mapping[str, object]]:
         """Whether a request sent now would be accepted and worked on, and why not."""
         members = self.membership.members
@@ -124,14 +133,14 @@ class Ingress:
             "problem": problem,
             "workers": workers,
             "workers_wanted": self.settings.workers.wanted,
-            "ingresses": len(members.ingresses),
+            "ingresses": members.ingresses_of(self._cluster),
             "ingresses_wanted": self.settings.ingress.replicas,
         }
 
     async def metrics_page(self) -> bytes:
         """The application's metrics: one page, each sample labelled with its replica."""
         members = self.membership.members
-        pages = await self._snapshots.pages([*members.ingresses, *(name for name, _ in members.workers)])
+        pages = await self._snapshots.pages([*members.names, *(name for name, _ in members.workers)])
         bounds = self.settings.queue.max_waiting
         try:
             depths: Mapping[str, Depth] = await self.queue.depths()

@@ -10,7 +10,7 @@ from journal_helpers import World, world
 
 from serve_app import membership
 from serve_app.errors import JournalUnavailable
-from serve_app.membership import Members, Membership
+from serve_app.membership import IngressLease, Members, Membership
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.snapshots import Snapshots
 from serve_app.telemetry import Telemetry
@@ -154,15 +154,40 @@ def test_members_see_each_other_and_a_leaver_at_once(redis_url: str, namespace: 
             looks: list[Members] = []
             worker, ingress = Membership(w.redis, namespace), Membership(w.redis, namespace, looks.append)
             await worker.join_as_worker("replica|with-a-bar", 16)
-            await ingress.join_as_ingress("ingress-1")
+            await ingress.join_as_ingress("ingress-1", "session-1", lambda: False)
             assert ingress.reachable
-            assert looks[-1] == Members(("ingress-1",), (("replica|with-a-bar", 16),))
+            lease = IngressLease("ingress-1", "session-1", False)
+            assert looks[-1] == Members((lease,), (("replica|with-a-bar", 16),))
             await worker.leave()
             await ingress._renew()
             assert looks[-1].workers == ()
             await ingress.leave()
 
     asyncio.run(main())
+
+
+def test_an_ingress_that_sees_its_cluster_whole_has_one_lease_still(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            whole = False
+            ingress = Membership(w.redis, namespace)
+            await ingress.join_as_ingress("ingress-1", "session-1", lambda: whole)
+            whole = True
+            await ingress._renew()
+            assert ingress.members.ingresses == (IngressLease("ingress-1", "session-1", True),)
+            await ingress.leave()
+            assert await w.redis.zcard(f"{namespace}:ingresses") == 0
+
+    asyncio.run(main())
+
+
+def test_a_younger_cluster_supersedes_an_older_one_as_soon_as_it_is_whole() -> None:
+    old, young = "session_2026-11-22_09-59-59_1_7", "session_2026-11-22_10-00-00_1_7"
+    for whole, expected in ((False, False), (True, True)):
+        members = Members((IngressLease("a", old, True), IngressLease("b", young, whole)))
+        assert members.superseded(old) is expected
+        assert members.superseded(young) is False
+    assert (members.ingresses_of(old), members.ingresses_of(young), members.names) == (1, 1, ("a", "b"))
 
 
 def test_the_lease_of_one_who_died_expires(redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,13 +201,13 @@ def test_the_lease_of_one_who_died_expires(redis_url: str, namespace: str, monke
 
             def look(members: Members) -> None:
                 looks.append(members)
-                if members.ingresses == ("ingress-1",):
+                if members.names == ("ingress-1",):
                     alone.set()
 
             dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, look)
-            await dying.join_as_ingress("ingress-2")
-            await living.join_as_ingress("ingress-1")
-            assert looks[0].ingresses == ("ingress-1", "ingress-2")
+            await dying.join_as_ingress("ingress-2", "session-1", lambda: False)
+            await living.join_as_ingress("ingress-1", "session-1", lambda: False)
+            assert looks[0].names == ("ingress-1", "ingress-2")
             assert dying._task is not None
             dying._task.cancel()  # as a crash would: nothing is given back
             await asyncio.wait_for(alone.wait(), 60)
@@ -196,7 +221,7 @@ def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str) -> N
     async def main() -> None:
         async with world("redis://127.0.0.1:1/0", namespace) as w:
             member = Membership(w.redis, namespace)
-            await member.join_as_ingress("ingress-1")
+            await member.join_as_ingress("ingress-1", "session-1", lambda: False)
             assert not member.reachable
             assert member._task is not None
             assert not member._task.done()

@@ -1,0 +1,107 @@
+"""What a version of this project leaves in Redis, kept for the tests of later ones.
+
+    HERMES_KEEP_SERVICES=/tmp/kept .venv/bin/python -m pytest tests/service/test_requests_api.py -k simulated
+    .venv/bin/python -m tests.service.versions /tmp/kept/simulated
+
+writes `tests/service/versions/<version>.json` from a running service with the simulated engine. Commit it with the
+release, and never change it afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from redis import Redis
+
+import serve_app
+from scripts.local.service import Service
+from tests.service.support import Running, Stream, until
+
+FOLDER = Path(__file__).with_name("versions")
+PROMPT, TOKENS = "What did you leave behind?", 300
+
+Fields = dict[bytes, bytes]
+
+
+class Left(NamedTuple):
+    """A journal's entries, and its entry in a queue."""
+
+    request_id: str
+    entries: list[tuple[str, Fields]]
+    queue: str
+    queued: Fields
+
+    def put_back(self, redis: Redis, entries: int | None = None) -> None:
+        """As if it had just been left: the first `entries` of the journal, and the queue's entry.
+
+        Only times are changed: a deadline that is years ago would be another test.
+        """
+        key, deadline_ms = f"hermes:j:{self.request_id}", int(time.time() * 1000) + 600_000
+        redis.delete(key)
+        for entry_id, fields in self.entries[:entries]:
+            changed = dict(fields)
+            if entry_id == "0-1":
+                changed[b"m"] = json.dumps({**json.loads(fields[b"m"]), "deadline_ms": deadline_ms}).encode()
+            redis.xadd(key, changed, id=entry_id)
+        redis.expire(key, 900)
+        if self.queue:
+            redis.xadd(self.queue, {**self.queued, b"d": str(deadline_ms)})
+
+
+def read(path: Path) -> dict[str, Left]:
+    """The journals that a version left: `running` in the middle of a stream, and `completed`."""
+    return {
+        name: Left(
+            left["request_id"], [(e, _bytes(fields)) for e, fields in left["entries"]],
+            left["queue"], _bytes(left["queued"]),
+        )
+        for name, left in json.loads(path.read_text()).items()
+    }  # fmt: skip
+
+
+def record(service: Running) -> dict[str, Any]:
+    """Ask, and look into Redis in the middle and at the end."""
+    service.redis.ping()
+    with service.stream(PROMPT, TOKENS) as response:
+        stream = Stream(response)
+        stream.next_events(40)
+        queue, queued = next(
+            (key.decode(), fields)
+            for key in service.redis.keys("hermes:q:*")
+            for _, fields in service.redis.xrange(key)
+            if fields[b"r"].decode() == stream.request_id
+        )
+        running = _left(service, stream.request_id, queue, queued)
+        stream.rest()
+    until("it has ended", lambda: service.state(stream.request_id)["ended_at_ms"])
+    return {"running": running, "completed": _left(service, stream.request_id, "", {})}
+
+
+def _left(service: Running, request_id: str, queue: str, queued: Fields) -> dict[str, Any]:
+    entries: Any = service.redis.xrange(service.journal_key(request_id))
+    return {
+        "request_id": request_id, "entries": [[entry_id.decode(), _text(fields)] for entry_id, fields in entries],
+        "queue": queue, "queued": _text(queued),
+    }  # fmt: skip
+
+
+def _text(fields: Fields) -> dict[str, str]:
+    return {name.decode(): base64.b64encode(value).decode() for name, value in fields.items()}
+
+
+def _bytes(fields: dict[str, str]) -> Fields:
+    return {name.encode(): base64.b64decode(value) for name, value in fields.items()}
+
+
+if __name__ == "__main__":
+    kept = Service.load(Path(sys.argv[1]))
+    assert kept is not None, "no service was kept there"
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{serve_app.__version__}.json"
+    path.write_text(json.dumps(record(Running(kept)), indent=1) + "\n")
+    print(path)
