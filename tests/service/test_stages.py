@@ -76,7 +76,7 @@ def answers(url: str, model: str) -> bool:
 STAGES = {
     "single_gpu": ([(8, 1)], 1, 1, 2),
     "multi_gpu": ([(12, 4)], 2, 2, 2),
-    "multi_node": ([(2, 0), (6, 4), (6, 4), (6, 4)], 2, 4, 4),
+    "multi_node": ([(2, 0), (6, 4), (6, 4), (6, 4)], 2, 4, 3),
 }
 
 
@@ -90,7 +90,7 @@ def test_a_stage_deploys_and_serves(stage: str, tmp_path: Path) -> None:
         until("every ingress runs", lambda: len(replicas(nodes, "Ingress")) == ingresses)
         if stage == "multi_node":
             places = Counter(replica["node_ip"] for replica in replicas(nodes, "Ingress"))
-            assert set(places.values()) == {1}, "one ingress on every node"
+            assert set(places.values()) == {1}, "each ingress on a node of its own"
             assert len({replica["node_ip"] for replica in replicas(nodes, "Worker")}) == engines
         for number in range(len(sizes)):
             until(f"node {number} answers", lambda n=number: answers(nodes.url(n), service.model))
