@@ -130,6 +130,7 @@ def test_ray_counts_no_gpu_that_a_pod_does_not_own(stage: str) -> None:
         owns = "nvidia.com/gpu" in group["template"]["spec"]["containers"][0]["resources"]["limits"]
         assert group["rayStartParams"].get("num-gpus") == (None if owns else "0")
         assert environment(group["template"]).get("NVIDIA_VISIBLE_DEVICES") == (None if owns else "void")
+        assert environment(group["template"]).get("VLLM_TARGET_DEVICE") == (None if owns else "cpu")
     assert environment(pod_templates(objects)["test"])["NVIDIA_VISIBLE_DEVICES"] == "void"
     if "autoscalerOptions" in cluster:
         assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in cluster["autoscalerOptions"]["env"]

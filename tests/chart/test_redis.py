@@ -85,8 +85,8 @@ def config_of(changes: Document) -> list[str]:
 
 
 def test_nothing_is_evicted_and_everything_is_written_down() -> None:
-    lines = config_of({"redis": {"internal": {"appendfsync": "always", "maxmemory": "6gb"}}})
-    for line in ("appendonly yes", "appendfsync always", "maxmemory 6gb", "maxmemory-policy noeviction", 'save ""'):
+    lines = config_of({"redis": {"internal": {"appendfsync": "always", "maxmemory": "5gb"}}})
+    for line in ("appendonly yes", "appendfsync always", "maxmemory 5gb", "maxmemory-policy noeviction", 'save ""'):
         assert line in lines
     claims = one(documents(NAMED), "StatefulSet")["spec"]["volumeClaimTemplates"]
     assert claims[0]["spec"]["resources"]["requests"]["storage"] == "50Gi"

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import yaml
 
 from serve_app.settings import Settings, load_settings
-from tests.chart.charts import NAMED, ROOT, STAGES, Document, Loader, documents, merged, one, stage_values
+from tests.chart.charts import (
+    NAMED,
+    ROOT,
+    STAGES,
+    Document,
+    Loader,
+    documents,
+    merged,
+    one,
+    pod_templates,
+    stage_values,
+)
 from tests.chart.test_objects import EXTERNAL, TLS
 
 
@@ -101,6 +116,32 @@ def test_the_charts_defaults_are_the_services() -> None:
                 assert value == expected, where
 
     walk(ours)
+
+
+UNLIKE_THIS_ONE = """
+import json, sys
+import vllm.platforms
+vllm.platforms.vllm_version_matches_substr = lambda text: False  # no build for CPUs
+from serve_app.settings import load_settings
+from workers.vllm_engine import engine_arguments
+print(engine_arguments(load_settings(json.loads(sys.argv[1]))).tensor_parallel_size)
+"""
+
+
+def test_the_settings_can_be_checked_on_a_head_without_a_gpu() -> None:
+    # Serve calls `build` there, and the image holds vLLM for GPUs.
+    values = stage_values("multi-node")
+    head = pod_templates(documents(values))["head"]["spec"]["containers"][0]
+    given = {item["name"]: item["value"] for item in head["env"] if item["name"].startswith(("VLLM_", "NVIDIA_"))}
+    args = {key: value for key, value in arguments(values).items() if key != "auth"}
+    done = subprocess.run(
+        [sys.executable, "-c", UNLIKE_THIS_ONE, json.dumps(args)],
+        env={**os.environ, **given, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.endswith("4\n"), done.stderr[-1000:]
 
 
 def test_large_numbers_stay_whole() -> None:

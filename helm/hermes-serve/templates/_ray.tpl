@@ -65,6 +65,7 @@ RAY_gcs_rpc_server_reconnect_timeout_s: "3600"
 {{- end }}
 {{- if not .gpus }}
 NVIDIA_VISIBLE_DEVICES: void # Ray counts every GPU it sees, and some runtimes show all of a node
+VLLM_TARGET_DEVICE: cpu # Serve checks the settings on the head, and vLLM reads no arguments where it finds no device
 {{- end }}
 {{- end }}
 
