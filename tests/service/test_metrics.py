@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
+import httpx
+
+from scripts.local import ray_cluster
+from tests.chart.test_monitoring import EXPRESSIONS
 from tests.service.support import Metrics, Running, together, until
 
 
@@ -125,3 +132,18 @@ def test_health_and_readiness_are_told(service: Running) -> None:
         "ingresses": 2,
         "ingresses_wanted": 2,
     }
+
+
+def test_the_dashboard_and_the_alerts_ask_for_what_is_on_the_live_pages(service: Running) -> None:
+    service.ask(tokens=2)
+    wanted = {name for _, text in EXPRESSIONS for name in re.findall(r"\b(?:hermes|ray)_\w+|\bvllm:\w+", text)}
+    here = {name for name in wanted if "gpu" not in name and "gram" not in name}  # this machine has no GPU
+    assert len(wanted) - len(here) <= 3
+    folder = ray_cluster.short_folder(Path(service.service.state_dir)) / "ray"
+    (discovered,) = json.loads((folder / "prom_metrics_service_discovery.json").read_text())
+
+    def on_no_page() -> set[str]:
+        pages = [service.http.get("/metrics").text, *(httpx.get(f"http://{at}").text for at in discovered["targets"])]
+        return here - {sample.name for page in pages for sample in Metrics(page).samples}
+
+    until("every name is on a page", lambda: not on_no_page())
