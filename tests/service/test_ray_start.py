@@ -215,7 +215,7 @@ def cluster(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Ite
         shutil.copytree(token.parent, node.home / ".ray")
         node.start("node", f"{head.address}:6379", "--num-cpus", "2")
         deploy(head, {})
-        until("Serve has what it wants", lambda: running(head))
+        until("Serve has what it wants", lambda: running(head), 120)
         for machine in (head, node):
             until("it serves", lambda machine=machine: streams(machine.address))
         yield [head, node]
