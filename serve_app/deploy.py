@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -22,6 +23,8 @@ from serve_app.routing import fleet as of_process
 from serve_app.settings import Settings, load_settings
 from workers.engine import Engine
 from workers.replica import WorkerReplica
+
+log = logging.getLogger("hermes.deploy")
 
 _A_LITTLE = 0.001
 """Of a custom resource: it says where, not how many."""
@@ -110,7 +113,10 @@ def build(args: dict[str, Any]) -> Application:
     if settings.engine.kind == "vllm":
         from workers.vllm_engine import engine_arguments
 
-        engine_arguments(settings)
+        try:
+            engine_arguments(settings)
+        except RuntimeError as error:  # vLLM for GPUs reads no arguments on a head without one: the workers will
+            log.info("the engine's arguments are left to the workers: %s", error)
     workers = Worker.options(**_worker_options(settings)).bind(args)  # type: ignore[attr-defined]  # decorated
     ingress = Ingress.options(  # type: ignore[attr-defined]  # decorated
         num_replicas=settings.ingress.replicas,

@@ -132,3 +132,16 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
     Source: https://platform.openai.com/docs/guides/error-codes
     """
     return {"error": {"message": message, "type": _SHAPES[reason].type, "param": param, "code": str(reason)}}
+
+
+def in_openais_shape(body: bytes, reason: Reason) -> bytes:
+    """An error of vLLM's server, whose types (`BadRequestError`) and numbers for codes OpenAI's clients do not know.
+
+    What is no such error stays as it is.
+    """
+    try:
+        error = msgspec.json.decode(body)["error"]
+        message, param, code = error["message"], error.get("param"), error.get("code")
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        return body
+    return body if isinstance(code, str) else msgspec.json.encode(error_body(reason, message, param))

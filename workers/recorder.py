@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from serve_app.errors import Reason, in_openais_shape
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
@@ -195,6 +196,11 @@ class Recorder:
         self.broken = True
         self.lost = ""
         self._outputs, self._body = [], []
+
+    def refuse(self, reason: Reason) -> None:
+        """The engine's server has refused the request, or failed: its error is the answer, and the end."""
+        self._body = [in_openais_shape(b"".join(self._body), reason)]
+        self.end("failed", reason, None)
 
     def end(self, state: str, reason: str, compression_level: int | None) -> None:
         """Everything was sent: the rest and the terminal entry go together."""

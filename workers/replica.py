@@ -259,7 +259,7 @@ class WorkerReplica:
             kind = Reason.INVALID_REQUEST if recorder.head.status < 500 else Reason.ENGINE_ERROR
             extra = about(recorder.request_id, recorder.tenant, kind)
             log.info("request %s answered %d: %s", recorder.request_id, recorder.head.status, kind, extra=extra)
-            recorder.end("failed", kind, None)
+            recorder.refuse(kind)
 
     async def _who_fenced(self, request_id: str) -> Outcome:
         """The terminal entry (the request has ended), or another attempt."""

@@ -90,6 +90,8 @@ class Network:
             with contextlib.suppress(OSError, subprocess.CalledProcessError):
                 host.kill()
                 _ip("netns", "del", host.name)
+            with contextlib.suppress(OSError, subprocess.CalledProcessError):
+                _ip("link", "del", host.wire)  # the kernel may keep a namespace, and the wire with it, for minutes
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             _ip("link", "del", self._bridge)
 

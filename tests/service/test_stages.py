@@ -9,9 +9,10 @@ import hashlib
 import json
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -30,12 +31,14 @@ SIMULATED = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 200}}}
 
 
 @contextmanager
-def nodes_of(folder: Path, sizes: list[tuple[int, int]]) -> Iterator[Nodes]:
+def nodes_of(
+    folder: Path, sizes: list[tuple[int, int]], environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Nodes]:
     folder.mkdir(parents=True, exist_ok=True)
     keys = folder / "keys"
     keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     made = Nodes(folder, sizes, number=2)
-    made.up({"HERMES_KEYS_FILE": str(keys)})
+    made.up({"HERMES_KEYS_FILE": str(keys), **environment})
     try:
         yield made
     finally:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from serve_app.errors import HermesError, Reason, RequestRefused, error_body
+from serve_app.errors import HermesError, Reason, RequestRefused, error_body, in_openais_shape
 from serve_app.journal.reader import Ending
 
 
@@ -48,3 +48,12 @@ def test_every_reason_can_be_an_ending_with_one_sentence(reason: Reason) -> None
 
 def test_a_completed_request_has_nothing_to_say() -> None:
     assert Ending("completed", "", None).message == ""
+
+
+def test_an_error_of_vllms_server_gets_openais_shape_and_nothing_else_is_touched() -> None:
+    theirs = {"message": "Too long.", "type": "BadRequestError", "param": "max_tokens", "code": 400}
+    found = json.loads(in_openais_shape(json.dumps({"error": theirs}).encode(), Reason.INVALID_REQUEST))
+    assert found == error_body(Reason.INVALID_REQUEST, "Too long.", "max_tokens")
+    ours = json.dumps(error_body(Reason.NOT_FOUND, "No.")).encode()
+    for body in (ours, b"", b"no JSON", b"[]", b'{"error": "text"}', b'{"error": null}', b'"error"', b'{"error": {}}'):
+        assert in_openais_shape(body, Reason.INVALID_REQUEST) == body
