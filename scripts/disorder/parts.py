@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from scripts.benchmark.processes import classify
 from scripts.local import processes, ray_cluster, redis_server
@@ -64,7 +65,9 @@ class Parts:
         deadline = time.monotonic() + 20
         while processes.is_taken(self.redis_port()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.service.pids["redis"], _ = redis_server.start(Path(self.service.state_dir) / "redis", self.redis_port())
+        host = urlsplit(self.service.redis_url).hostname or ""
+        folder, bind = Path(self.service.state_dir) / "redis", "" if host == "127.0.0.1" else host
+        self.service.pids["redis"], _ = redis_server.start(folder, self.redis_port(), bind)
         self.service.save()
 
     def until_whole(self) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Told
+from scripts.local import processes
 from scripts.local.nodes import Nodes
 from scripts.local.service import application_status, merged
 from tests.service.disturbance import simulated_text, under, whole_again
@@ -96,6 +98,19 @@ def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) 
             nodes.start_node(1)
     assert any(one.breaks for one in told), "nobody was connected to the node"
     assert max(int(one.state["attempts"]) for one in told) >= 2, "nothing ran on the node"
+
+
+def test_a_redis_that_restarts_under_rays_own_state_takes_no_head_with_it(nodes: Nodes, cluster: Running) -> None:
+    (gcs,) = [pid for pid in nodes.hosts[0].pids() if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    async def strike(parts: Parts, told: list[Told]) -> None:
+        (redis,) = parts.pids("redis")
+        parts.kill(redis)
+        await asyncio.sleep(8)
+        await asyncio.to_thread(parts.restart_redis)
+
+    under(cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2]))
+    assert processes.is_alive(gcs)
 
 
 def test_a_head_that_dies_disturbs_no_stream(nodes: Nodes, cluster: Running) -> None:

@@ -36,7 +36,7 @@ from tests.service.versions import FOLDER, PROMPT, TOKENS, read
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(600)]
 NEXT = "999.0.0"
 KEY = "hk-of-the-tests"
-SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 2400, 4800  # 3 s, 60 s, 120 s
+SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 1800, 4000  # 3 s, 45 s, 100 s
 
 
 def next_version(folder: Path) -> list[Path]:
