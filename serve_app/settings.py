@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serve_app.errors import SettingsError
+from serve_app.redis_address import SCHEMES, sentinel_address
 
 BUILTIN_MODELS = {"builtin:tiny": ("workers", "tiny_model")}
 """Models that ship with the project, as package and folder."""
@@ -33,7 +34,7 @@ class Section(BaseModel):
 class RedisSettings(Section):
     """Where the journal and the queue live."""
 
-    url: str = Field("redis://127.0.0.1:6380/0", description="redis://, rediss:// (TLS) or unix://")
+    url: str = Field("redis://127.0.0.1:6380/0", description="redis://, rediss:// (TLS), unix://, redis+sentinel://")
     ca_file: str = Field("", description="rediss://: certificates to trust in place of the system's")
     connect_timeout_s: float = Field(1.0, gt=0, description="after which Redis counts as unreachable")
     response_timeout_s: float = Field(5.0, gt=0, description="silence after which a connection is dropped")
@@ -41,8 +42,9 @@ class RedisSettings(Section):
     @field_validator("url")
     @classmethod
     def _known_scheme(cls, url: str) -> str:
-        if not url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// (TLS) or unix://")
+        if not url.startswith(SCHEMES):
+            raise ValueError("must start with redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://")
+        sentinel_address(url)
         return url
 
 

@@ -12,6 +12,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from serve_app.errors import JournalUnavailable
+from serve_app.journal.sentinel import sentinel_client
+from serve_app.redis_address import is_tls, sentinel_address
 from serve_app.settings import RedisSettings
 
 T = TypeVar("T")
@@ -19,19 +21,21 @@ T = TypeVar("T")
 
 def connect_redis(settings: RedisSettings) -> Redis:
     """The redis-py client of this process. One silent retry covers pooled connections that a restart cut."""
-    trust: dict[str, Any] = (
-        {"ssl_ca_certs": settings.ca_file} if settings.ca_file and settings.url.startswith("rediss://") else {}
-    )
-    return Redis.from_url(
-        settings.url,
-        protocol=2,
-        decode_responses=False,
-        socket_connect_timeout=settings.connect_timeout_s,
-        socket_timeout=settings.response_timeout_s,
-        retry=Retry(NoBackoff(), 1),
-        retry_on_error=[RedisConnectionError],
-        **trust,
-    )
+    arguments: dict[str, Any] = {
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "socket_timeout": settings.response_timeout_s,
+        "retry": Retry(NoBackoff(), 1),
+        "retry_on_error": [RedisConnectionError],
+    }
+    address = sentinel_address(settings.url)
+    if address is not None:
+        primary: Redis = sentinel_client(settings, address, **arguments).master_for(address.primary)
+        return primary
+    if settings.ca_file and is_tls(settings.url):
+        arguments["ssl_ca_certs"] = settings.ca_file
+    return Redis.from_url(settings.url, **arguments)
 
 
 async def reaching(call: Callable[[], Awaitable[T]]) -> T:

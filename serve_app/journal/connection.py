@@ -14,8 +14,11 @@ from typing import Any, cast
 
 import hiredis
 from redis.connection import parse_url
+from redis.exceptions import RedisError
 
 from serve_app.errors import JournalUnavailable
+from serve_app.journal.sentinel import find_primary
+from serve_app.redis_address import is_tls, sentinel_address
 from serve_app.settings import RedisSettings
 
 Command = tuple[Any, ...]
@@ -101,7 +104,7 @@ async def connect(
     Raises:
         JournalUnavailable: if Redis cannot be reached, is loading, or refuses the password.
     """
-    target = parse_url(settings.url)  # type: ignore[no-untyped-call]
+    target = await _target(settings)
     loop = asyncio.get_running_loop()
     connection = RespConnection(on_push, on_lost)
     try:
@@ -109,8 +112,7 @@ async def connect(
             if "path" in target:
                 await loop.create_unix_connection(lambda: connection, target["path"])
             else:
-                secure = settings.url.startswith("rediss://")
-                tls = ssl.create_default_context(cafile=settings.ca_file or None) if secure else None
+                tls = ssl.create_default_context(cafile=settings.ca_file or None) if is_tls(settings.url) else None
                 host, port = target.get("host", "localhost"), target.get("port", 6379)
                 await loop.create_connection(lambda: connection, host, port, ssl=tls)
             hello: list[Command] = []
@@ -126,6 +128,18 @@ async def connect(
         connection.abort()
         raise JournalUnavailable(f"cannot reach Redis: {error or type(error).__name__}") from None
     return connection
+
+
+async def _target(settings: RedisSettings) -> dict[str, Any]:
+    """Where to connect to, and with which login and database, as redis-py names them."""
+    address = sentinel_address(settings.url)
+    if address is None:
+        return parse_url(settings.url)  # type: ignore[no-any-return, no-untyped-call]
+    try:
+        host, port = await find_primary(settings, address)
+    except (RedisError, OSError) as error:
+        raise JournalUnavailable(f"cannot find Redis: {error or type(error).__name__}") from None
+    return {"host": host, "port": port, "db": address.db, **address.login}
 
 
 class RedisLink:

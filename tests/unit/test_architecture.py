@@ -15,7 +15,8 @@ NAMES = {path: path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/
 MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
-    "serve_app.settings", "serve_app.errors", "serve_app.scheduling.order", "serve_app.routing.key",
+    "serve_app.settings", "serve_app.redis_address", "serve_app.errors", "serve_app.scheduling.order",
+    "serve_app.routing.key",
     "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
     "serve_app.journal.reader",
     "serve_app.journal.attempt", "serve_app.ingress.validation",
@@ -47,7 +48,14 @@ LAYERS = (
     ("serve_app.dispatcher", "serve_app.carrier"),
     ("serve_app.membership", "serve_app.snapshots", "serve_app.request_queue", "serve_app.routing"),
     ("serve_app.journal", "serve_app.scheduling"),
-    ("serve_app.settings", "serve_app.errors", "serve_app.telemetry", "serve_app.tracing", "serve_app.logs"),
+    (
+        "serve_app.settings",
+        "serve_app.redis_address",
+        "serve_app.errors",
+        "serve_app.telemetry",
+        "serve_app.tracing",
+        "serve_app.logs",
+    ),
 )
 
 MAX_FILE_LINES = 300

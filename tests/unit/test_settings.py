@@ -55,7 +55,7 @@ def test_an_unknown_key_like_no_other_is_answered_with_the_known_ones() -> None:
         ({"journal": {"retention_s": -1}}, ("'journal.retention_s'", "greater than 0")),
         ({"routing": {"load_factor": 1.0}}, ("'routing.load_factor'", "greater than 1")),
         ({"namespace": "a:b"}, ("'namespace'", "pattern")),
-        ({"redis": {"url": "http://h"}}, ("'redis.url'", "redis://, rediss:// (TLS) or unix://")),
+        ({"redis": {"url": "http://h"}}, ("'redis.url'", "redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://")),
         ({"engine": {"kind": "magic"}}, ("'engine.kind'", "'vllm' or 'simulated'")),
         ({"workers": 3}, ("'workers'",)),
     ],
