@@ -65,9 +65,10 @@ def main() -> int:
 
 def up(options: argparse.Namespace, device: str) -> int:
     """Start, print how to use it, and stay until Ctrl-C."""
-    from scripts.local import service
+    from scripts.local import ray_cluster, service
 
     began = time.monotonic()
+    ray_cluster.use_token(options.state_dir / "ray-token")
 
     def tell(line: str) -> None:
         print(f"  {time.monotonic() - began:5.1f} s  {line}", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -156,9 +157,34 @@ def sweep(state: Path) -> None:
     shutil.rmtree(short_folder(state), ignore_errors=True)
 
 
+def use_token(file: Path) -> None:
+    """Let the Ray that this process starts, and nobody without this file, be told what to do.
+
+    Serve's replicas listen for one another on every address, and unpickle what they are sent.
+    """
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+            new.write(secrets.token_hex())
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
+
+
+def authorization() -> dict[str, str]:
+    """Ray's token as a header, where Ray's own clients would send it."""
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return {}
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return {"authorization": f"Bearer {os.environ.get('RAY_AUTH_TOKEN') or file.read_text().strip()}"}
+
+
+def ask(url: str, timeout_s: float) -> Any:
+    """A page of the dashboard: an open response. Raises as `urllib.request.urlopen` does."""
+    return urllib.request.urlopen(urllib.request.Request(url, headers=authorization()), timeout=timeout_s)
+
+
 def nodes(dashboard_url: str) -> list[dict[str, Any]]:
     """The living nodes, as Ray's state API has them."""
-    with urllib.request.urlopen(f"{dashboard_url}/api/v0/nodes?detail=1", timeout=30) as response:
+    with ask(f"{dashboard_url}/api/v0/nodes?detail=1", timeout_s=30) as response:
         found = json.load(response)["data"]["result"]["result"]
     return [node for node in found if node["state"] == "ALIVE"]
 
@@ -170,7 +196,7 @@ def alive_nodes(dashboard_url: str) -> int:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with ask(url, timeout_s=5) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -133,7 +132,7 @@ def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
     request = urllib.request.Request(
         f"{dashboard_url}/api/serve/applications/",
         data=json.dumps(document).encode(),
-        headers={"content-type": "application/json", **authorization()},
+        headers={"content-type": "application/json", **ray_cluster.authorization()},
         method="PUT",
     )
     try:
@@ -143,18 +142,9 @@ def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
         raise RuntimeError(f"Serve refused the config: {error.read().decode(errors='replace')[-2000:]}") from None
 
 
-def authorization() -> dict[str, str]:
-    """Ray's token as a header, where Ray's own clients would send it."""
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        return {}
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    return {"authorization": f"Bearer {os.environ.get('RAY_AUTH_TOKEN') or file.read_text().strip()}"}
-
-
 def application_status(dashboard_url: str) -> dict[str, Any]:
     """Serve's view of the application: `status`, `message`, `deployments`."""
-    request = urllib.request.Request(f"{dashboard_url}/api/serve/applications/", headers=authorization())
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with ray_cluster.ask(f"{dashboard_url}/api/serve/applications/", timeout_s=30) as response:
         applications: dict[str, Any] = json.load(response)["applications"]
     return next(iter(applications.values()), {})
 

@@ -15,7 +15,7 @@ from tests.chart.charts import CHART, NAMED, ROOT, Document, documents, merged, 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
-INSTALLS = [words for words in COMMANDS if words[:2] == ["helm", "install"]]
+INSTALLS = [words for words in COMMANDS if words[:2] == ["helm", "install"] and words[3] == "helm/hermes-serve"]
 
 
 def values_of(words: list[str]) -> Document:
