@@ -55,11 +55,7 @@ class Nodes:
             self.service.pids["redis"], port = redis_server.start(self.state / "redis", bind=gateway)
             self.service.redis_url = f"redis://{gateway}:{port}/0"
             # GCS fault tolerance: a new head finds what the old one knew.
-            self._environment = {
-                "RAY_REDIS_ADDRESS": f"{gateway}:{port}",
-                "RAY_num_redis_request_retries": "120",  # else the head ends while Redis restarts
-                **(environment or {}),
-            }
+            self._environment = {"RAY_REDIS_ADDRESS": f"{gateway}:{port}", **(environment or {})}
             self.start_head()
             for number in range(1, len(self.hosts)):
                 self.start_node(number)

@@ -155,7 +155,8 @@ def test_a_head_is_missed_soon_and_waited_for_long() -> None:
             for sign in ("unreachable", "not-ready")
         ),
     ]
-    assert environment(cluster["headGroupSpec"]["template"])["RAY_num_redis_request_retries"] == "120"
+    # Ray's GCS (2.60) does not connect again: more retries would only put off the restart that brings it back.
+    assert "RAY_num_redis_request_retries" not in environment(cluster["headGroupSpec"]["template"])
     for group in cluster["workerGroupSpecs"]:
         assert environment(group["template"])["RAY_gcs_rpc_server_reconnect_timeout_s"] == "3600"
     alone = groups(merged(NAMED, {"gcsFaultTolerance": {"enabled": False}}))["engines"]
@@ -166,7 +167,6 @@ def test_the_variables_that_ray_reads_in_its_binaries_are_there() -> None:
     binary = Path(ray.__file__).parent / "core" / "src" / "ray" / "gcs" / "gcs_server"
     raylet = binary.parents[1] / "raylet" / "raylet"
     for name, file in (
-        ("RAY_num_redis_request_retries", binary),
         ("RAY_REDIS_CA_CERT", binary),
         ("RAY_gcs_rpc_server_reconnect_timeout_s", raylet),
     ):

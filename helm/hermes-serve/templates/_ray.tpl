@@ -51,8 +51,6 @@ HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
 {{- $ := .root -}}
 {{- if eq .component "head" }}
 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: "0" # no replica runs here, and Serve's controller never leaves
-# At most a second each: Ray's GCS dies after five of its own, sooner than Redis has started again.
-RAY_num_redis_request_retries: "120"
 {{- if include "hermes.redisCa" $ }}
 RAY_REDIS_CA_CERT: /etc/hermes/redis/ca.crt
 {{- end }}
