@@ -1,6 +1,6 @@
 """What a version of this project leaves in Redis, kept for the tests of later ones.
 
-    HERMES_KEEP_SERVICES=/tmp/kept .venv/bin/python -m pytest tests/service/test_requests_api.py -k simulated
+    HERMES_KEEP_SERVICES=/tmp/kept .venv/bin/python -m pytest tests/service/test_upgrade.py -k scaling
     .venv/bin/python -m tests.service.versions /tmp/kept/simulated
 
 writes `tests/service/versions/<version>.json` from a running service with the simulated engine. Commit it with the
@@ -66,7 +66,6 @@ def read(path: Path) -> dict[str, Left]:
 
 def record(service: Running) -> dict[str, Any]:
     """Ask, and look into Redis in the middle and at the end."""
-    service.redis.ping()
     with service.stream(PROMPT, TOKENS) as response:
         stream = Stream(response)
         stream.next_events(40)
