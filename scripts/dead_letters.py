@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,7 @@ async def _redrive(settings: Settings, link: RedisLink, dead: DeadLetters, lette
         CommandFailed: Redis failed; the message says what is known of the request.
     """
     request_id = f"req_{secrets.token_hex(16)}"
-    now_ms = int(time.time() * 1000)
+    now_ms = await _redis_ms(link)
     facts = msgspec.structs.replace(
         letter.facts,
         admitted_ms=now_ms,
@@ -167,6 +166,15 @@ async def _redrive(settings: Settings, link: RedisLink, dead: DeadLetters, lette
             f"{letter.request_id} was sent again as {request_id}, but its letter is still there: {error}"
         ) from None
     return request_id
+
+
+async def _redis_ms(link: RedisLink) -> int:
+    """The time by which deadlines are kept."""
+    try:
+        ((seconds, microseconds),) = await link.call([("TIME",)])
+    except JournalUnavailable as error:
+        raise CommandFailed(str(error)) from None
+    return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _table(letters: Sequence[DeadLetter], with_text: bool) -> str:

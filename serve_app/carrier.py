@@ -18,6 +18,7 @@ from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.entries import AttemptFacts, Entry, decode_facts, has_ended
 from serve_app.journal.store import JournalStore
 from serve_app.logs import Outage, about
+from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import QueueEntry, RequestQueue
 from serve_app.request_queue.suspects import Suspects
@@ -74,7 +75,7 @@ class Carrier:
 
     def __init__(
         self, store: JournalStore, queue: RequestQueue, dead: DeadLetters, suspects: Suspects, fleet: Fleet,
-        execute: Execute, telemetry: Telemetry, tracing: Tracing, poison_after: int,
+        execute: Execute, telemetry: Telemetry, tracing: Tracing, clock: RedisClock, poison_after: int,
     ) -> None:  # fmt: skip
         self._store = store
         self._queue = queue
@@ -84,6 +85,7 @@ class Carrier:
         self._execute = execute
         self._telemetry = telemetry
         self._tracing = tracing
+        self._clock = clock
         self._poison_after = poison_after
         self._losses: dict[str, asyncio.Future[str]] = {}
         self._outage = Outage(log, "dispatcher: waiting for Redis")
@@ -96,9 +98,10 @@ class Carrier:
 
     async def carry(self, entry: QueueEntry) -> None:
         """Stay with a request until it has ended, then acknowledge its queue entry. The first epoch is fixed here."""
-        self._telemetry.claimed(entry.request_class, time.time() - entry.enqueued_ms / 1000)
+        waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
+        self._telemetry.claimed(entry.request_class, waited_s)
         waited = {"hermes.request_id": entry.request_id, "hermes.class": entry.request_class}
-        with self._tracing.begin("queue", entry.trace, waited, began_ms=entry.enqueued_ms):
+        with self._tracing.begin("queue", entry.trace, waited, began_ms=int((time.time() - waited_s) * 1000)):
             pass  # it began with the entry, and ends with the claim
         try:
             following = await self._adopt(entry) if entry.taken_over else Next(1)
@@ -134,7 +137,7 @@ class Carrier:
 
     async def _run(self, entry: QueueEntry, this: Next) -> tuple[Outcome | None, str]:
         """The call, or what comes before its answer: the deadline, or the loss of its replica."""
-        left_s = entry.deadline_ms / 1000 - time.time()
+        left_s = entry.deadline_ms / 1000 - self._clock.now_s()
         if left_s <= 0:
             return None, Reason.DEADLINE
         loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -208,7 +211,7 @@ class Carrier:
                     return Next(1)
             elif not self._fleet.alive(openings(entries)[-1].replica):
                 return await self._next(entry, HUNG)
-            if entry.deadline_ms / 1000 + _EXPIRE_AFTER_S < time.time():
+            if entry.deadline_ms / 1000 + _EXPIRE_AFTER_S < self._clock.now_s():
                 await self._end(entry, "expired", Reason.DEADLINE)
                 return None
             await asyncio.sleep(_LOOK_S)

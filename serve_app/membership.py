@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.client import reaching
+from serve_app.redis_clock import RedisClock
 
 log = logging.getLogger("hermes.membership")
 
@@ -62,10 +63,14 @@ class Members:
 
 
 class Membership:
-    """Renews one lease and, for an ingress, looks at all of them."""
+    """Renews one lease and, for an ingress, looks at all of them. It tells `clock` what Redis's shows."""
 
-    def __init__(self, redis: Redis, namespace: str, on_change: Callable[[Members], None] | None = None) -> None:
+    def __init__(
+        self, redis: Redis, namespace: str, on_change: Callable[[Members], None] | None = None,
+        clock: RedisClock | None = None,
+    ) -> None:  # fmt: skip
         self._redis = redis
+        self._clock = clock or RedisClock()
         self._ingresses = f"{namespace}:ingresses"
         self._workers = f"{namespace}:workers"
         self._on_change = on_change
@@ -75,8 +80,6 @@ class Membership:
         self._held = ""
         self.members = Members()
         self.reachable = False
-        self._clock_ms: float | None = None
-        """What Redis's clock shows less what `time.monotonic` shows."""
         self._looks_quick_since_s = math.inf
         self._looked_s = -math.inf
 
@@ -114,6 +117,7 @@ class Membership:
         before, self._held = self._held, self._member()
         try:
             now_ms = await self._redis_ms()
+            asked_s = time.monotonic()
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.time()
             pipeline.zadd(self._key, {self._held: now_ms + LEASE_MS})
@@ -131,7 +135,7 @@ class Membership:
             self._tell(Members(self.members.ingresses, self.members.workers, trusted=False))
             return
         self.reachable = True
-        self._set_clock(clock)
+        self._clock.told(clock, asked_s)
         trusted = self._quick(began_s)
         self._tell(
             Members(
@@ -154,14 +158,10 @@ class Membership:
         return now_s - self._looks_quick_since_s > LEASE_MS / 1000
 
     async def _redis_ms(self) -> int:
-        if self._clock_ms is None:
-            self._set_clock(await reaching(lambda: self._redis.time()))
-        assert self._clock_ms is not None
-        return int(time.monotonic() * 1000 + self._clock_ms)
-
-    def _set_clock(self, clock: tuple[int, int]) -> None:
-        seconds, microseconds = clock
-        self._clock_ms = seconds * 1000 + microseconds / 1000 - time.monotonic() * 1000
+        if not self._clock.known:
+            asked_s = time.monotonic()
+            self._clock.told(await reaching(lambda: self._redis.time()), asked_s)
+        return self._clock.now_ms()
 
     def _tell(self, members: Members) -> None:
         self.members = members

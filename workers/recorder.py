@@ -12,6 +12,7 @@ from serve_app.errors import Reason, in_openais_shape
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
+from serve_app.redis_clock import RedisClock
 from serve_app.telemetry import Telemetry
 from workers.replay import CannotContinue, Output, Recorded
 
@@ -33,14 +34,14 @@ class Recorder:
     """
 
     __slots__ = (
-        "_attempt", "_body", "_facts", "_generations", "_head_kept", "_last_s", "_matched", "_numberer", "_opened",
-        "_opened_s", "_outputs", "_recording", "_telemetry", "_values", "broken", "first_output_ms", "head", "lost",
-        "output_tokens", "recorded",
+        "_attempt", "_body", "_clock", "_facts", "_generations", "_head_kept", "_last_s", "_matched", "_numberer",
+        "_opened", "_opened_s", "_outputs", "_recording", "_telemetry", "_values", "broken", "first_output_ms",
+        "head", "lost", "output_tokens", "recorded",
     )  # fmt: skip
 
     def __init__(
         self, attempt: Attempt, facts: RequestFacts, opened: AttemptFacts, telemetry: Telemetry,
-        recorded: Recorded | None = None,
+        clock: RedisClock, recorded: Recorded | None = None,
     ) -> None:  # fmt: skip
         self.broken = False
         self.lost = ""
@@ -52,6 +53,7 @@ class Recorder:
         self._facts = facts
         self._opened = opened
         self._telemetry = telemetry
+        self._clock = clock
         self._numberer = EventNumberer()
         self._recording = False
         self._generations = 0
@@ -135,7 +137,7 @@ class Recorder:
         """
         now = time.monotonic()
         if self.first_output_ms is None:
-            self.first_output_ms = int(time.time() * 1000)
+            self.first_output_ms = self._clock.now_ms()
             if not self.recorded.outputs:
                 self._telemetry.first_token(
                     self._facts.request_class, (self.first_output_ms - self._facts.admitted_ms) / 1000
@@ -209,7 +211,7 @@ class Recorder:
             request=self._facts,
             attempt=self._opened,
             attempts=self._attempt.epoch,
-            ended_ms=int(time.time() * 1000),
+            ended_ms=self._clock.now_ms(),
             first_output_ms=self.first_output_ms,
             output_tokens=self.output_tokens,
         )

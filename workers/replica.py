@@ -32,6 +32,7 @@ from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.logs import about, configure_logging
 from serve_app.membership import Membership
+from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 from serve_app.snapshots import Snapshots
 from serve_app.telemetry import Telemetry
@@ -59,9 +60,10 @@ class WorkerReplica:
         self._tracing = Tracing(settings.telemetry, "hermes-worker", replica)
         self._redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
-        self._store = JournalStore(settings, self._link)
+        self._clock = RedisClock()
+        self._store = JournalStore(settings, self._link, self._clock)
         self._writer = JournalWriter(settings)
-        self._membership = Membership(self._redis, settings.namespace)
+        self._membership = Membership(self._redis, settings.namespace, clock=self._clock)
         self._snapshots = Snapshots(
             self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s
         )
@@ -144,9 +146,7 @@ class WorkerReplica:
     async def _work_on(self, request_id: str, epoch: int, cause: str) -> Outcome:
         if self._sick.done():
             raise EngineFailed("the engine has failed")
-        opened = AttemptFacts(
-            self._replica, self._engine.name, int(time.time() * 1000), cause, self._engine.fingerprint
-        )
+        opened = AttemptFacts(self._replica, self._engine.name, self._clock.now_ms(), cause, self._engine.fingerprint)
         nonce = secrets.token_bytes(8)
         try:
             attempt, entries = await self._writer.open(request_id, epoch, nonce, opened)
@@ -198,7 +198,7 @@ class WorkerReplica:
         part = recorded(entries)
         if attempt.epoch > 1:
             attempt.continue_from(part.last, part.body, part.events, part.head)
-        recorder = Recorder(attempt, facts, opened, self._telemetry, part)
+        recorder = Recorder(attempt, facts, opened, self._telemetry, self._clock, part)
         if part.outputs and part.fingerprint != opened.fingerprint:
             if part.seen:
                 recorder.lost = f"it was begun by {part.fingerprint}"
@@ -219,7 +219,7 @@ class WorkerReplica:
         if trace:  # the engine's own spans hang below ours
             line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
         serving = asyncio.create_task(self._engine.serve(attempt.request_id, line, request.body, recorder))
-        left_s = facts.deadline_ms / 1000 - time.time()
+        left_s = facts.deadline_ms / 1000 - self._clock.now_s()
         awaited: set[asyncio.Future[Any]] = {serving, attempt.closed, self._sick}
         await asyncio.wait(awaited, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 from serve_app.logs import about
+from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.queue import Depth, RequestQueue
 from serve_app.routing.key import session_key
 from serve_app.scheduling.order import CLASSES, DEFAULT_CLASS, SERVICE_TIERS
@@ -36,7 +36,7 @@ class Admission:
 
     def __init__(
         self, settings: Settings, store: JournalStore, queue: RequestQueue, hub: FollowerHub, departures: Departures,
-        telemetry: Telemetry,
+        telemetry: Telemetry, clock: RedisClock,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._store = store
@@ -44,6 +44,7 @@ class Admission:
         self._hub = hub
         self._departures = departures
         self._telemetry = telemetry
+        self._clock = clock
         self._depths: Mapping[str, Depth] = {}
 
     def on_depths(self, depths: Mapping[str, Depth]) -> None:
@@ -142,7 +143,7 @@ class Admission:
         return follower, facts
 
     def _decide(self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any], trace: str) -> RequestFacts:
-        now_ms = int(time.time() * 1000)
+        now_ms = self._clock.now_ms()
         return RequestFacts(
             request_class=_request_class(headers, request),
             tenant=tenant,

@@ -1,14 +1,14 @@
 """Clients that leave before the end: after a grace period without any reader, the request is cancelled.
 
 A client may come back on another ingress (`/v1/requests/{id}/events`), so readers are counted in Redis: the
-sorted set `{ns}:a:<request_id>` holds the ingresses that have one; the score is the end of the lease, Unix ms.
+sorted set `{ns}:a:<request_id>` holds the ingresses that have one; the score is the end of the lease, in Unix
+milliseconds by Redis's clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -19,6 +19,7 @@ from serve_app.journal.entries import has_ended
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import about
+from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 from serve_app.telemetry import Telemetry
 
@@ -34,7 +35,7 @@ class Departures:
 
     def __init__(
         self, settings: Settings, redis: Redis, store: JournalStore, hub: FollowerHub, ingress_id: str,
-        telemetry: Telemetry,
+        telemetry: Telemetry, clock: RedisClock,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._redis = redis
@@ -42,6 +43,7 @@ class Departures:
         self._hub = hub
         self._ingress_id = ingress_id
         self._telemetry = telemetry
+        self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -66,7 +68,7 @@ class Departures:
 
     def _lease(self, pipeline: Pipeline, request_id: str) -> None:
         key = self._key(request_id)
-        pipeline.zadd(key, {self._ingress_id: int(time.time() * 1000) + _LEASE_MS})
+        pipeline.zadd(key, {self._ingress_id: self._clock.now_ms() + _LEASE_MS})
         pipeline.pexpire(key, 2 * _LEASE_MS)
 
     def left(self, follower: Follower, departed: bool) -> None:
@@ -120,6 +122,5 @@ class Departures:
             return True
         key = self._key(request_id)
         await reaching(lambda: self._redis.zrem(key, self._ingress_id))
-        now_ms = int(time.time() * 1000)
-        readers: int = await reaching(lambda: self._redis.zcount(key, now_ms, "+inf"))
+        readers: int = await reaching(lambda: self._redis.zcount(key, self._clock.now_ms(), "+inf"))
         return readers > 0

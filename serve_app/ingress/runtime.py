@@ -18,6 +18,7 @@ from serve_app.journal.hub import FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import configure_logging
 from serve_app.membership import Members, Membership
+from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.queue import Depth, RequestQueue
 from serve_app.request_queue.suspects import Suspects
@@ -47,11 +48,16 @@ class Ingress:
         self._fleet = fleet
         self.redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
-        self.store = JournalStore(settings, self._link)
+        self.clock = RedisClock()
+        self.store = JournalStore(settings, self._link, self.clock)
         self.hub = FollowerHub(settings, self.store, ingress_id)
-        self.queue = RequestQueue(self.redis, self._link, settings.namespace, settings.model.name, ingress_id)
-        self.departures = Departures(settings, self.redis, self.store, self.hub, ingress_id, self.telemetry)
-        self.admission = Admission(settings, self.store, self.queue, self.hub, self.departures, self.telemetry)
+        self.queue = RequestQueue(
+            self.redis, self._link, settings.namespace, settings.model.name, ingress_id, self.clock
+        )
+        self.departures = Departures(settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock)
+        self.admission = Admission(
+            settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock
+        )
         dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
         suspects = Suspects(self.redis, settings.namespace)
         carrier = Carrier(
@@ -63,10 +69,11 @@ class Ingress:
             execute,
             self.telemetry,
             self.tracing,
+            self.clock,
             settings.queue.poison_after,
         )
         self.dispatcher = Dispatcher(self.queue, carrier, fleet, cluster)
-        self.membership = Membership(self.redis, settings.namespace, self._on_members)
+        self.membership = Membership(self.redis, settings.namespace, self._on_members, self.clock)
         self._snapshots = Snapshots(
             self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,15 +28,17 @@ from serve_app.journal.entries import (
     journal_key,
     wake_of,
 )
+from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 
 
 class JournalStore:
     """Journals, by request id."""
 
-    def __init__(self, settings: Settings, link: RedisLink) -> None:
+    def __init__(self, settings: Settings, link: RedisLink, clock: RedisClock | None = None) -> None:
         self._settings = settings
         self._link = link
+        self._clock = clock or RedisClock()
 
     def key(self, request_id: str) -> str:
         """Redis key of a journal."""
@@ -195,7 +196,7 @@ class JournalStore:
         """
         if has_ended(entries):  # what a compacted journal holds is no beginning of a summary either
             return False
-        summary = _summary_of(entries)
+        summary = _summary_of(entries, self._clock.now_ms())
         fields: dict[bytes, bytes] = {
             b"n": secrets.token_bytes(8),
             b"k": state.encode(),
@@ -239,7 +240,7 @@ def _refused(error: Exception) -> bool:
     return "exhausted" in str(error) or "equal or smaller" in str(error)
 
 
-def _summary_of(entries: list[Entry]) -> Summary:
+def _summary_of(entries: list[Entry], ended_ms: int) -> Summary:
     """What a terminal entry from outside says of the request."""
     request = msgspec.json.decode(entries[0].fields[b"m"], type=RequestFacts) if entries else None
     opened = [entry for entry in entries if entry.id.epoch > 0 and entry.id.seq == 0]
@@ -248,5 +249,5 @@ def _summary_of(entries: list[Entry]) -> Summary:
         request=request,
         attempt=attempt,
         attempts=opened[-1].id.epoch if opened else 0,
-        ended_ms=int(time.time() * 1000),
+        ended_ms=ended_ms,
     )

@@ -7,7 +7,6 @@ Fields of a queue entry: r request id, t tenant, s session key, d deadline (Unix
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from redis.exceptions import ResponseError
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.client import reaching
 from serve_app.journal.connection import RedisLink
+from serve_app.redis_clock import RedisClock
 from serve_app.scheduling.order import CLASSES
 
 GROUP = "ingress"
@@ -61,9 +61,12 @@ class Depth:
 class RequestQueue:
     """The lines of one model."""
 
-    def __init__(self, redis: Redis, link: RedisLink, namespace: str, model: str, consumer: str) -> None:
+    def __init__(
+        self, redis: Redis, link: RedisLink, namespace: str, model: str, consumer: str, clock: RedisClock | None = None
+    ) -> None:
         self._redis = redis
         self._link = link
+        self._clock = clock or RedisClock()
         self._consumer = consumer
         self._streams = {name: f"{namespace}:q:{model}:{name}" for name in CLASSES}
         self._classes = {stream: name for name, stream in self._streams.items()}
@@ -196,7 +199,7 @@ class RequestQueue:
         for index, name in enumerate(CLASSES):
             length, pending = replies[3 * index], int(replies[3 * index + 1]["pending"])
             first = first_entries[index]
-            age_s = max(0.0, time.time() - int(_text(first[0][0]).partition("-")[0]) / 1000) if first else 0.0
+            age_s = max(0.0, self._clock.now_s() - int(_text(first[0][0]).partition("-")[0]) / 1000) if first else 0.0
             depths[name] = Depth(max(0, length - pending), pending, age_s)
         return depths
 

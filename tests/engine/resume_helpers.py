@@ -11,6 +11,7 @@ import msgspec
 
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import AttemptFacts, Entry, EntryId, RequestFacts, RequestLine
+from serve_app.redis_clock import RedisClock
 from serve_app.settings import load_settings
 from serve_app.telemetry import Telemetry
 from workers import recorder as recording
@@ -95,7 +96,7 @@ async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "
     part = recorded(entries)
     if epoch > 1:
         one.continue_from(part.last, part.body, part.events, part.head)
-    recorder = Recorder(one, facts, opened, world.telemetry, part)
+    recorder = Recorder(one, facts, opened, world.telemetry, RedisClock(), part)
     recording.current.set(recorder)
     await world.engine.serve(request_id, line, journal[0].body, recorder)
     recorder.end("completed" if not recorder.lost else "failed", "", None)

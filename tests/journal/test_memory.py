@@ -13,6 +13,7 @@ from journal_helpers import LINE, PrivateRedis, World, add, events, eventually, 
 
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.entries import TERMINAL_ID, AttemptFacts, RequestFacts, transcript
+from serve_app.redis_clock import RedisClock
 from serve_app.telemetry import Telemetry
 from workers.recorder import Recorder
 from workers.simulated_engine import _Shape
@@ -48,7 +49,7 @@ async def answer(w: World) -> dict[str, float]:
     opened = AttemptFacts("abcdefgh", "vllm-0.32.0", now_ms, "", "vllm-0.32.0 builtin:tiny dtype=float32")
     await w.store.admit(REQUEST_ID, LINE, b"x" * 1000, facts, (w.queue().stream("standard"), {"r": REQUEST_ID}))
     attempt, _ = await (await w.writer()).open(REQUEST_ID, 1, b"12345678", opened)
-    recorder = Recorder(attempt, facts, opened, Telemetry())
+    recorder = Recorder(attempt, facts, opened, Telemetry(), RedisClock())
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await recorder.send({"type": "http.response.start", "status": 200, "headers": headers})
     shape = _Shape(REQUEST_ID, "hermes-tiny", chat=True, created_s=1_767_225_600)

@@ -15,7 +15,8 @@ NAMES = {path: path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/
 MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
-    "serve_app.settings", "serve_app.redis_address", "serve_app.errors", "serve_app.scheduling.order",
+    "serve_app.settings", "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
+    "serve_app.scheduling.order",
     "serve_app.routing.key",
     "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
     "serve_app.journal.reader",
@@ -51,6 +52,7 @@ LAYERS = (
     (
         "serve_app.settings",
         "serve_app.redis_address",
+        "serve_app.redis_clock",
         "serve_app.errors",
         "serve_app.telemetry",
         "serve_app.tracing",

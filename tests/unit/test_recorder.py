@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from serve_app.errors import Reason
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import AttemptFacts, Entry, Head, RequestFacts, Summary, decode_facts, transcript
+from serve_app.redis_clock import RedisClock
 from serve_app.telemetry import Telemetry
 from workers.recorder import Recorder
 
@@ -21,7 +22,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
-        self.recorder = Recorder(self.attempt, FACTS, OPENED, Telemetry())
+        self.recorder = Recorder(self.attempt, FACTS, OPENED, Telemetry(), RedisClock())
 
     async def start(self, content_type: str = "text/event-stream; charset=utf-8", status: int = 200) -> None:
         headers = [(b"Content-Type", content_type.encode()), (b"x-secret", b"1")]
