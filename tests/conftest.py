@@ -20,9 +20,9 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Redis, started for this run and ended after it."""
-    pid, port = redis_server.start(tmp_path_factory.mktemp("redis"))
-    yield f"redis://127.0.0.1:{port}/0"
-    processes.end(pid)
+    redis = redis_server.start(tmp_path_factory.mktemp("redis"), namespace="t*")
+    yield redis.url()
+    processes.end(redis.pid)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from scripts.disorder.parts import Parts
-from scripts.local import service
+from scripts.local import redis_server, service
 
 HANG_S = 20.0
 SLOW_S = 10.0
@@ -55,7 +55,7 @@ async def _kill_redis(parts: Parts, pid: int) -> float:
 
 async def _slow_redis(parts: Parts, pid: int) -> float:
     """Every command is answered, up to two seconds late, for ten seconds."""
-    async with Redis.from_url(parts.service.redis_url, protocol=2) as redis:
+    async with Redis.from_url(redis_server.as_operator(parts.service.redis_url), protocol=2) as redis:
         began_s = time.monotonic()
         while time.monotonic() < began_s + SLOW_S:
             await redis.execute_command("CLIENT", "PAUSE", SLOW_ANSWER_MS, "ALL")  # type: ignore[no-untyped-call]

@@ -67,7 +67,7 @@ class Parts:
             time.sleep(0.02)
         host = urlsplit(self.service.redis_url).hostname or ""
         folder, bind = Path(self.service.state_dir) / "redis", "" if host == "127.0.0.1" else host
-        self.service.pids["redis"], _ = redis_server.start(folder, self.redis_port(), bind)
+        self.service.pids["redis"] = redis_server.start(folder, self.redis_port(), bind).pid
         self.service.save()
 
     def until_whole(self) -> None:

@@ -13,7 +13,7 @@ import yaml
 from scripts.local import processes, ray_cluster, redis_server
 from scripts.local.network import Host, Network
 from scripts.local.ray_cluster import Place
-from scripts.local.service import Service, deploy, merged, render, wait_ready
+from scripts.local.service import Service, deploy, render, wait_ready
 
 PORT = 8000
 
@@ -32,6 +32,7 @@ class Nodes:
         self._sizes = sizes
         self._gcs_port = processes.free_port()
         self._environment: dict[str, str] = {}
+        self._gcs_login: tuple[str, ...] = ()
         self.service = Service(str(state), url=f"http://{self.hosts[-1].address}:{PORT}")
 
     @property
@@ -52,10 +53,15 @@ class Nodes:
         self.network.up()
         try:
             gateway = self.network.gateway
-            self.service.pids["redis"], port = redis_server.start(self.state / "redis", bind=gateway)
-            self.service.redis_url = f"redis://{gateway}:{port}/0"
-            # GCS fault tolerance: a new head finds what the old one knew.
-            self._environment = {"RAY_REDIS_ADDRESS": f"{gateway}:{port}", **(environment or {})}
+            redis = redis_server.start(self.state / "redis", bind=gateway)
+            self.service.pids["redis"], self.service.redis_url = redis.pid, redis.url()
+            self._environment = {
+                "HERMES_REDIS_URL": redis.url(),
+                # GCS fault tolerance: a new head finds what the old one knew.
+                "RAY_REDIS_ADDRESS": f"{gateway}:{redis.port}",
+                **(environment or {}),
+            }
+            self._gcs_login = ("--redis-username", "ray", "--redis-password", redis.password)
             self.start_head()
             for number in range(1, len(self.hosts)):
                 self.start_node(number)
@@ -69,7 +75,7 @@ class Nodes:
         # Ray looks for a GCS of the same address among all processes; other hosts' included.
         (ray_cluster.short_folder(self.state) / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         pid, self.service.dashboard_url = ray_cluster.start(
-            self.state, True, self._environment, place=self._place(0), port=self._gcs_port
+            self.state, True, self._environment, place=self._place(0), port=self._gcs_port, more=self._gcs_login
         )
         self.service.pids["ray"] = pid
         self.service.save()
@@ -102,7 +108,7 @@ class Nodes:
         Raises:
             RuntimeError: the deployment failed or took too long; the message is Serve's.
         """
-        document = render(config, PORT, merged({"redis": {"url": self.service.redis_url}}, args))
+        document = render(config, PORT, args)
         document["http_options"]["host"] = "0.0.0.0"
         self.service.model = document["applications"][0]["args"]["model"]["name"]
         (self.state / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

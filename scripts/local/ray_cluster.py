@@ -80,13 +80,15 @@ HERE = Place()
 
 
 def start(
-    state: Path, haproxy: bool, environment: Mapping[str, str], ray: Path = RAY, place: Place = HERE, port: int = 0
-) -> tuple[int, str]:
+    state: Path, haproxy: bool, environment: Mapping[str, str], ray: Path = RAY, place: Place = HERE, port: int = 0,
+    more: tuple[str, ...] = (),
+) -> tuple[int, str]:  # fmt: skip
     """Start a head node and wait for its dashboard. Returns the pid of `ray start` and the dashboard's URL.
 
     Args:
         ray: the `ray` command; its environment is the one that the nodes run in.
         port: of the GCS, where other nodes are to join; 0: a free one.
+        more: options of `ray start`.
 
     Raises:
         RuntimeError: it did not start; the message holds the end of its log.
@@ -95,7 +97,7 @@ def start(
     command = [
         str(ray), "start", "--head", "--port", str(port or processes.free_port()),
         "--dashboard-host", place.address, "--dashboard-port", str(dashboard),
-        "--ray-client-server-port", str(processes.free_port()),
+        "--ray-client-server-port", str(processes.free_port()), *more,
     ]  # fmt: skip
     log = state / "ray.log"
     pid = _launch(command, state, log, haproxy, environment, ray, place)

@@ -1,17 +1,48 @@
-"""A private Redis: append-only file on, its own folder, a free port, and the loopback unless told otherwise."""
+"""A private Redis like production's: the users and settings of `cluster/redis.acl` and `cluster/redis.conf`.
+
+Every Redis that quickstart, chaos, a benchmark or a test starts comes from here, so that none of them is kinder to the
+service than the one that an operator runs. Only port, addresses and folders are its own, and one user more: `operator`,
+who may do everything, for what a person would do to a server by hand.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import secrets
 import shutil
 import socket
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.local import processes
-from scripts.local.environment import VENV
+from scripts.local.environment import ROOT, VENV
 
 _LOADED_WITHIN_S = 120  # a long append-only file, on a busy machine
+_PLACEHOLDER = "REPLACE_WITH_SHA256_OF_THE_PASSWORD"
+_PASSWORD_FILE = "password"
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """A running server. All of its users have one password, which lies in its folder."""
+
+    pid: int
+    port: int
+    host: str
+    password: str
+
+    def url(self, user: str = "hermes") -> str:
+        """For the service's user `hermes`, for `ray` or for `operator`."""
+        return f"redis://{user}:{self.password}@{self.host}:{self.port}/0"
+
+
+def as_operator(url: str) -> str:
+    """The URL of a server of ours, for the user who may do everything."""
+    return url.replace("//hermes:", "//operator:", 1)
 
 
 def find_server() -> str | None:
@@ -23,12 +54,23 @@ def find_server() -> str | None:
     return str(wheel) if wheel else None
 
 
-def start(folder: Path, port: int | None = None, bind: str = "", acl: Path | None = None) -> tuple[int, int]:
-    """Start it and wait until it answers. Returns pid and port.
+def start(
+    folder: Path,
+    port: int | None = None,
+    bind: str = "",
+    namespace: str = "hermes",
+    acl: Path | None = None,
+    settings: Mapping[str, object] | None = None,
+    password: str = "",
+) -> RedisServer:
+    """Start it and wait until it answers. On a folder that was used before, it has that folder's data and password.
 
     Args:
-        bind: an address to listen on beside the loopback. There is no password: only for a network of our own.
-        acl: a file of users; without one nobody needs a password.
+        bind: an address to listen on beside the loopback; the URL then names it.
+        namespace: of the settings of who uses it; a glob where several do.
+        acl: another file of users, without `operator` among them.
+        settings: lines of `redis.conf` in place of the shipped ones, or beside them.
+        password: of all users; by default a new one.
 
     Raises:
         RuntimeError: it did not start; the message holds the end of its log.
@@ -37,30 +79,62 @@ def start(folder: Path, port: int | None = None, bind: str = "", acl: Path | Non
     if server is None:
         raise RuntimeError("no redis-server on PATH and none in .venv")
     folder.mkdir(parents=True, exist_ok=True)
+    password = _password(folder, password)
     port = port or processes.free_port()
-    command = [
-        server, "--port", str(port), "--bind", *f"127.0.0.1 {bind}".split(), "--dir", str(folder), "--save", "",
-        "--protected-mode", "no" if bind else "yes",
-        "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
-        "--stream-node-max-entries", "100", "--tcp-keepalive", "60",
-    ]  # fmt: skip
-    if acl is not None:
-        command += ["--aclfile", str(acl)]
+    users = acl or _users(folder, password, namespace)
+    own = {"port": port, "bind": f"127.0.0.1 {bind}".strip(), "dir": folder, "aclfile": users}
+    configuration = folder / "redis.conf"
+    configuration.write_text(_with((ROOT / "cluster" / "redis.conf").read_text(), {**own, **(settings or {})}))
     log = folder / "redis.log"
-    pid = processes.start(command, log, os.environ, folder)
+    pid = processes.start([server, str(configuration)], log, os.environ, folder)
     deadline = time.monotonic() + _LOADED_WITHIN_S
-    while not _answers(port):
+    while not _answers(port, "" if acl else password):
         if not processes.is_alive(pid) or time.monotonic() > deadline:
             processes.end(pid)
             raise RuntimeError(f"redis-server did not start:\n{processes.tail(log)}")
         time.sleep(0.05)
-    return pid, port
+    return RedisServer(pid, port, bind or "127.0.0.1", password)
 
 
-def _answers(port: int) -> bool:
+def _password(folder: Path, wanted: str) -> str:
+    file = folder / _PASSWORD_FILE
+    if not file.exists():
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+            new.write(wanted or secrets.token_urlsafe(24))
+    return file.read_text()
+
+
+def _users(folder: Path, password: str, namespace: str) -> Path:
+    """The shipped users, for another namespace, with the password's hash, and the operator."""
+    text = (ROOT / "cluster" / "redis.acl").read_text().replace("hermes:*", f"{namespace}:*")
+    file = folder / "users.acl"
+    file.write_text(
+        f"{text}user operator on #{_PLACEHOLDER} ~* &* +@all\n".replace(
+            _PLACEHOLDER, hashlib.sha256(password.encode()).hexdigest()
+        )
+    )
+    return file
+
+
+def _with(configuration: str, settings: Mapping[str, object]) -> str:
+    """A configuration with these settings: in place of the same ones, or behind the rest."""
+    for name, value in settings.items():
+        line = f"{name} {value}"
+        configuration, places = re.subn(rf"^{name} .*$", line, configuration, flags=re.MULTILINE)
+        if not places:
+            configuration += f"{line}\n"
+    return configuration
+
+
+def _answers(port: int, password: str) -> bool:
+    """Whether it serves commands. Who has not logged in is refused before it says that it is still loading."""
+    login = f"AUTH operator {password}\r\n" if password else ""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
+            connection.sendall(f"{login}PING\r\n".encode())
+            answer = connection.recv(64)
+            while password and answer == b"+OK\r\n":
+                answer += connection.recv(64)
+            return answer.endswith(b"+PONG\r\n") or (not password and answer.startswith(b"-NOAUTH"))
     except OSError:
         return False

@@ -37,7 +37,9 @@ class Service:
         """Written after every step, so that a half-started service can be ended too."""
         folder = Path(self.state_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / STATE_FILE).write_text(json.dumps(asdict(self), indent=2))
+        file = folder / STATE_FILE
+        file.touch(mode=0o600)  # it holds Redis's password
+        file.write_text(json.dumps(asdict(self), indent=2))
 
     @classmethod
     def load(cls, state_dir: Path) -> Service | None:
@@ -98,19 +100,21 @@ def start(
     """
     service = Service(str(state_dir), url=f"http://127.0.0.1:{port}")
     service.save()
-    own = "HERMES_REDIS_URL" in (environment or {})  # in the nodes' environment: it stands in no config then
+    variables = dict(environment or {})
     try:
-        if redis_url is None and not own:
+        if redis_url is None and "HERMES_REDIS_URL" not in variables:
             tell("Redis: private, append-only file on")
-            service.pids["redis"], redis_port = redis_server.start(state_dir / "redis")
-            redis_url = f"redis://127.0.0.1:{redis_port}/0"
-        service.redis_url = redis_url or ""
+            redis = redis_server.start(state_dir / "redis")
+            service.pids["redis"], redis_url = redis.pid, redis.url()
+        if redis_url is not None:  # in the nodes' environment: Serve shows its config to whoever asks, a password too
+            variables["HERMES_REDIS_URL"] = redis_url
+        service.redis_url = variables["HERMES_REDIS_URL"]
         service.save()
         tell("Ray: one private node")
-        pid, service.dashboard_url = ray_cluster.start(state_dir, haproxy, dict(environment or {}))
+        pid, service.dashboard_url = ray_cluster.start(state_dir, haproxy, variables)
         service.pids["ray"] = pid
         service.save()
-        document = render(config, port, args if own else merged({"redis": {"url": redis_url}}, args))
+        document = render(config, port, args)
         service.model = document["applications"][0]["args"]["model"]["name"]
         service.save()
         (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

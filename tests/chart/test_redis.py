@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.local.environment import ROOT
 from tests.chart.charts import CHART, NAMED, Document, documents, merged, one
 
 SCRIPT = CHART / "files" / "redis-start.sh"
@@ -36,7 +37,7 @@ def users(tmp_path: Path, **environment: str) -> dict[str, str]:
 def test_every_user_reaches_only_what_is_his(tmp_path: Path) -> None:
     found = users(tmp_path, HERMES_NAMESPACE="prod", **PASSWORDS)
     assert set(found) == {"default", "hermes", "ray", "probe", "metrics"}
-    assert found["default"] == "user default off"
+    assert found["default"] == "user default off +@all ~* &*", "nobody logs in as it; Redis replays transactions as it"
 
     def of(kind: str, user: str) -> list[str]:
         return [word for word in found[user].split() if word.startswith(kind)]
@@ -46,8 +47,17 @@ def test_every_user_reaches_only_what_is_his(tmp_path: Path) -> None:
     assert (of("~", "probe"), of("+", "probe")) == ([], ["+ping"])
     assert of("~", "metrics") == []
     assert "+config" not in found["metrics"]
-    for user in ("hermes", "ray"):
-        assert of("-@", user) == ["-@admin", "-@dangerous"]
+    assert of("-@", "hermes") == ["-@all", "-@admin", "-@dangerous"]
+    assert of("-@", "ray") == ["-@admin", "-@dangerous"]
+
+
+def test_the_service_has_the_same_rights_with_the_chart_as_without_it(tmp_path: Path) -> None:
+    shipped = (ROOT / "cluster" / "redis.acl").read_text().splitlines()
+    digest = hashlib.sha256(PASSWORDS["HERMES_PASSWORD"].encode()).hexdigest()
+    of_hermes = next(row for row in shipped if row.startswith("user hermes "))
+    found = users(tmp_path, HERMES_NAMESPACE="hermes", **PASSWORDS)
+    assert found["hermes"] == of_hermes.replace("REPLACE_WITH_SHA256_OF_THE_PASSWORD", digest)
+    assert found["default"] in shipped
 
 
 def test_passwords_are_kept_as_hashes_whatever_stands_in_them(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     script = (CHART / "files" / "redis-start.sh").read_text().replace("/run/redis", str(folder))
     given = {"HERMES_NAMESPACE": "prod", "HERMES_PASSWORD": "h", "RAY_PASSWORD": "r", "METRICS_PASSWORD": "m"}
     subprocess.run(["sh", "-c", script], check=True, env={**given, "PATH": f"{stand_in.parent}:{os.environ['PATH']}"})
-    pid, port = redis_server.start(folder / "data", acl=folder / "users.acl")
-    yield port
-    processes.end(pid)
+    redis = redis_server.start(folder / "data", acl=folder / "users.acl")
+    yield redis.port
+    processes.end(redis.pid)
 
 
 def user(port: int, name: str) -> Redis:

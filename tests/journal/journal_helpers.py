@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ class World:
         self.channel = wake_channel(namespace, "ingress-1")
         self._started: list[JournalWriter | FollowerHub] = []
 
+    @cached_property
+    def operator(self) -> Redis:
+        """Does by hand what the service's own user may not do."""
+        client: Redis = Redis.from_url(redis_server.as_operator(self.settings.redis.url), protocol=2)
+        return client
+
     def queue(self, consumer: str = "ingress-1") -> RequestQueue:
         """The queue as one consumer sees it."""
         return RequestQueue(self.redis, self.link, self.settings.namespace, self.settings.model.name, consumer)
@@ -145,6 +152,8 @@ class World:
             await part.stop()
         await self.link.close()
         await self.redis.aclose()
+        if "operator" in self.__dict__:
+            await self.operator.aclose()
 
 
 @asynccontextmanager
@@ -174,8 +183,8 @@ class PrivateRedis:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._data = folder / "data"
-        self.pid, self.port = redis_server.start(self._data)
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        server = redis_server.start(self._data, namespace="*")
+        self.pid, self.port, self.url = server.pid, server.port, server.url()
 
     def kill(self) -> None:
         """As a crash would."""
@@ -184,7 +193,7 @@ class PrivateRedis:
 
     async def start(self) -> None:
         """On the same port, from the same append-only file."""
-        self.pid, _ = await asyncio.to_thread(redis_server.start, self._data, self.port)
+        self.pid = (await asyncio.to_thread(redis_server.start, self._data, self.port, namespace="*")).pid
 
     def remember(self) -> None:
         """Keep the append-only file as it is now."""

@@ -149,7 +149,7 @@ def test_a_cut_subscription_costs_no_byte_and_doubles_none(redis_url: str, names
                 add(attempt, number)
                 if number in (20, 60):
                     await eventually(lambda: w.subscribers())
-                    killed += int(await w.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+                    killed += int(await w.operator.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
                 await asyncio.sleep(0)
             finish(attempt)
             assert await reading == events(1, 100)

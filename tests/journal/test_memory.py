@@ -119,8 +119,8 @@ def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
             attempt = await w.opened(writer)
             add(attempt, 1)
             await eventually(lambda: not attempt.pending)
-            assert (await w.redis.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
-            await w.redis.config_set("maxmemory", FULL_BYTES)
+            assert (await w.operator.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
+            await w.operator.config_set("maxmemory", FULL_BYTES)
             await w.redis.setrange("filler", 2 * FULL_BYTES, "x")
             with pytest.raises(JournalUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"):
                 await w.admit("req_2")
@@ -132,7 +132,7 @@ def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
             await eventually(lambda: writer._failures > 3)
             assert await w.ids() == ["0-1", "1-0", "1-1"]
             assert not attempt.closed.done()
-            await w.redis.config_set("maxmemory", ROOM_BYTES)
+            await w.operator.config_set("maxmemory", ROOM_BYTES)
             await attempt.closed
             assert await reading == events(1, 5)
             last = (await w.entries())[-1]

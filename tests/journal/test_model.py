@@ -110,7 +110,8 @@ class Cable:
         """Listen."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        self.url = f"redis://127.0.0.1:{port}/0"
+        login = self._redis.netloc.rpartition("@")[0]
+        self.url = self._redis._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
 
     def cut(self, word: str, how: str, after: int = 0) -> None:
         """At the next command (but so many) that begins with `word`; empty for any."""
@@ -175,7 +176,8 @@ class Cable:
         return False
 
     def _fate(self, command: list[bytes]) -> str:
-        if not self._plans or not command[0].startswith(self._plans[0][0]) or command[0] in (b"SELECT", b"CLIENT"):
+        greeting = command[0] in (b"AUTH", b"SELECT", b"CLIENT")
+        if greeting or not self._plans or not command[0].startswith(self._plans[0][0]):
             return ""
         word, how, after = self._plans.popleft()
         if after:
@@ -276,7 +278,7 @@ class JournalMachine(RuleBasedStateMachine):
         super().__init__()
         self.thread = LoopThread()
         self.redis_url = redis_url
-        self.namespace = f"model-{next(_examples)}"
+        self.namespace = f"t-model-{next(_examples)}"
         self.numbers = itertools.count(1)
         self.model = Journal("")
         self.epochs = 0
@@ -743,7 +745,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.thread.run(self._start())
 
     async def _start(self) -> None:
-        self.world = World(self.redis_url, f"model-{next(_examples)}", redis=_redis(self.redis_url))
+        self.world = World(self.redis_url, f"t-model-{next(_examples)}", redis=_redis(self.redis_url))
         self.lines = self.world.queue()
         self.ingresses = {}
         for name in CONSUMERS:

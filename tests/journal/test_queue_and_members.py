@@ -133,11 +133,11 @@ def test_a_redis_that_was_emptied_is_prepared_again(redis_url: str, namespace: s
             await enqueue(w, "standard", "s1")
             assert await claimed(queue, 1) == ["s1"]
             await looker.depths()
-            await w.redis.flushall()
+            await w.operator.flushall()
             await enqueue(w, "standard", "s2")
             assert await claimed(queue, 1) == []  # this claim finds no group and makes it
             assert await claimed(queue, 1) == ["s2"]
-            await w.redis.flushall()
+            await w.operator.flushall()
             with pytest.raises(JournalUnavailable):
                 await looker.depths()
             assert (await looker.depths())["standard"].waiting == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,6 @@ from redis.exceptions import RedisError
 from scripts.local import processes, redis_server
 from tests.journal.journal_helpers import add, events, eventually, everything, finish, world
 
-PASSWORD = "of the primary"
 ASKED = "of the Sentinels"
 
 
@@ -26,19 +26,28 @@ class Group:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
-        login = f"requirepass {PASSWORD}\nmasterauth {PASSWORD}\nappendonly yes\n".replace(PASSWORD, f'"{PASSWORD}"')
+        self.password = secrets.token_urlsafe(24)
         self.pids: dict[int, int] = {}
-        self.primary = self._start("primary", login)
-        self.replica = self._start("replica", f"{login}replicaof 127.0.0.1 {self.primary}\n")
+        self.primary = self._serve("primary")
+        self.replica = self._serve("replica", replicaof=f"127.0.0.1 {self.primary}")
         watched = (
             f'requirepass "{ASKED}"\nsentinel sentinel-pass "{ASKED}"\n'
-            f'sentinel monitor main 127.0.0.1 {self.primary} 2\nsentinel auth-pass main "{PASSWORD}"\n'
+            f"sentinel monitor main 127.0.0.1 {self.primary} 2\n"
+            f"sentinel auth-user main operator\nsentinel auth-pass main {self.password}\n"
             "sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 4000\n"
         )
         self.sentinels = [self._start(f"sentinel-{n}", watched, "--sentinel") for n in range(3)]
         hosts = ",".join(f"127.0.0.1:{port}" for port in [1, *self.sentinels])  # the first of them is away
-        quoted = PASSWORD.replace(" ", "%20"), ASKED.replace(" ", "%20")
-        self.url = f"redis+sentinel://:{quoted[0]}@{hosts}/main/0?sentinel_password={quoted[1]}"
+        asked = ASKED.replace(" ", "%20")
+        self.url = f"redis+sentinel://hermes:{self.password}@{hosts}/main/0?sentinel_password={asked}"
+
+    def _serve(self, name: str, **settings: object) -> int:
+        """A server with production's users; here replication and Sentinel come as the operator."""
+        own = {"masteruser": "operator", "masterauth": self.password, "repl-diskless-sync-delay": 0, **settings}
+        server = redis_server.start(self._folder / name, namespace="t*", settings=own, password=self.password)
+        self.pids[server.port] = server.pid
+        self._stack.callback(processes.end, server.pid)
+        return server.port
 
     def _start(self, name: str, text: str, *more: str) -> int:
         server, port = redis_server.find_server(), processes.free_port()
@@ -51,8 +60,8 @@ class Group:
         return port
 
     def watched(self) -> bool:
-        """Whether every Sentinel knows the replica and the two others."""
-        return all(self._watched_by(port) for port in self.sentinels)
+        """Whether the replica has what the primary has, and every Sentinel knows it and the two others."""
+        return self._role(self.replica)[3] == "connected" and all(self._watched_by(port) for port in self.sentinels)
 
     def _watched_by(self, port: int) -> bool:
         try:
@@ -64,9 +73,12 @@ class Group:
 
     def is_primary(self, port: int) -> bool:
         """What the server itself says."""
-        with Redis(port=port, password=PASSWORD, protocol=2, decode_responses=True) as redis:
-            role: Any = redis.execute_command("ROLE")
-        return bool(role[0] == "master")
+        return bool(self._role(port)[0] == "master")
+
+    def _role(self, port: int) -> Any:
+        login = {"username": "operator", "password": self.password}
+        with Redis(port=port, **login, protocol=2, decode_responses=True) as redis:
+            return redis.execute_command("ROLE")
 
 
 @pytest.fixture

@@ -371,14 +371,14 @@ def test_what_comes_while_a_flush_is_underway_rides_in_the_next_as_one_entry(red
         async with world(redis_url, namespace) as w:
             await w.admit()
             attempt = await w.opened(await w.writer())
-            await w.redis.config_resetstat()
-            await w.redis.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+            await w.operator.config_resetstat()
+            await w.operator.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
             add(attempt, 1)
             await eventually(lambda: attempt.unaccepted)
             for number in range(2, 51):
                 add(attempt, number)
                 await asyncio.sleep(0)  # the writer could send more, and must not
-            await w.redis.execute_command("CLIENT", "UNPAUSE")
+            await w.operator.execute_command("CLIENT", "UNPAUSE")
             await eventually(lambda: not attempt.pending)
             _, _, first, second = await w.entries()
             assert (first.body, second.body) == (event(1), events(2, 50))
@@ -450,8 +450,8 @@ def test_appends_wait_while_redis_is_out_of_memory(redis_url: str, namespace: st
             await w.admit()
             writer = await w.writer()
             attempt = await w.opened(writer)
-            await w.redis.config_resetstat()
-            await w.redis.config_set("maxmemory", 1)
+            await w.operator.config_resetstat()
+            await w.operator.config_set("maxmemory", 1)
             try:
                 add(attempt, 1)
                 await eventually(lambda: _refused_for_memory(w))
@@ -461,7 +461,7 @@ def test_appends_wait_while_redis_is_out_of_memory(redis_url: str, namespace: st
                     await w.admit("req_2")
                 assert not await w.redis.exists(w.store.key("req_2"))
             finally:
-                await w.redis.config_set("maxmemory", 0)
+                await w.operator.config_set("maxmemory", 0)
             await attempt.closed
             assert transcript((await w.entries())[-1]) == events(1, 2)
             assert await w.redis.xlen(w.queue().stream("standard")) == 1
@@ -478,12 +478,12 @@ def test_opening_while_redis_is_out_of_memory_is_no_fence(redis_url: str, namesp
         async with world(redis_url, namespace) as w:
             await w.admit()
             writer = await w.writer()
-            await w.redis.config_set("maxmemory", 1)
+            await w.operator.config_set("maxmemory", 1)
             try:
                 with pytest.raises(JournalUnavailable, match="OOM"):
                     await w.opened(writer)
             finally:
-                await w.redis.config_set("maxmemory", 0)
+                await w.operator.config_set("maxmemory", 0)
             await w.opened(writer)
 
     asyncio.run(main())

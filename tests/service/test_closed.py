@@ -25,7 +25,6 @@ from tests.service.services import CONFIG, KINDS, Services
 from tests.service.support import until
 
 KEYS = {tenant: f"hk-{secrets.token_urlsafe(32)}" for tenant in ("acme", "zeta", "late")}
-PASSWORD = secrets.token_urlsafe(24)
 BODY = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "Who may ask?"}], "max_tokens": 20}
 
 
@@ -35,14 +34,15 @@ class Closed:
 
     service: local.Service
     keys_file: Path
-    redis_port: int
+    server: redis_server.RedisServer
 
     def client(self, tenant: str = "") -> httpx.Client:
         headers = {"authorization": f"Bearer {KEYS[tenant]}"} if tenant else {}
         return httpx.Client(base_url=self.service.url, headers=headers, timeout=30)
 
-    def redis(self, user: str, password: str = PASSWORD) -> Redis:
-        return Redis(port=self.redis_port, username=user, password=password, protocol=2)
+    def redis(self, user: str, password: str | None = None) -> Redis:
+        password = self.server.password if password is None else password
+        return Redis(port=self.server.port, username=user, password=password, protocol=2)
 
     def let_in(self, *tenants: str) -> None:
         lines = [f"{tenant} sha256:{hashlib.sha256(KEYS[tenant].encode()).hexdigest()}\n" for tenant in tenants]
@@ -54,14 +54,11 @@ def closed(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The ACL is the one that the project ships."""
     services.end()
     folder = tmp_path_factory.mktemp("closed")
-    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
-    acl = (ROOT / "cluster" / "redis.acl").read_text().replace("REPLACE_WITH_SHA256_OF_THE_PASSWORD", digest)
-    (folder / "redis.acl").write_text(f"{acl}user keeper on #{digest} ~* &* +@all\n")
-    redis_pid, port = redis_server.start(folder / "redis", acl=folder / "redis.acl")
-    made = Closed(local.Service(""), folder / "keys", port)
+    redis = redis_server.start(folder / "redis")
+    made = Closed(local.Service(""), folder / "keys", redis)
     made.let_in("acme", "zeta")
     environment = {
-        "HERMES_REDIS_URL": f"redis://hermes:{PASSWORD}@127.0.0.1:{port}/0",
+        "HERMES_REDIS_URL": redis.url(),
         "HERMES_KEYS_FILE": str(made.keys_file),
     }
     args = {**KINDS["simulated"]["args"], "auth": {"required": True}}
@@ -73,7 +70,7 @@ def closed(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield made
     finally:
         made.service.down()
-        processes.end(redis_pid)
+        processes.end(redis.pid)
 
 
 def test_without_a_key_nothing_is_told_but_that_the_service_lives(closed: Closed) -> None:
@@ -151,7 +148,7 @@ def test_the_applications_redis_user_can_touch_its_own_keys_and_nothing_else(
 
 
 def test_redis_knows_nobody_without_a_password(closed: Closed) -> None:
-    with Redis(port=closed.redis_port, protocol=2) as nobody, pytest.raises((AuthenticationError, ResponseError)):
+    with Redis(port=closed.server.port, protocol=2) as nobody, pytest.raises((AuthenticationError, ResponseError)):
         nobody.ping()
     with closed.redis("hermes", "guess") as guessing, pytest.raises((AuthenticationError, ResponseError)):
         guessing.ping()
@@ -162,7 +159,7 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(close
         answer = acme.post("/v1/chat/completions", json=BODY)
         metrics = acme.get("/metrics").text
         shown = httpx.get(f"{closed.service.dashboard_url}/api/serve/applications/", timeout=30).text
-    hidden = [*KEYS.values(), PASSWORD]
+    hidden = [*KEYS.values(), closed.server.password]
     places = {"metrics": metrics, "dashboard": shown, "answer": answer.text + str(answer.headers)}
     logs = ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
     places |= {
@@ -170,7 +167,7 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(close
         for path in logs.rglob("*")
         if path.is_file() and path.stat().st_size
     }
-    with closed.redis("keeper") as redis:
+    with closed.redis("operator") as redis:
         for key in redis.scan_iter("hermes:*"):
             if redis.type(key) == b"stream":
                 places[key.decode()] = str(redis.xrange(key))

@@ -42,8 +42,8 @@ def cluster(bare_ray: Path, tmp_path: Path) -> Iterator[str]:
     """The dashboard of a private Ray in that environment."""
     state = tmp_path / "state"
     state.mkdir()
-    redis_pid, port = redis_server.start(tmp_path / "redis")
-    environment = {"HERMES_REDIS_URL": f"redis://127.0.0.1:{port}/0", "PYTHONPATH": ""}
+    redis = redis_server.start(tmp_path / "redis")
+    environment = {"HERMES_REDIS_URL": redis.url(), "PYTHONPATH": ""}
     try:
         pid, dashboard = ray_cluster.start(state, False, environment, bare_ray)
         try:
@@ -51,7 +51,7 @@ def cluster(bare_ray: Path, tmp_path: Path) -> Iterator[str]:
         finally:
             ray_cluster.end(state, pid)
     finally:
-        processes.end(redis_pid)
+        processes.end(redis.pid)
 
 
 @pytest.mark.timeout(600)

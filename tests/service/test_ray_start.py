@@ -25,18 +25,17 @@ import yaml
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from scripts.local import processes, ray_cluster
+from scripts.local import processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
 from scripts.local.network import Host, Network
 from scripts.local.service import render
 from tests.chart.charts import documents, one, stage_values
-from tests.journal.test_redis_conf import shipped
 from tests.service.services import Services
 from tests.service.support import together, until
 
 BIN = ROOT / ".venv" / "bin"
 SCRIPT = str(ROOT / "cluster" / "ray-start")
-PASSWORD, KEY = "of the tests' Redis", "hk-of-the-tests"
+KEY = "hk-of-the-tests"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 TOKEN = {"RAY_AUTH_MODE": "token"}
 STRANGERS = {"none": {"RAY_AUTH_MODE": "disabled"}, "a wrong one": {**TOKEN, "RAY_AUTH_TOKEN": "f" * 64}}
@@ -108,19 +107,20 @@ def hosts(folder: Path, count: int) -> Iterator[list[Machine]]:
     network.up()
     made = [Machine(host, folder / host.name) for host in network.hosts]
     try:
-        with shipped(folder / "redis", PASSWORD, bind=network.gateway) as port:
+        redis = redis_server.start(folder / "redis", bind=network.gateway)
+        for machine in made:
+            machine.exported = {
+                "HERMES_REDIS_URL": redis.url(),
+                "HERMES_KEYS_FILE": str(folder / "keys"),
+                "HERMES_GCS_REDIS": f"{network.gateway}:{redis.port}",
+                "HERMES_GCS_REDIS_PASSWORD": redis.password,
+            }
+        try:
+            yield made
+        finally:
             for machine in made:
-                machine.exported = {
-                    "HERMES_REDIS_URL": f"redis://hermes:{PASSWORD.replace(' ', '%20')}@{network.gateway}:{port}/0",
-                    "HERMES_KEYS_FILE": str(folder / "keys"),
-                    "HERMES_GCS_REDIS": f"{network.gateway}:{port}",
-                    "HERMES_GCS_REDIS_PASSWORD": PASSWORD,
-                }
-            try:
-                yield made
-            finally:
-                for machine in made:
-                    machine.down()
+                machine.down()
+            processes.end(redis.pid)
     finally:
         network.down()
         for host in network.hosts:  # the kernel may keep a namespace, and so this end of its wire, for minutes

@@ -34,7 +34,7 @@ def start(service: Running) -> None:
     """The same folder and port."""
     port = urlsplit(service.service.redis_url).port
     folder = Path(service.service.state_dir) / "redis"
-    service.service.pids["redis"], _ = redis_server.start(folder, port)
+    service.service.pids["redis"] = redis_server.start(folder, port).pid
     service.service.save()
 
 

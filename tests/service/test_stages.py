@@ -102,7 +102,6 @@ def test_a_stage_deploys_and_serves(stage: str, tmp_path: Path) -> None:
 def test_too_few_gpus_are_told_and_nothing_hangs(tmp_path: Path) -> None:
     with nodes_of(tmp_path, [(12, 1)]) as nodes:
         document = render(ROOT / "cluster" / "multi_gpu.yaml", 8000, SIMULATED)
-        document["applications"][0]["args"]["redis"] = {"url": nodes.service.redis_url}
         deploy(nodes.service.dashboard_url, document)
 
         def told() -> str:

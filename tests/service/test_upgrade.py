@@ -209,8 +209,8 @@ class Release:
         keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
         wanted = {"auth": {"keys_file": str(keys)}, "ingress": {"replicas": 2}}
         self._args = local.merged(KINDS["simulated"]["args"], wanted)
-        self._redis_pid, port = redis_server.start(folder / "redis")
-        self._redis_url = f"redis://127.0.0.1:{port}/0"
+        redis = redis_server.start(folder / "redis")
+        self._redis_pid, self._redis_url = redis.pid, redis.url()
         self._clusters: list[Service] = []
 
     def cluster(self, name: str, code: Path | None = None, tell: Callable[[str], None] = lambda _: None) -> Service:
