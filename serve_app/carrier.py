@@ -177,7 +177,7 @@ class Carrier:
         Raises:
             NotOurs: while this process slept, another took over; its attempts must not be fenced.
         """
-        entries = await self._until_reached(lambda: self._store.read(entry.request_id))
+        entries = await self._until_reached(lambda: self._store.outline(entry.request_id))
         if not entries or has_ended(entries):
             return None
         if not await self._until_reached(lambda: self._queue.is_ours(entry)):
@@ -188,7 +188,7 @@ class Carrier:
             return tried._replace(refused=tried.refused + 1)
         losses = sum(facts.cause == LOST for facts in opened[1:]) + (cause == LOST)
         if losses >= self._poison_after:
-            await self._until_reached(lambda: self._dead.add(entry.request_id, Reason.POISON, entries))
+            await self._until_reached(lambda: self._keep_dead(entry, entries))
             await self._end(entry, "failed", Reason.POISON)
             return None
         return Next(entries[-1].id.epoch + 1, cause, suspect=losses == self._poison_after - 1 > 0)
@@ -218,9 +218,14 @@ class Carrier:
             if not await self._until_reached(lambda: self._queue.is_ours(entry)):
                 raise NotOurs
 
+    async def _keep_dead(self, entry: QueueEntry, entries: Sequence[Entry]) -> None:
+        request = await self._store.read_request(entry.request_id)
+        if request is not None:
+            await self._dead.add(entry.request_id, Reason.POISON, [request, *entries[1:]])
+
     async def _end(self, entry: QueueEntry, state: str, reason: Reason) -> None:
         async def end() -> None:
-            entries = await self._store.read(entry.request_id)
+            entries = await self._store.outline(entry.request_id)
             if entries and await self._store.end(entry.request_id, state, reason, entries):
                 self._telemetry.ended(entry.request_class, state, reason)
                 log.info("request %s ended: %s (%s)", entry.request_id, state, reason, extra=_about(entry, reason))

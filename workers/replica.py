@@ -17,6 +17,7 @@ import msgspec
 from serve_app.carrier import Outcome
 from serve_app.errors import Fenced, JournalUnavailable, Reason
 from serve_app.journal.attempt import Attempt
+from serve_app.journal.bodies import has_body
 from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.entries import (
@@ -212,6 +213,10 @@ class WorkerReplica:
         """Run the engine until it has answered, the deadline passes, or the journal says stop."""
         if recorder.lost:
             self._lose(recorder)
+            await attempt.closed
+            return
+        if not has_body(request):  # never an empty one for the engine: Redis has lost it
+            recorder.end("failed", Reason.JOURNAL_LOST, None)
             await attempt.closed
             return
         recording.current.set(recorder)

@@ -91,7 +91,7 @@ class Admission:
 
     async def _attach(self, request_id: str, facts: RequestFacts) -> tuple[Follower, RequestFacts] | None:
         """Follow the request that has this key already; None if there is none (any more)."""
-        entries = await self._store.read(request_id)
+        entries = await self._store.outline(request_id)
         if not entries:
             return None
         reader = JournalReader()

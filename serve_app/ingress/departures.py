@@ -105,7 +105,7 @@ class Departures:
             try:
                 if await self._read_elsewhere(request_id):
                     return  # whoever reads it now looks after it when that reader leaves
-                entries = await self._store.read(request_id)
+                entries = await self._store.outline(request_id)
                 if not entries or has_ended(entries):
                     return
                 if await self._store.end(request_id, "cancelled", Reason.CLIENT_DISCONNECTED, entries):

@@ -105,9 +105,9 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
 
 
 async def _entries(ingress: Ingress, request_id: str, tenant: str) -> list[Entry]:
-    """A request's journal. Another tenant's is as unknown as one that never was."""
+    """The outline of a request's journal. Another tenant's is as unknown as one that never was."""
     try:
-        entries = await ingress.store.read(request_id) if len(request_id) <= 64 else None
+        entries = await ingress.store.outline(request_id) if len(request_id) <= 64 else None
     except JournalUnavailable:
         raise _unavailable() from None
     if not entries or _tenant(entries) != tenant:

@@ -27,6 +27,9 @@ Reply = Any
 DEMOTED = ("READONLY ", "MASTERDOWN ")
 """Errors of a Redis that is not the primary (any more)."""
 
+TRANSIENT = ("OOM ", "LOADING ", "BUSY ", "READONLY ", "MASTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "MISCONF ")
+"""Errors of a Redis that will take the same command later."""
+
 
 class RespConnection(asyncio.Protocol):
     """A connection whose replies come in the order of its commands.

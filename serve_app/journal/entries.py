@@ -15,7 +15,8 @@ Fields (one letter each, since they are stored with every entry):
     m  facts                          JSON; `RequestFacts`, `AttemptFacts`, `Summary`  0-1, k-0, k-max, max-max
     h  head of the response           JSON {status, headers}                           the first that has one
     o  engine outputs                 JSON [[index, text, token ids, finish, stop, cached tokens or null], ...]
-    b  bytes: request body (0-1), response bytes that came of `o` (SSE events with their `id:` lines)
+    b  response bytes that came of `o` (SSE events with their `id:` lines); 0-1 of older versions: the request's body,
+       which has a key of its own (`bodies`)
     e  number of the last event in the response so far (0 where the response is not a stream)
     k  state in which the request ended; w: reason; p: id of the entry before        k-max, max-max
     f  id of the last entry of older epochs that still counts           the first output of k > 1
@@ -146,7 +147,7 @@ class Entry(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """The bytes: of the request in 0-1, else of the response."""
+        """The bytes: of the request in 0-1 (see `bodies`), else of the response."""
         return self.fields.get(b"b", b"")
 
     @property

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import JournalUnavailable, Reason
+from serve_app.journal import outline
+from serve_app.journal.bodies import body_key, with_body
 from serve_app.journal.connection import Command, RedisLink, Reply, connect
 from serve_app.journal.entries import (
     BEGINNING,
@@ -44,6 +46,10 @@ class JournalStore:
         """Redis key of a journal."""
         return journal_key(self._settings.namespace, request_id)
 
+    def body_key(self, request_id: str) -> str:
+        """Redis key of a request's body."""
+        return body_key(self._settings.namespace, request_id)
+
     async def admit(
         self,
         request_id: str,
@@ -52,7 +58,8 @@ class JournalStore:
         facts: RequestFacts,
         enqueue: tuple[str, Mapping[str, Any]],
     ) -> bool:
-        """Write the first entry with its expiry, then the queue entry: one round trip. Then it is accepted.
+        """Write the first entry and the body with their expiry, then the queue entry: one round trip. Then it is
+        accepted.
 
         Returns:
             True.
@@ -101,12 +108,13 @@ class JournalStore:
     ) -> list[Command]:  # fmt: skip
         key = self.key(request_id)
         keep_ms = facts.deadline_ms - facts.admitted_ms + int(self._settings.journal.retention_s * 1000)
-        first = ["r", msgspec.json.encode(line), "m", msgspec.json.encode(facts), "b", body]
+        first = ["r", msgspec.json.encode(line), "m", msgspec.json.encode(facts)]
         stream, fields = enqueue
         return [
             ("MULTI",),
             ("XADD", key, str(REQUEST_ID), *first),
             ("PEXPIRE", key, keep_ms),
+            ("SET", self.body_key(request_id), body, "PX", keep_ms),
             ("XADD", stream, "*", *(part for pair in fields.items() for part in pair)),
             ("EXEC",),
         ]
@@ -136,6 +144,33 @@ class JournalStore:
             entries = [entry_from_redis(item) for item in _answered(raw)]
             journals.append(entries if entries or _answered(exists) else None)
         return journals
+
+    async def outline(self, request_id: str) -> list[Entry] | None:
+        """The entries that decide a request's state, without any bytes: see `outline`. None if there is no journal.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        key = self.key(request_id)
+        replies = [_answered(reply) for reply in await self._link.call(outline.first_questions(key))]
+        found = outline.put_together(replies)
+        if epochs := outline.epochs_left(found):
+            replies += [_answered(reply) for reply in await self._link.call(outline.more_questions(key, epochs))]
+            found = outline.put_together(replies)
+        return found or None
+
+    async def read_request(self, request_id: str) -> Entry | None:
+        """The request itself, with its body where that is still there; None if there is no such journal (any more).
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        first = str(REQUEST_ID)
+        raw, body = await self._link.call(
+            [("XRANGE", self.key(request_id), first, first), ("GET", self.body_key(request_id))]
+        )
+        found = with_body([entry_from_redis(item) for item in _answered(raw)], _answered(body))
+        return found[0] if found else None
 
     async def read_tail(self, request_id: str) -> list[Entry] | None:
         """The opening of the last attempt, if there is one, and the last entry; None if there is no journal.
@@ -185,8 +220,10 @@ class JournalStore:
     async def end(self, request_id: str, state: str, reason: Reason, entries: list[Entry]) -> bool:
         """Append the terminal entry from outside of an attempt: cancelled, expired, lost.
 
+        The body goes first: where Redis is full, that may be what makes room for the entry.
+
         Args:
-            entries: the journal as read before, for the summary and the wake-up.
+            entries: the journal as read before (its outline will do), for the summary and the wake-up.
 
         Returns:
             Whether this call ended it; False if it had ended already or is gone.
@@ -207,8 +244,12 @@ class JournalStore:
         # Without `p` no follower takes it for the successor of what it knows: a worker may append until now.
         flat = [part for pair in fields.items() for part in pair]
         since = following(entries[-1].id if entries else BEGINNING)
-        reply, raw = await self._link.call(
-            [("XADD", key, "NOMKSTREAM", str(TERMINAL_ID), *flat), ("XRANGE", key, since, "+")]
+        _, reply, raw = await self._link.call(
+            [
+                ("UNLINK", self.body_key(request_id)),
+                ("XADD", key, "NOMKSTREAM", str(TERMINAL_ID), *flat),
+                ("XRANGE", key, since, "+"),
+            ]
         )
         if reply is None or (isinstance(reply, Exception) and _refused(reply)):
             return False

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-import msgspec
-
 from serve_app.errors import Fenced, JournalUnavailable
+from serve_app.journal import opening
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.connection import DEMOTED, Command, Reply, RespConnection, connect
+from serve_app.journal.bodies import body_key
+from serve_app.journal.connection import DEMOTED, TRANSIENT, Command, Reply, RespConnection, connect
 from serve_app.journal.entries import (
     REQUEST_ID,
     TERMINAL_ID,
@@ -38,7 +38,6 @@ from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
 
-_TRANSIENT = ("OOM ", "LOADING ", "BUSY ", "READONLY ", "MASTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "MISCONF ")
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _SILENCE_S = 1.0
 
@@ -76,7 +75,7 @@ class JournalWriter:
     # -- opening ---------------------------------------------------------------------------------------------
 
     async def open(self, request_id: str, epoch: int, nonce: bytes, facts: AttemptFacts) -> tuple[Attempt, list[Entry]]:
-        """Open attempt `epoch` and read the journal, in one round trip.
+        """Open attempt `epoch` and read the journal, its body in place, in one round trip.
 
         Raises:
             Fenced: the journal is gone, or has ended, or a newer epoch or another writer holds it.
@@ -86,19 +85,10 @@ class JournalWriter:
             raise Fenced(f"{request_id} is already worked on here")
         connection = await self._connected()
         key = journal_key(self._settings.namespace, request_id)
-        opening: list[bytes] = [b"n", nonce, b"m", msgspec.json.encode(facts)]
+        questions = opening.questions(key, body_key(self._settings.namespace, request_id), epoch, nonce, facts)
         async with asyncio.timeout(self._settings.redis.response_timeout_s):
-            added, raw = await connection.call(
-                [("XADD", key, "NOMKSTREAM", f"{epoch}-0", *opening), ("XRANGE", key, "-", "+")]
-            )
-        if isinstance(raw, Exception):
-            raise JournalUnavailable(f"reading {request_id}: {raw}")
-        entries = [entry_from_redis(item) for item in raw]
-        # The reading decides, not the answer to the append: a retry of one's own looks like a rival's.
-        if not entries or entries[-1].id != (epoch, 0) or entries[-1].nonce != nonce:
-            if isinstance(added, Exception) and str(added).startswith(_TRANSIENT):
-                raise JournalUnavailable(f"opening {request_id}: {added}")
-            raise Fenced(f"{request_id}: epoch {epoch} is not ours")
+            replies = await connection.call(questions)
+        entries = opening.read_answers(request_id, epoch, nonce, replies)
         channel = decode_facts(entries[0], RequestFacts).wake if entries[0].id == REQUEST_ID else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
         attempt.history.append(entries[-1])
@@ -159,7 +149,7 @@ class JournalWriter:
         refused = ""
         try:
             for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
-                if isinstance(reply, Exception) and str(reply).startswith(_TRANSIENT):
+                if isinstance(reply, Exception) and str(reply).startswith(TRANSIENT):
                     self._again(attempt)
                     refused = f"refused for now: {reply}"
                     if str(reply).startswith(DEMOTED):

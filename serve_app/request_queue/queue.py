@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from serve_app.errors import JournalUnavailable
+from serve_app.journal.bodies import body_key
 from serve_app.journal.client import reaching
 from serve_app.journal.connection import RedisLink
 from serve_app.redis_clock import RedisClock
@@ -67,6 +68,7 @@ class RequestQueue:
         self._redis = redis
         self._link = link
         self._clock = clock or RedisClock()
+        self._namespace = namespace
         self._consumer = consumer
         self._streams = {name: f"{namespace}:q:{model}:{name}" for name in CLASSES}
         self._classes = {stream: name for name, stream in self._streams.items()}
@@ -164,13 +166,19 @@ class RequestQueue:
         return bool(found) and _text(found[0]["consumer"]) == self._consumer
 
     async def acknowledge(self, entry: QueueEntry) -> None:
-        """The terminal entry has been read: the queue forgets the request.
+        """The terminal entry has been read: the queue forgets the request, and its body goes, whatever its end was.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
         # Deleted first: what is still pending then, whoever takes over mends; the other way round it counts for ever.
-        await self._link.call([("XDEL", entry.stream, entry.entry_id), ("XACK", entry.stream, GROUP, entry.entry_id)])
+        await self._link.call(
+            [
+                ("XDEL", entry.stream, entry.entry_id),
+                ("XACK", entry.stream, GROUP, entry.entry_id),
+                ("UNLINK", body_key(self._namespace, entry.request_id)),
+            ]
+        )
 
     async def depths(self) -> dict[str, Depth]:
         """Length and oldest age of every class, in two round trips.

@@ -50,7 +50,9 @@ async def give_up(w: World, request_id: str, times: int = 1, keep: int = 100) ->
     writer = await w.writer()
     for epoch in (1, 2):
         await writer.open(request_id, epoch, b"nonce-%d" % epoch, OPENED)
-    entries = await w.entries(request_id)
+    request = await w.store.read_request(request_id)
+    assert request is not None
+    entries = [request, *(await w.entries(request_id))[1:]]
     for _ in range(times):
         await letters_of(w, keep).add(request_id, Reason.POISON, entries)
     (entry,) = await w.queue().claim(1)
@@ -132,7 +134,8 @@ def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(redis_url:
         async with world(redis_url, namespace) as w:
             (entry,) = await w.queue("ingress-2").claim(8)
             assert (entry.request_id, entry.request_class, entry.tenant) == (new, "batch", "tenant-1")
-            (first,) = await w.entries(new)
+            first = await w.store.read_request(new)
+            assert first is not None
             assert (first.body, decode_line(first)) == (BODY, LINE)
             facts = decode_facts(first, RequestFacts)
             assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)

@@ -29,12 +29,13 @@ Fields = dict[bytes, bytes]
 
 
 class Left(NamedTuple):
-    """A journal's entries, and its entry in a queue."""
+    """A journal's entries, its entry in a queue, and the request's body where that has a key of its own."""
 
     request_id: str
     entries: list[tuple[str, Fields]]
     queue: str
     queued: Fields
+    body: bytes = b""
 
     def put_back(self, redis: Redis, entries: int | None = None) -> None:
         """As if it had just been left: the first `entries` of the journal, and the queue's entry.
@@ -49,6 +50,9 @@ class Left(NamedTuple):
                 changed[b"m"] = json.dumps({**json.loads(fields[b"m"]), "deadline_ms": deadline_ms}).encode()
             redis.xadd(key, changed, id=entry_id)
         redis.expire(key, 900)
+        redis.delete(f"hermes:b:{self.request_id}")
+        if self.body:
+            redis.set(f"hermes:b:{self.request_id}", self.body, ex=900)
         if self.queue:
             redis.xadd(self.queue, {**self.queued, b"d": str(deadline_ms)})
 
@@ -58,7 +62,7 @@ def read(path: Path) -> dict[str, Left]:
     return {
         name: Left(
             left["request_id"], [(e, _bytes(fields)) for e, fields in left["entries"]],
-            left["queue"], _bytes(left["queued"]),
+            left["queue"], _bytes(left["queued"]), base64.b64decode(left.get("body", "")),
         )
         for name, left in json.loads(path.read_text()).items()
     }  # fmt: skip
@@ -83,9 +87,10 @@ def record(service: Running) -> dict[str, Any]:
 
 def _left(service: Running, request_id: str, queue: str, queued: Fields) -> dict[str, Any]:
     entries: Any = service.redis.xrange(service.journal_key(request_id))
+    body: Any = service.redis.get(f"hermes:b:{request_id}")
     return {
         "request_id": request_id, "entries": [[entry_id.decode(), _text(fields)] for entry_id, fields in entries],
-        "queue": queue, "queued": _text(queued),
+        "queue": queue, "queued": _text(queued), "body": base64.b64encode(body or b"").decode(),
     }  # fmt: skip
 
 

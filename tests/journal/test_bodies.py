@@ -1,0 +1,242 @@
+"""A request's body lies apart from its state: read by who works on it, by nobody else, and gone with the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from journal_helpers import LINE, OPENED, SUMMARY, World, add, events, eventually, finish, world
+
+from serve_app.carrier import Carrier, Outcome, WorkerLost
+from serve_app.errors import Reason
+from serve_app.journal.entries import MAX_ID_PART, AttemptFacts, RequestFacts, Summary, decode_facts, has_ended, seal_id
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.suspects import Suspects
+from serve_app.routing.fleet import Fleet
+from serve_app.telemetry import Telemetry
+from serve_app.tracing import Tracing
+from workers.replica import WorkerReplica
+from workers.simulated_engine import SimulatedEngine
+
+BIG = b"x" * (1 << 20)
+
+
+async def admit(w: World, body: bytes = BIG, request_id: str = "req_1") -> None:
+    """A waiting request with this body."""
+    now_ms = int(time.time() * 1000)
+    facts = RequestFacts("standard", "t", "s", "m", True, now_ms, now_ms + 60_000, w.channel)
+    fields = w.queue().fields(request_id, "t", "s", facts.deadline_ms, 7)
+    await w.store.admit(request_id, LINE, body, facts, (w.queue().stream("standard"), fields))
+
+
+async def sent_bytes(w: World) -> int:
+    """What Redis has sent to its clients so far."""
+    return int((await w.redis.info("stats"))["total_net_output_bytes"])
+
+
+async def body_is_there(w: World) -> bool:
+    return bool(await w.redis.exists(w.store.body_key("req_1")))
+
+
+def test_a_state_is_read_without_the_body_and_without_what_was_answered(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            attempt = await w.opened(await w.writer())
+            before = await sent_bytes(w)
+            for _ in range(10):
+                assert [str(entry.id) for entry in await w.store.outline("req_1") or ()] == ["0-1", "1-0"]
+            attempt.append([], [BIG], 1)
+            await eventually(lambda: not attempt.pending)
+            add(attempt, 2)
+            await eventually(lambda: not attempt.pending)
+            found = await w.store.outline("req_1")
+            assert found is not None
+            assert [str(entry.id) for entry in found] == ["0-1", "1-0", "1-2"]
+            assert not any(entry.body for entry in found)
+            assert found[-1].events == 2
+            assert await sent_bytes(w) - before < len(BIG) * 1.1, "of the last two entries, no more"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sealed", [0, 1, 2])
+def test_an_outline_has_every_opening_and_every_seal(redis_url: str, namespace: str, sealed: int) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            for epoch in (1, 2, 3):
+                attempt = await w.opened(await w.writer(), epoch, b"nonce-%d" % epoch)
+                for number in range(1, 4):
+                    attempt.append([], [b"%d" % number], 0)
+                    await eventually(lambda: not attempt.pending)  # noqa: B023
+                if epoch == sealed:
+                    seal = {b"n": b"nonce-%d" % epoch, b"e": b"3", b"k": b"completed", b"w": b""}
+                    await w.redis.xadd(w.store.key("req_1"), {**seal}, id=str(seal_id(epoch)))
+            found = await w.store.outline("req_1")
+            assert found is not None
+            ids = [str(entry.id) for entry in found]
+            assert [name for name in ids if name.endswith("-0")] == ["1-0", "2-0", "3-0"]
+            assert has_ended(found) == bool(sealed)
+            assert (f"{sealed}-{MAX_ID_PART}" in ids) == bool(sealed)
+            assert ids[-1] == "3-3"
+            assert "1-1" not in ids
+
+    asyncio.run(main())
+
+
+def test_the_outline_of_a_journal_that_is_gone_or_compacted(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            assert await w.store.outline("req_1") is None
+            await admit(w)
+            attempt = await w.opened(await w.writer())
+            attempt.append([], [BIG], 1)
+            finish(attempt)
+            await attempt.closed
+            await eventually(lambda: _one_entry(w))
+            (last,) = await w.store.outline("req_1") or ()
+            assert (last.state, last.events, b"z" in last.fields) == ("completed", 1, False)
+            assert decode_facts(last, Summary) == SUMMARY
+
+    asyncio.run(main())
+
+
+async def _one_entry(w: World) -> bool:
+    return bool(await w.redis.xlen(w.store.key("req_1")) == 1)
+
+
+def test_whoever_opens_an_attempt_gets_the_body_in_the_same_round_trip(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            for epoch in (1, 2):
+                _, entries = await (await w.writer()).open("req_1", epoch, b"n%d" % epoch, OPENED)
+                assert entries[0].body == BIG
+            kept_ms = [await w.redis.pttl(key) for key in (w.store.body_key("req_1"), w.store.key("req_1"))]
+            assert min(kept_ms) > 60_000
+            assert abs(kept_ms[0] - kept_ms[1]) < 5_000
+
+    asyncio.run(main())
+
+
+def test_a_body_in_the_journal_itself_is_still_worked_on(redis_url: str, namespace: str) -> None:
+    """As versions before 0.2 wrote it."""
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            (first,) = await w.entries()
+            await w.redis.delete(w.store.key("req_1"), w.store.body_key("req_1"))
+            await w.redis.xadd(w.store.key("req_1"), {**first.fields, b"b": BIG}, id="0-1")
+            _, entries = await (await w.writer()).open("req_1", 1, b"n", OPENED)
+            assert entries[0].body == BIG
+            assert not (await w.store.outline("req_1") or ())[0].body
+            request = await w.store.read_request("req_1")
+            assert request is not None
+            assert request.body == BIG
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["outside", "completed", "failed"])
+def test_a_body_leaves_with_the_end_of_its_request(redis_url: str, namespace: str, end: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            if end == "outside":
+                assert await w.store.end("req_1", "cancelled", Reason.CANCELLED, await w.store.outline("req_1") or [])
+                assert not await body_is_there(w)
+                return
+            (entry,) = await w.queue().claim(1)
+            attempt = await w.opened(await w.writer())
+            add(attempt, 1)
+            attempt.finish(end, "", SUMMARY, 1 if end == "completed" else None)
+            await attempt.closed
+            await w.queue().acknowledge(entry)
+            assert not await body_is_there(w)
+            assert await w.redis.exists(w.store.key("req_1"))
+
+    asyncio.run(main())
+
+
+def test_ending_a_waiting_request_frees_a_redis_that_is_full(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            outline = await w.store.outline("req_1")
+            assert outline is not None
+            used: int = (await w.redis.info("memory"))["used_memory"]
+            await w.redis.config_set("maxmemory", used - len(BIG) // 2)
+            try:
+                assert await w.store.end("req_1", "cancelled", Reason.CANCELLED, outline)
+            finally:
+                await w.redis.config_set("maxmemory", 0)
+            assert has_ended(await w.entries())
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_never_without_a_prompt(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace, engine={"kind": "simulated"}) as w:
+            await admit(w)
+            await w.redis.delete(w.store.body_key("req_1"))
+            worker = WorkerReplica(w.settings, "replica-1", SimulatedEngine(w.settings))
+            await worker.start()
+            try:
+                assert await worker.execute("req_1", 1, "s") == Outcome.ENDED
+            finally:
+                await worker.stop()
+            last = (await w.entries())[-1]
+            assert (last.state, last.reason) == ("failed", Reason.JOURNAL_LOST)
+
+    asyncio.run(main())
+
+
+def test_a_dead_letter_keeps_the_body_whole(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w)
+            dead = DeadLetters(w.link, namespace, 10)
+
+            async def execute(request_id: str, epoch: int, session: str, cause: str) -> Outcome:
+                opened = AttemptFacts("replica-1", "engine-1", 5, cause)
+                await (await w.writer()).open(request_id, epoch, b"n%d" % epoch, opened)
+                raise WorkerLost("it died")
+
+            tracing = Tracing(w.settings.telemetry, "hermes-ingress", "ingress-1")
+            carrier = Carrier(
+                w.store, w.queue(), dead, Suspects(w.redis, namespace), Fleet(), execute, Telemetry(), tracing, 2
+            )
+            (entry,) = await w.queue().claim(1)
+            await carrier.carry(entry)
+            await tracing.stop()
+            (letter,) = await dead.read()
+            assert (letter.body, letter.reason, letter.attempts) == (BIG, Reason.POISON, 2)
+            assert not await body_is_there(w)
+
+    asyncio.run(main())
+
+
+def test_events_of_a_long_response_do_not_pass_the_outline(redis_url: str, namespace: str) -> None:
+    """Its cost does not grow with the response."""
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await admit(w, b"{}")
+            attempt = await w.opened(await w.writer())
+            for number in range(1, 301):
+                add(attempt, number)
+                while attempt.pending:
+                    await asyncio.sleep(0)
+            before = await sent_bytes(w)
+            assert await w.store.outline("req_1")
+            small = await sent_bytes(w) - before
+            await w.store.read("req_1")
+            assert small * 10 < await sent_bytes(w) - before - small, len(events(1, 300))
+
+    asyncio.run(main())
