@@ -11,6 +11,7 @@ from journal_helpers import LINE, OPENED, SUMMARY, World, add, events, eventuall
 from serve_app.carrier import Carrier, Outcome, WorkerLost
 from serve_app.errors import Reason
 from serve_app.journal.entries import MAX_ID_PART, AttemptFacts, RequestFacts, Summary, decode_facts, has_ended, seal_id
+from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.suspects import Suspects
 from serve_app.routing.fleet import Fleet
@@ -210,8 +211,9 @@ def test_a_dead_letter_keeps_the_body_whole(redis_url: str, namespace: str) -> N
 
             tracing = Tracing(w.settings.telemetry, "hermes-ingress", "ingress-1")
             carrier = Carrier(
-                w.store, w.queue(), dead, Suspects(w.redis, namespace), Fleet(), execute, Telemetry(), tracing, 2
-            )
+                w.store, w.queue(), dead, Suspects(w.redis, namespace), Fleet(), execute, Telemetry(), tracing,
+                RedisClock(), 2,
+            )  # fmt: skip
             (entry,) = await w.queue().claim(1)
             await carrier.carry(entry)
             await tracing.stop()
