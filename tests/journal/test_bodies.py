@@ -169,11 +169,11 @@ def test_ending_a_waiting_request_frees_a_redis_that_is_full(redis_url: str, nam
             outline = await w.store.outline("req_1")
             assert outline is not None
             used: int = (await w.redis.info("memory"))["used_memory"]
-            await w.redis.config_set("maxmemory", used - len(BIG) // 2)
+            await w.operator.config_set("maxmemory", used - len(BIG) // 2)
             try:
                 assert await w.store.end("req_1", "cancelled", Reason.CANCELLED, outline)
             finally:
-                await w.redis.config_set("maxmemory", 0)
+                await w.operator.config_set("maxmemory", 0)
             assert has_ended(await w.entries())
 
     asyncio.run(main())
