@@ -116,8 +116,9 @@ class Carrier:
         """Run one attempt. Returns the next, or None if the request has ended."""
         self._telemetry.attempted(this.epoch)
         async with AsyncExitStack() as stack:
-            if this.suspect:
-                await self._until_reached(lambda: stack.enter_async_context(self._suspects.alone()))
+            if this.suspect and not await self._turn(entry, stack):
+                await self._end(entry, "expired", Reason.DEADLINE)
+                return None
             facts: Facts = {
                 "hermes.request_id": entry.request_id,
                 "hermes.epoch": this.epoch,
@@ -135,9 +136,18 @@ class Carrier:
             return None
         return await self._next(entry, cause, this)
 
+    async def _turn(self, entry: QueueEntry, stack: AsyncExitStack) -> bool:
+        """Wait for a suspect's turn, but not beyond the deadline. Whether it has come."""
+        return await self._until_reached(
+            lambda: stack.enter_async_context(self._suspects.alone(max(0.0, self._left_s(entry))))
+        )
+
+    def _left_s(self, entry: QueueEntry) -> float:
+        return entry.deadline_ms / 1000 - self._clock.now_s()
+
     async def _run(self, entry: QueueEntry, this: Next) -> tuple[Outcome | None, str]:
         """The call, or what comes before its answer: the deadline, or the loss of its replica."""
-        left_s = entry.deadline_ms / 1000 - self._clock.now_s()
+        left_s = self._left_s(entry)
         if left_s <= 0:
             return None, Reason.DEADLINE
         loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -211,7 +221,7 @@ class Carrier:
                     return Next(1)
             elif not self._fleet.alive(openings(entries)[-1].replica):
                 return await self._next(entry, HUNG)
-            if entry.deadline_ms / 1000 + _EXPIRE_AFTER_S < self._clock.now_s():
+            if self._left_s(entry) < -_EXPIRE_AFTER_S:
                 await self._end(entry, "expired", Reason.DEADLINE)
                 return None
             await asyncio.sleep(_LOOK_S)

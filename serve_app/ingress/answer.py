@@ -6,18 +6,28 @@ Ray Serve cancels this task when the client leaves.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app.errors import Reason, RequestRefused
+from serve_app.deadlines import Deadlines
+from serve_app.errors import JournalUnavailable, Reason, RequestRefused
 from serve_app.ingress.departures import Departures
 from serve_app.journal.entries import Head
 from serve_app.journal.events import HEARTBEAT, SEPARATOR, after_event, body_event, error_events
 from serve_app.journal.hub import Follower
+from serve_app.journal.reader import MESSAGES
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _EVENT_STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")])
+
+
+_EXPIRE_WITHIN_S = 0.7
+
+
+class _Overdue(Exception):
+    """The deadline has passed while Redis was away."""
 
 
 class ResponseStart(dict[str, Any]):
@@ -44,19 +54,24 @@ class Answer:
         path: the endpoint, which decides how a stream ends.
         as_events: answer with server-sent events, whatever the engine's response is (`/v1/requests/{id}/events`,
             and requests with `stream: true` that have waited for a heartbeat).
-        started_ms: Unix milliseconds of the admission.
+        admitted_ms: Unix milliseconds of the admission.
+        deadline_ms: when it must have ended; 0 where that is not known.
     """
 
     def __init__(
-        self, follower: Follower, departures: Departures, path: str, streamed: bool, as_events: bool,
-        admitted_ms: int, heartbeat_s: float, client_request_id: str = "",
+        self, follower: Follower, departures: Departures, deadlines: Deadlines, path: str, streamed: bool,
+        as_events: bool, admitted_ms: int, deadline_ms: int, heartbeat_s: float, client_request_id: str = "",
     ) -> None:  # fmt: skip
         self._follower = follower
         self._departures = departures
+        self._deadlines = deadlines
         self._path = path
         self._streamed = streamed
         self._as_events = as_events
         self._admitted_ms = admitted_ms
+        self._deadline_ms = deadline_ms
+        self._overdue = False
+        self._alarm: asyncio.TimerHandle | None = None
         self._heartbeat_s = heartbeat_s
         self._client_request_id = client_request_id
         self._started = False
@@ -67,11 +82,45 @@ class Answer:
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         """Run until the request has ended, or the client leaves (then this task is cancelled)."""
         departed = True
+        if self._deadline_ms:
+            self._set_alarm(self._deadlines.due_in_s(self._deadline_ms))
         try:
             await self._forward(send)
             departed = False
+        except _Overdue:
+            departed = False
+            raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
         finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
             self._departures.left(self._follower, departed)
+
+    def _set_alarm(self, in_s: float) -> None:
+        self._follower.due_at = asyncio.get_running_loop().time() + in_s
+        self._alarm = asyncio.get_running_loop().call_at(self._follower.due_at, self._ring)
+
+    def _ring(self) -> None:
+        self._overdue = True
+        self._follower.due_at = None
+        self._follower.wake()
+
+    async def _expire(self) -> None:
+        """The deadline has passed, and whoever should have said so has not: say it, whatever the request waits for.
+
+        Raises:
+            _Overdue: Redis does not answer, and the client has nothing yet.
+        """
+        self._overdue = False
+        try:
+            async with asyncio.timeout(_EXPIRE_WITHIN_S):
+                await self._deadlines.end(self._follower.request_id)
+                await self._follower.catch_up()
+        except (JournalUnavailable, TimeoutError):
+            if not self._started:
+                self._deadlines.owe(self._follower.request_id)
+                raise _Overdue from None
+        if self._follower.reader.ending is None:  # a part was sent: its end is the journal's
+            self._set_alarm(_EXPIRE_WITHIN_S)
 
     async def _forward(self, send: Send) -> None:
         reader = self._follower.reader
@@ -89,7 +138,10 @@ class Answer:
                 return
             if self._streamed and time.monotonic() - self._last_sent_s >= self._heartbeat_s:
                 await self._send(send, _EVENT_STREAM, HEARTBEAT)
-            await self._follower.wait()
+            if self._overdue:
+                await self._expire()
+            else:
+                await self._follower.wait()
 
     async def _finish(self, send: Send, held: bytes) -> None:
         """The last bytes: of the engine's response, or an error of ours in the shape that still fits."""

@@ -76,8 +76,9 @@ class InferenceEndpoint:
         )
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
         return Answer(
-            follower, self._ingress.departures, scope["path"], facts.streamed, as_events=False,
-            admitted_ms=facts.admitted_ms, heartbeat_s=settings.ingress.heartbeat_s,
+            follower, self._ingress.departures, self._ingress.deadlines, scope["path"], facts.streamed,
+            as_events=False, admitted_ms=facts.admitted_ms, deadline_ms=facts.deadline_ms,
+            heartbeat_s=settings.ingress.heartbeat_s,
             client_request_id=facts.client_request_id,
         )  # fmt: skip
 

@@ -40,8 +40,9 @@ def routes(ingress: Ingress) -> APIRouter:
         line = _line(entries)
         return _Streaming(
             Answer(
-                follower, ingress.departures, line.path if line else "", streamed=True, as_events=True,
-                admitted_ms=reader.facts.admitted_ms if reader.facts else 0,
+                follower, ingress.departures, ingress.deadlines, line.path if line else "", streamed=True,
+                as_events=True, admitted_ms=reader.facts.admitted_ms if reader.facts else 0,
+                deadline_ms=reader.facts.deadline_ms if reader.facts else 0,
                 heartbeat_s=ingress.settings.ingress.heartbeat_s,
             )
         )  # fmt: skip

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from serve_app.carrier import Carrier, Execute
+from serve_app.deadlines import Deadlines
 from serve_app.dispatcher import Dispatcher
 from serve_app.errors import JournalUnavailable
 from serve_app.ingress.admission import Admission
@@ -20,6 +21,7 @@ from serve_app.logs import configure_logging
 from serve_app.membership import Members, Membership
 from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.overdue import Waiting
 from serve_app.request_queue.queue import Depth, RequestQueue
 from serve_app.request_queue.suspects import Suspects
 from serve_app.routing.fleet import Fleet
@@ -58,6 +60,8 @@ class Ingress:
         self.admission = Admission(
             settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock
         )
+        waiting = Waiting(self.redis, [self.queue.stream(name) for name in CLASSES])
+        self.deadlines = Deadlines(self.store, waiting, self.clock, self.telemetry)
         dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
         suspects = Suspects(self.redis, settings.namespace)
         carrier = Carrier(
@@ -83,6 +87,7 @@ class Ingress:
         """Start every part; a Redis that is away is waited for by each of them."""
         await self.hub.start()
         await self.departures.start()
+        await self.deadlines.start()
         await self.dispatcher.start()
         await self.membership.join_as_ingress(self.id, self._cluster, self._whole)
         await self._snapshots.start()
@@ -100,6 +105,7 @@ class Ingress:
             await asyncio.gather(self._depths_task, return_exceptions=True)
         await self._snapshots.stop()
         await self.departures.stop()
+        await self.deadlines.stop()
         await self.hub.stop()
         await self._link.close()
         await self.redis.aclose()

@@ -29,13 +29,15 @@ _RECONNECT_S = 0.1
 class Follower:
     """Reads one journal for one connection."""
 
-    __slots__ = ("_store", "_woken", "fed_at", "reader", "request_id", "stale")
+    __slots__ = ("_store", "_woken", "due_at", "fed_at", "reader", "request_id", "stale")
 
     def __init__(self, store: JournalStore, request_id: str, reader: JournalReader) -> None:
         self.request_id = request_id
         self.reader = reader
         self.stale = False
         self.fed_at = math.inf  # not silent before somebody waits: the journal may be about to be made
+        self.due_at: float | None = None
+        """When somebody waits no longer for an answer of Redis, by the event loop's clock."""
         self._store = store
         self._woken = asyncio.Event()
 
@@ -53,8 +55,9 @@ class Follower:
         if self.stale and self.reader.ending is None:
             self.stale = False
             try:
-                await self.catch_up()
-            except JournalUnavailable:
+                async with asyncio.timeout_at(self.due_at):
+                    await self.catch_up()
+            except (JournalUnavailable, TimeoutError):
                 self.stale = True  # the hub's next look wakes it again
 
     async def catch_up(self) -> None:

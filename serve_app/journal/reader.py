@@ -22,7 +22,7 @@ from serve_app.journal.entries import (
 )
 from serve_app.journal.events import after_event
 
-_MESSAGES = {
+MESSAGES = {
     Reason.CANCELLED: "The request was cancelled.",
     Reason.CLIENT_DISCONNECTED: "The client disconnected and did not come back.",
     Reason.DEADLINE: "The request's deadline passed before it was finished.",
@@ -31,6 +31,7 @@ _MESSAGES = {
     Reason.POISON: "This request ended every engine that worked on it and will not be tried again.",
     Reason.ENGINE_ERROR: "The engine failed on this request.",
 }
+"""What the caller is told, by the reason of the end."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Ending:
     @property
     def message(self) -> str:
         """One sentence for the caller."""
-        return _MESSAGES.get(Reason(self.reason), "The request failed.") if self.reason else ""
+        return MESSAGES.get(Reason(self.reason), "The request failed.") if self.reason else ""
 
 
 class JournalReader:

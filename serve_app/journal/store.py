@@ -33,6 +33,8 @@ from serve_app.journal.entries import (
 from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 
+_ENDED_WITHIN_S = 300.0
+
 
 class JournalStore:
     """Journals, by request id."""
@@ -107,7 +109,9 @@ class JournalStore:
         enqueue: tuple[str, Mapping[str, Any]],
     ) -> list[Command]:  # fmt: skip
         key = self.key(request_id)
-        keep_ms = facts.deadline_ms - facts.admitted_ms + int(self._settings.journal.retention_s * 1000)
+        # Also where nobody is there at its deadline to end it: an ending must find its journal.
+        retention_s = max(self._settings.journal.retention_s, _ENDED_WITHIN_S)
+        keep_ms = facts.deadline_ms - facts.admitted_ms + int(retention_s * 1000)
         first = ["r", msgspec.json.encode(line), "m", msgspec.json.encode(facts)]
         stream, fields = enqueue
         return [

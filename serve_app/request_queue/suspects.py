@@ -23,14 +23,16 @@ class Suspects:
         self._key = f"{namespace}:suspect"
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Wait for one's turn, and hold it.
+    async def alone(self, within_s: float) -> AsyncIterator[bool]:
+        """Wait for one's turn, and hold it; false where it has not come in time.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
         lock = self._redis.lock(self._key, timeout=_LEASE_S, sleep=_POLL_S, thread_local=False)
-        await reaching(lambda: lock.acquire())
+        if not await reaching(lambda: lock.acquire(blocking_timeout=within_s)):
+            yield False
+            return
 
         async def renew() -> None:
             while True:
@@ -40,7 +42,7 @@ class Suspects:
 
         renewing = asyncio.create_task(renew())
         try:
-            yield
+            yield True
         finally:
             renewing.cancel()
             with suppress(RedisError, OSError):
