@@ -54,7 +54,8 @@ def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
             follower.wake()
 
     answer = Answer(
-        follower, Stays(), "/v1/completions", streamed=True, as_events=False, admitted_ms=0, heartbeat_s=10.0,  # type: ignore[arg-type]
+        follower, Stays(), None, "/v1/completions", streamed=True, as_events=False,  # type: ignore[arg-type]
+        admitted_ms=0, deadline_ms=0, heartbeat_s=10.0,
     )  # fmt: skip
     asyncio.run(asyncio.wait_for(answer({}, None, send), 5))
     assert b"".join(sent) == event(1) + event(2) + event(3)
