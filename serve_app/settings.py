@@ -13,22 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from serve_app.door_settings import IngressSettings, QueueSettings
 from serve_app.errors import SettingsError
 from serve_app.redis_address import SCHEMES, sentinel_address
+from serve_app.section import Section
 
 BUILTIN_MODELS = {"builtin:tiny": ("workers", "tiny_model")}
 """Models that ship with the project, as package and folder."""
 
 DEFAULT_TENANT = "default"
 """Of everybody, where no key is required."""
-
-
-class Section(BaseModel):
-    """A node of the tree: immutable, and an unknown key is an error, not a comment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RedisSettings(Section):
@@ -38,6 +34,9 @@ class RedisSettings(Section):
     ca_file: str = Field("", description="rediss://: certificates to trust in place of the system's")
     connect_timeout_s: float = Field(1.0, gt=0, description="after which Redis counts as unreachable")
     response_timeout_s: float = Field(5.0, gt=0, description="silence after which a connection is dropped")
+    max_memory_share: float = Field(
+        0.8, gt=0, le=1, description="of Redis's `maxmemory`; above it requests are refused, so that endings always fit"
+    )
 
     @field_validator("url")
     @classmethod
@@ -119,54 +118,11 @@ class WorkerSettings(Section):
         return float(self.tensor_parallel_size) if self.device == "gpu" else 0.0
 
 
-class IngressSettings(Section):
-    """The deployment that speaks HTTP and dispatches."""
-
-    replicas: int = Field(2, ge=1, le=1024, description="HTTP servers, each with a dispatcher")
-    cpus_per_replica: float = Field(1, ge=0, description="that Ray reserves")
-    max_replicas_per_node: int | None = Field(None, ge=1, description="1: the death of a node takes one; default: any")
-    ray_resource: str = Field("", pattern=r"^\w*$", description="custom Ray resource of the nodes that may hold one")
-    max_connections: int = Field(4096, ge=1, description="requests that one ingress holds at a time")
-    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="longer requests are refused with 413")
-    max_header_bytes: int = Field(12 * 1024, ge=1024, le=15 * 1024, description="HAProxy's own limit is 16 KiB")
-    heartbeat_s: float = Field(10.0, gt=0, description="an SSE comment this often while a stream waits")
-    disconnect_grace_s: float = Field(5.0, ge=0, description="for a client to come back before it is cancelled")
-    graceful_shutdown_timeout_s: float = Field(
-        600.0, ge=0, description="for the streams of a leaving ingress to end, before their connections break"
-    )
-    request_timeout_s: float = Field(600.0, gt=0, description="deadline of a request that names none")
-    max_request_timeout_s: float = Field(3600.0, gt=0, description="the most x-request-timeout-seconds can ask for")
-
-    @model_validator(mode="after")
-    def _timeouts(self) -> Self:
-        if self.request_timeout_s > self.max_request_timeout_s:
-            raise ValueError(
-                f"request_timeout_s ({self.request_timeout_s:g}) is above "
-                f"max_request_timeout_s ({self.max_request_timeout_s:g})"
-            )
-        return self
-
-
 class AuthSettings(Section):
     """Who may ask."""
 
     required: bool = Field(False, description="every request but /healthz and /readyz needs an API key")
     keys_file: str = Field("", description="tenants and the hashes of their keys; read again when it changes")
-
-
-class QueueSettings(Section):
-    """Bounds of the waiting lines, by class."""
-
-    max_waiting_realtime: int = Field(1_000, ge=0, description="requests; more are refused with 429")
-    max_waiting_standard: int = Field(10_000, ge=0, description="the same for standard")
-    max_waiting_batch: int = Field(100_000, ge=0, description="the same for batch")
-    poison_after: int = Field(3, ge=1, description="engines that one request may take down before it is given up")
-    dead_letters: int = Field(100, ge=0, description="requests given up that are kept for `scripts/dead-letters`")
-
-    def max_waiting(self, request_class: str) -> int:
-        """The bound of one class, in requests."""
-        bound: int = getattr(self, f"max_waiting_{request_class}")
-        return bound
 
 
 class JournalSettings(Section):

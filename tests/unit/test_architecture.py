@@ -15,7 +15,8 @@ NAMES = {path: path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/
 MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
-    "serve_app.settings", "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
+    "serve_app.settings", "serve_app.door_settings", "serve_app.section",
+    "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
     "serve_app.scheduling.order",
     "serve_app.routing.key",
     "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
@@ -51,6 +52,8 @@ LAYERS = (
     ("serve_app.journal", "serve_app.scheduling"),
     (
         "serve_app.settings",
+        "serve_app.door_settings",
+        "serve_app.section",
         "serve_app.redis_address",
         "serve_app.redis_clock",
         "serve_app.errors",
