@@ -79,7 +79,7 @@ async def answer(w: World) -> dict[str, float]:
 
 
 async def memory(w: World) -> int:
-    used: int = await w.redis.memory_usage(w.store.key(REQUEST_ID), samples=0)
+    used: int = await w.operator.memory_usage(w.store.key(REQUEST_ID), samples=0)
     return used
 
 
@@ -121,7 +121,7 @@ def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
             await eventually(lambda: not attempt.pending)
             assert (await w.operator.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
             await w.operator.config_set("maxmemory", FULL_BYTES)
-            await w.redis.setrange("filler", 2 * FULL_BYTES, "x")
+            await w.operator.setrange("filler", 2 * FULL_BYTES, "x")
             with pytest.raises(JournalUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"):
                 await w.admit("req_2")
             assert not await w.redis.exists(w.store.key("req_2"))
