@@ -31,7 +31,9 @@ log = logging.getLogger("hermes.dispatcher")
 T = TypeVar("T")
 
 LOST = "lost"
-"""An attempt's engine or worker died under it: this counts against the request."""
+"""An attempt's engine or worker died under it."""
+_BLAMED = (LOST, HUNG)
+"""What counts against a request."""
 _RETRY_S = 0.2
 _RETRY_AT_MOST_S = 2.0
 _LOOK_S = 0.5
@@ -196,7 +198,7 @@ class Carrier:
         if tried is not None and entries[-1].id.epoch < tried.epoch:  # it never began: nothing is to be counted
             await asyncio.sleep(min(_RETRY_S * 2**tried.refused, _RETRY_AT_MOST_S))
             return tried._replace(refused=tried.refused + 1)
-        losses = sum(facts.cause == LOST for facts in opened[1:]) + (cause == LOST)
+        losses = sum(facts.cause in _BLAMED for facts in opened[1:]) + (cause in _BLAMED)
         if losses >= self._poison_after:
             await self._until_reached(lambda: self._keep_dead(entry, entries))
             await self._end(entry, "failed", Reason.POISON)
@@ -219,8 +221,8 @@ class Carrier:
             if entries[-1].id.epoch == 0:
                 if time.monotonic() - began_s > _OPEN_WITHIN_S or entry.taken_over:
                     return Next(1)
-            elif not self._fleet.alive(openings(entries)[-1].replica):
-                return await self._next(entry, HUNG)
+            elif fate := self._fleet.fate(openings(entries)[-1].replica):
+                return await self._next(entry, fate)
             if self._left_s(entry) < -_EXPIRE_AFTER_S:
                 await self._end(entry, "expired", Reason.DEADLINE)
                 return None

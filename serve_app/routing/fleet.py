@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 _AVOID_S = 5.0
 DRAINED = "drained"
 HUNG = "hung"
+"""Its lease has ended while Redis was there to renew it: the request under which that happens may be why."""
+AWAY = "away"
+"""Its lease has ended while nobody knows whether it could be renewed: nobody is to blame."""
 
 
 class Fleet:
@@ -23,6 +26,7 @@ class Fleet:
         self.on_loss: Callable[[str, str], None] = lambda request_id, cause: None
         self._serving: frozenset[str] = frozenset()
         self._leased: frozenset[str] | None = None
+        self._unblamed: frozenset[str] = frozenset()
         self._placed: dict[str, str] = {}
         self._avoided: dict[str, float] = {}
         self.version = 0
@@ -61,12 +65,14 @@ class Fleet:
         now = None if replicas is None else frozenset(replicas)
         if now == self._leased:
             return
-        left = frozenset() if now is None or self._leased is None else self._leased - now
-        self._leased = now
+        before, self._leased = self._leased, now
         self.version += 1
-        self._lose(left, HUNG)
-        if now is not None:
-            self._lose(frozenset(self._placed.values()) - now - left, HUNG)
+        if now is None:
+            return
+        missing = frozenset(self._placed.values()) - now
+        self._unblamed = (self._unblamed if before is not None else self._serving | missing) - now
+        self._lose(missing & self._unblamed, AWAY)
+        self._lose(missing - self._unblamed, HUNG)
 
     def mine(self, workers: Iterable[tuple[str, int]]) -> dict[str, int]:
         """The leased workers of this Ray cluster and their room, of all that share the namespace.
@@ -80,10 +86,16 @@ class Fleet:
         there = self._serving if self._leased is None else self._serving & self._leased
         return there - self._avoided.keys() or there
 
-    def alive(self, replica: str) -> bool:
-        """Whether a replica's work goes on, as far as is known. Serve knows of a death before its lease ends."""
-        leased = self._leased is None or replica in self._leased
-        return leased and (not self._serving or replica in self._serving)
+    def fate(self, replica: str) -> str:
+        """Why a replica's work does not go on, as far as is known; empty where it does.
+
+        Serve knows of a death before its lease ends, but does not tell it from a replica that drains.
+        """
+        if self._serving and replica not in self._serving:
+            return DRAINED
+        if self._leased is None or replica in self._leased:
+            return ""
+        return AWAY if replica in self._unblamed else HUNG
 
     def _lose(self, replicas: frozenset[str], cause: str) -> None:
         if replicas:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.routing.fleet import DRAINED, HUNG, Fleet
+from serve_app.routing.fleet import AWAY, DRAINED, HUNG, Fleet
 
 
 def watched() -> tuple[Fleet, list[tuple[str, str]]]:
@@ -27,7 +27,7 @@ def test_a_replica_without_a_lease_hangs_and_gets_no_work() -> None:
     fleet.leased(["b"])
     assert losses == [("on-a", HUNG)]
     assert fleet.able() == {"b"}
-    assert not fleet.alive("a")
+    assert fleet.fate("a") == HUNG
 
 
 def test_while_leases_are_unknown_nobody_is_lost() -> None:
@@ -35,14 +35,19 @@ def test_while_leases_are_unknown_nobody_is_lost() -> None:
     fleet.leased(None)
     assert losses == []
     assert fleet.able() == {"a", "b"}
-    assert fleet.alive("a")
+    assert fleet.fate("a") == ""
 
 
 def test_who_is_missing_once_leases_are_known_again_is_lost() -> None:
     fleet, losses = watched()
     fleet.leased(None)
     fleet.leased(["b"])
-    assert losses == [("on-a", HUNG)]
+    assert losses == [("on-a", AWAY)], "perhaps it could not renew its lease: nobody is to blame"
+    assert fleet.fate("a") == AWAY
+    fleet.leased(["a", "b"])
+    fleet.place("on-a", "a")
+    fleet.leased(["b"])
+    assert losses[1:] == [("on-a", HUNG)], "it had one again"
 
 
 def test_a_request_that_was_released_is_nobodys_loss() -> None:
@@ -88,9 +93,16 @@ def test_only_the_engines_that_serve_here_count_as_room() -> None:
 
 def test_work_goes_on_where_both_views_say_so_and_an_empty_view_says_nothing() -> None:
     fleet, _ = watched()
-    assert fleet.alive("a")
+    assert fleet.fate("a") == ""
     fleet.serving(["b"])
-    assert not fleet.alive("a"), "killed or drained: its lease may stand for seconds"
+    assert fleet.fate("a") == DRAINED, "or killed: its lease may stand for seconds"
     fresh = Fleet()
     fresh.leased(["a"])
-    assert fresh.alive("a"), "a router that has just started knows no replica yet"
+    assert fresh.fate("a") == "", "a router that has just started knows no replica yet"
+
+
+def test_who_looks_for_the_first_time_blames_nobody() -> None:
+    fleet = Fleet()
+    fleet.serving(["a", "b"])
+    fleet.leased(["b"])
+    assert fleet.fate("a") == AWAY
