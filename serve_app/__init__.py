@@ -13,6 +13,7 @@ journal/writer.py        fenced appends, group commit, wake-ups
 journal/hub.py           followers; journal/reader.py: what an entry adds
 ingress/answer.py        forwards the bytes to the client
 
+journal/durability.py    notices a Redis that forgets what it accepted
 deploy.py                puts it all together; settings.py, errors.py, telemetry.py are used everywhere
 """
 

@@ -62,6 +62,10 @@ class Telemetry:
         self._engines_ready = Gauge(
             "hermes_engines_ready", "Engines that this ingress can send work to (0 in a worker's process).", registry=r
         )
+        self._redis_forgets = Gauge(
+            "hermes_redis_forgets", "1 if Redis lost accepted requests at its last restart (0 in a worker's process).",
+            registry=r,
+        )  # fmt: skip
         self._in_flight = Gauge("hermes_in_flight_requests", "Requests that this replica works on.", registry=r)
         Gauge("hermes_build_info", "Always 1; the version of this process's code.", ["version"], registry=r).labels(
             __version__
@@ -94,6 +98,10 @@ class Telemetry:
     def engines_ready(self, engines: int) -> None:
         """How many engines this ingress can send work to."""
         self._engines_ready.set(engines)
+
+    def redis_forgets(self, forgets: bool) -> None:
+        """Whether Redis lost what it had accepted when it restarted last."""
+        self._redis_forgets.set(forgets)
 
     # -- worker ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from serve_app.ingress.departures import Departures
 from serve_app.ingress.keys import Keys
 from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
+from serve_app.journal.durability import Durability
 from serve_app.journal.hub import FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import configure_logging
@@ -82,6 +83,8 @@ class Ingress:
             self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s
         )
         self._depths_task: asyncio.Task[None] | None = None
+        self._durability = Durability(self.redis, settings.namespace, self.telemetry)
+        self._durability_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start every part; a Redis that is away is waited for by each of them."""
@@ -92,6 +95,7 @@ class Ingress:
         await self.membership.join_as_ingress(self.id, self._cluster, self._whole)
         await self._snapshots.start()
         self._depths_task = asyncio.create_task(self._watch_depths(), name="queue-depths")
+        self._durability_task = asyncio.create_task(self._durability.keep_looking(), name="durability")
         if self.settings.telemetry.process_port:
             port = self.telemetry.serve_page(self.settings.telemetry.process_port)
             log.info("metrics of this process on port %d", port)
@@ -100,9 +104,10 @@ class Ingress:
         """Stop claiming first, give the lease back, then let go of the connections."""
         await self.dispatcher.stop()
         await self.membership.leave()
-        if self._depths_task is not None:
-            self._depths_task.cancel()
-            await asyncio.gather(self._depths_task, return_exceptions=True)
+        for task in (self._depths_task, self._durability_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._snapshots.stop()
         await self.departures.stop()
         await self.deadlines.stop()
@@ -144,6 +149,7 @@ class Ingress:
         return ready, {
             "ready": ready,
             "problem": problem,
+            "warnings": [self._durability.problem] if self._durability.problem else [],
             "workers": workers,
             "workers_wanted": self.settings.workers.wanted,
             "ingresses": members.ingresses_of(self._cluster),

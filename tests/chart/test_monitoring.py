@@ -129,7 +129,7 @@ def test_an_alert_asks_only_about_its_own_release() -> None:
 
 def test_redis_is_watched_only_through_its_exporter() -> None:
     values = merged(NAMED, EVERYTHING, {"redis": {"internal": {"exporter": {"enabled": False}}}})
-    assert "redis_" not in str(one(documents(values), "PrometheusRule"))
+    assert not re.search(r"(?<!hermes_)redis_", str(one(documents(values), "PrometheusRule")))
 
 
 def test_the_dashboard_that_is_installed_is_whole_and_found_by_grafana() -> None:

@@ -1,0 +1,102 @@
+"""A Redis that restarts and does not know any more what it had accepted is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from journal_helpers import PrivateRedis, World, eventually, world
+
+from serve_app.errors import JournalUnavailable
+from serve_app.journal.durability import EVERYTHING, TRANSACTIONS, Durability
+from serve_app.telemetry import Telemetry
+
+
+@pytest.fixture
+def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    redis = PrivateRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+def ingress(w: World) -> Durability:
+    return Durability(w.redis, w.settings.namespace, Telemetry())
+
+
+async def settle(*lookers: Durability) -> None:
+    """What was written is seen again before it counts: by then it is on the disk."""
+    for _ in range(2):
+        for looker in lookers:
+            await looker.look()
+
+
+async def restart(redis: PrivateRedis, *lookers: Durability) -> None:
+    redis.kill()
+    await redis.start()
+
+    async def looked() -> bool:
+        try:
+            for looker in lookers:
+                await looker.look()
+        except JournalUnavailable:
+            return False
+        return True
+
+    await eventually(looked)
+
+
+def test_a_redis_that_remembers_is_fine_after_every_restart(private_redis: PrivateRedis, namespace: str) -> None:
+    async def main() -> None:
+        async with world(private_redis.url, namespace) as w:
+            one, other = ingress(w), ingress(w)
+            await settle(one, other)
+            for _ in range(2):
+                await restart(private_redis, one, other)
+                assert (one.problem, other.problem) == ("", "")
+
+    asyncio.run(main())
+
+
+def test_dropped_transactions_are_told_by_every_ingress(private_redis: PrivateRedis, namespace: str) -> None:
+    """The operator does what Redis does at its start where `default` has no rights."""
+
+    async def main() -> None:
+        async with world(private_redis.url, namespace) as w:
+            one, other, late = ingress(w), ingress(w), ingress(w)
+            await settle(one, other)
+            assert await w.operator.delete(f"{namespace}:probe:transaction") == 1
+            await restart(private_redis, one, other)
+            await late.look()
+            assert (one.problem, other.problem, late.problem) == (TRANSACTIONS,) * 3
+            assert b"hermes_redis_forgets 1.0" in one._telemetry.page()
+            await restart(private_redis, one)
+            assert one.problem == "", "it was mended"
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_comes_back_empty_is_told_apart(
+    private_redis: PrivateRedis, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with world(private_redis.url, namespace) as w:
+            one = ingress(w)
+            await settle(one)
+            private_redis.kill()
+            for file in (tmp_path / "data").glob("append*"):
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
+            await private_redis.start()
+            await eventually(lambda: looked(one))
+            assert one.problem == EVERYTHING
+
+    async def looked(one: Durability) -> bool:
+        try:
+            await one.look()
+        except JournalUnavailable:
+            return False
+        return True
+
+    asyncio.run(main())
