@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
@@ -15,10 +16,10 @@ from typing import Any
 import httpx
 
 from scripts.disorder.account import Account, Strike, as_json, settle, table
-from scripts.disorder.faults import FAULTS, REAL, SIMULATED, choose
+from scripts.disorder.faults import FAULTS, LASTING, REAL, SIMULATED, choose
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Client, Told, keep_busy
-from scripts.local import processes, service
+from scripts.local import processes, redis_server, service
 from scripts.local.environment import ROOT
 
 PROMPTS = [
@@ -110,7 +111,7 @@ async def strike_on(
     async def strike(name: str, pid: int) -> None:
         one = Strike(name, time.monotonic(), in_flight=sum(not t.done and t.accepted for t in all_told))
         strikes.append(one)
-        print(f"{one.at_s - began_s:7.1f} s  {name:<13} pid {pid}, {one.in_flight} streams in flight", flush=True)
+        print(f"{one.at_s - began_s:7.1f} s  {name:<22} pid {pid}, {one.in_flight} streams in flight", flush=True)
         stopped.add(pid)
         one.from_s = await FAULTS[name].strike(parts, pid)
         stopped.discard(pid)
@@ -123,8 +124,8 @@ async def strike_on(
             await asyncio.to_thread(parts.until_whole)
         struck = [s.name for s in strikes]
         names = sorted(options.names, key=lambda name: (struck.count(name), chance.random()))
-        if any(not task.done() for task in lasting):  # one lasting fault at a time: there are spares for one
-            names = [name for name in names if not name.endswith(("hang", "slow"))]
+        if any(not task.done() for task in lasting):
+            names = [name for name in names if name not in LASTING]
         found = await asyncio.to_thread(choose, parts, names, stopped, chance)
         if found is not None:
             lasting.add(task := asyncio.create_task(strike(*found)))
@@ -197,18 +198,37 @@ async def look_up(http: httpx.AsyncClient, told: Told, gate: asyncio.Semaphore) 
     told.wrong.append("event 0 after event -1: it never ended by the service's own account")
 
 
+def start(state: Path, options: argparse.Namespace) -> service.Service:
+    """The service, a cable between it and Redis, and a clock of its own for each of its processes."""
+    redis = redis_server.start(state / "redis")
+    cable_port = processes.free_port()
+    command = [sys.executable, "-m", "scripts.disorder.cable", str(cable_port), str(redis.port)]
+    pids = {"redis": redis.pid, "cable": processes.start(command, state / "cable.log", os.environ, ROOT)}
+    (state / "clocks").mkdir()
+    environment = {
+        "HERMES_CHAOS_CLOCKS": str(state / "clocks"),
+        "PYTHONPATH": str(ROOT / "scripts" / "disorder" / "clocks"),
+    }
+    try:
+        running = service.start(
+            state, ROOT / "cluster" / "local_cpu.yaml", processes.free_port(), settings(options),
+            redis_url=redis.url().replace(f":{redis.port}/", f":{cable_port}/"), environment=environment,
+            tell=lambda line: print(f"  {line}"),
+        )  # fmt: skip
+    except BaseException:
+        for pid in pids.values():
+            processes.end(pid)
+        raise
+    running.pids.update(pids)
+    running.save()
+    return running
+
+
 def main() -> int:
     """The command; returns its exit status."""
     options = parse(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
-        port = processes.free_port()
-        running = service.start(
-            Path(folder),
-            ROOT / "cluster" / "local_cpu.yaml",
-            port,
-            settings(options),
-            tell=lambda line: print(f"  {line}"),
-        )
+        running = start(Path(folder), options)
         try:
             account, strikes, all_told = asyncio.run(disorder(options, running))
         finally:

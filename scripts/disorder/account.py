@@ -94,13 +94,13 @@ def went_on_after_s(strike: Strike, all_told: Sequence[Told]) -> float | None:
 
 def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told]) -> str:
     """What the terminal shows in the end."""
-    lines = ["", f"{'fault':<14}{'struck':>8}{'in flight':>12}{'next token p50':>17}{'p95':>8}{'max':>8}  (s)"]
+    lines = ["", f"{'fault':<23}{'struck':>8}{'in flight':>12}{'next token p50':>17}{'p95':>8}{'max':>8}  (s)"]
     for name in dict.fromkeys(strike.name for strike in strikes):
         mine = [strike for strike in strikes if strike.name == name]
         waits = sorted(wait for strike in mine if (wait := went_on_after_s(strike, all_told)) is not None)
         busy = sum(strike.in_flight > 0 for strike in mine)
         shown = f"{statistics.median(waits):>17.2f}{p95(waits):>8.2f}{waits[-1]:>8.2f}" if waits else f"{'-':>17}"
-        lines.append(f"{name:<14}{len(mine):>8}{busy:>12}{shown}")
+        lines.append(f"{name:<23}{len(mine):>8}{busy:>12}{shown}")
     several = sum(count for attempts, count in account.attempts.items() if attempts > 1)
     failed = ", ".join(f"{reason} {count}" for reason, count in account.failed.most_common()) or "none"
     lines += [

@@ -9,10 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
-
 from scripts.disorder.parts import Parts
-from scripts.local import redis_server, service
+from scripts.local import service
 
 HANG_S = 20.0
 SLOW_S = 10.0
@@ -55,11 +53,63 @@ async def _kill_redis(parts: Parts, pid: int) -> float:
 
 async def _slow_redis(parts: Parts, pid: int) -> float:
     """Every command is answered, up to two seconds late, for ten seconds."""
-    async with Redis.from_url(redis_server.as_operator(parts.service.redis_url), protocol=2) as redis:
+    async with parts.operator() as redis:
         began_s = time.monotonic()
         while time.monotonic() < began_s + SLOW_S:
             await redis.execute_command("CLIENT", "PAUSE", SLOW_ANSWER_MS, "ALL")  # type: ignore[no-untyped-call]
             await asyncio.sleep(SLOW_ANSWER_MS / 1000)
+    return time.monotonic()
+
+
+async def _hang_redis(parts: Parts, pid: int) -> float:
+    """Connections are accepted, and nothing is answered."""
+    parts.send(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(SLOW_S)
+    finally:
+        parts.send(pid, signal.SIGCONT)
+    return time.monotonic()
+
+
+async def _fill_redis(parts: Parts, pid: int) -> float:
+    """No room for anything new."""
+    async with parts.operator() as redis:
+        had = (await redis.config_get("maxmemory"))["maxmemory"]
+        await redis.config_set("maxmemory", 1)
+        try:
+            await asyncio.sleep(SLOW_S)
+        finally:
+            await redis.config_set("maxmemory", had)
+    return time.monotonic()
+
+
+async def _cut_subscriptions(parts: Parts, pid: int) -> float:
+    """The connections with which ingresses listen are dead, and nobody tells them."""
+    parts.send(pid, signal.SIGUSR1)
+    return time.monotonic()
+
+
+async def _set_clock(parts: Parts, pid: int) -> float:
+    """A process's clock jumps; it stays so until the process ends."""
+    (parts.clocks / str(pid)).write_text(random.choice(("8", "-8")))
+    return time.monotonic()
+
+
+async def _write_nonsense(parts: Parts, pid: int) -> float:
+    """Entries that nobody can read, wherever processes read what others have written."""
+    namespace, model, nonsense = "hermes", parts.service.model, b"\xff\x00 no such thing"
+    async with parts.operator() as redis:
+        for request_class in ("realtime", "standard", "batch"):
+            line = f"{namespace}:q:{model}:{request_class}"
+            await redis.xadd(line, {nonsense: nonsense})
+            await redis.xadd(line, {"r": "req_of_nobody", "t": "t", "s": "s", "d": "soon", "c": nonsense})
+        far_ms = int(time.time() * 1000) + 5_000
+        await redis.zadd(f"{namespace}:ingresses", {nonsense: far_ms})
+        await redis.zadd(f"{namespace}:workers", {b"no capacity": far_ms, nonsense: far_ms})
+        for channel in await redis.pubsub_channels(f"{namespace}:w:*"):
+            await redis.publish(channel, nonsense)
+        async for key in redis.scan_iter(match=f"{namespace}:metrics:*"):
+            await redis.set(key, nonsense, ex=5)
     return time.monotonic()
 
 
@@ -74,10 +124,20 @@ FAULTS = {
     "worker-hang": Fault("worker", 2, _hang),
     "ingress-hang": Fault("ingress", 2, _hang),
     "redis-slow": Fault("redis", 1, _slow_redis),
+    "redis-hang": Fault("redis", 1, _hang_redis),
+    "redis-full": Fault("redis", 1, _fill_redis),
+    "subscription-half-open": Fault("cable", 1, _cut_subscriptions),
+    "clock-skew": Fault("replica", 1, _set_clock),
+    "malformed-entry": Fault("redis", 1, _write_nonsense),
 }
 _WITH_ENGINE = ("worker", "engine", "engine-worker")
-SIMULATED = ("worker", "ingress", "haproxy", "controller", "redis", "worker-hang", "ingress-hang", "redis-slow")
-REAL = ("worker", "engine", "engine-worker", "ingress", "haproxy", "controller", "redis", "worker-hang")
+_OF_REDIS = (
+    "redis", "redis-slow", "redis-hang", "redis-full", "subscription-half-open", "clock-skew", "malformed-entry",
+)  # fmt: skip
+SIMULATED = ("worker", "ingress", "haproxy", "controller", "worker-hang", "ingress-hang", *_OF_REDIS)
+REAL = ("worker", "engine", "engine-worker", "ingress", "haproxy", "controller", "worker-hang", *_OF_REDIS)
+LASTING = ("worker-hang", "ingress-hang", "redis-slow", "redis-hang", "redis-full")
+"""One of them at a time: there are spares for one."""
 
 
 def choose(parts: Parts, names: list[str], stopped: set[int], chance: random.Random) -> tuple[str, int] | None:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from redis.asyncio import Redis
+
 from scripts.benchmark.processes import classify
 from scripts.local import processes, ray_cluster, redis_server
 from scripts.local.service import Service, is_whole, readiness
@@ -32,9 +34,11 @@ class Parts:
         self._folder = str(ray_cluster.short_folder(Path(service.state_dir)))
 
     def pids(self, kind: str) -> list[int]:
-        """The living processes of a kind (`KINDS`, or `redis`), oldest first."""
-        if kind == "redis":
-            return [pid for pid in [self.service.pids["redis"]] if processes.is_alive(pid)]
+        """The living processes of a kind (`KINDS`, `redis`, the `cable` to it, or any `replica`), oldest first."""
+        if kind in ("redis", "cable"):
+            return [pid for name, pid in self.service.pids.items() if name == kind and processes.is_alive(pid)]
+        if kind == "replica":
+            return sorted(self.pids("worker") + self.pids("ingress"))
         found = []
         for pid in processes.marked("RAY_TMPDIR", self._folder):
             with contextlib.suppress(OSError):
@@ -56,9 +60,19 @@ class Parts:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sign)
 
+    @property
+    def clocks(self) -> Path:
+        """The folder of the processes' clocks, see `clocks/sitecustomize.py`."""
+        return Path(self.service.state_dir) / "clocks"
+
     def redis_port(self) -> int:
         """Of the private Redis."""
-        return int(self.service.redis_url.rsplit(":", 1)[1].split("/")[0])
+        return redis_server.port_of(Path(self.service.state_dir) / "redis")
+
+    def operator(self) -> Redis:
+        """A client of the private Redis that may do everything."""
+        client: Redis = Redis.from_url(redis_server.as_operator(self.service.redis_url), protocol=2)
+        return client
 
     def restart_redis(self) -> None:
         """Start it again on the same folder and port, once the old one has let go of the port."""

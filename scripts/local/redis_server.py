@@ -45,6 +45,13 @@ def as_operator(url: str) -> str:
     return url.replace("//hermes:", "//operator:", 1)
 
 
+def port_of(folder: Path) -> int:
+    """Of the server that was started on a folder."""
+    found = re.search(r"^port (\d+)$", (folder / "redis.conf").read_text(), flags=re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
 def find_server() -> str | None:
     """`redis-server` (or `valkey-server`) from PATH, else the one in the pinned wheel."""
     for name in ("redis-server", "valkey-server"):

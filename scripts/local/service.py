@@ -56,8 +56,9 @@ class Service:
         """End what was started, newest first, and nothing else."""
         if "ray" in self.pids:
             ray_cluster.end(Path(self.state_dir), self.pids["ray"])
-        if "redis" in self.pids:
-            processes.end(self.pids["redis"])
+        for name in ("cable", "redis"):
+            if name in self.pids:
+                processes.end(self.pids[name])
         (Path(self.state_dir) / STATE_FILE).unlink(missing_ok=True)
 
 
