@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from serve_app.door_settings import IngressSettings, QueueSettings
 from serve_app.errors import SettingsError
 from serve_app.redis_address import SCHEMES, sentinel_address
+from serve_app.request_limits import RequestLimits
 from serve_app.section import Section
 
 BUILTIN_MODELS = {"builtin:tiny": ("workers", "tiny_model")}
@@ -162,6 +163,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     workers: WorkerSettings = WorkerSettings()
     ingress: IngressSettings = IngressSettings()
+    limits: RequestLimits = RequestLimits()
     auth: AuthSettings = AuthSettings()
     queue: QueueSettings = QueueSettings()
     journal: JournalSettings = JournalSettings()

@@ -27,6 +27,7 @@ from serve_app.telemetry import Telemetry
 log = logging.getLogger("hermes.ingress")
 
 _RETRY_AFTER_S = 1.0
+_MOST_TOKENS = 2**31 - 1
 # What the engine's server may need; credentials and cookies never enter the journal.
 _KEPT_HEADERS = ("content-type", "accept")
 
@@ -207,5 +208,5 @@ def _cost_tokens(body: bytes, request: Mapping[str, Any]) -> int:
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         limit = request.get(name)
         if isinstance(limit, int):
-            return len(body) // 4 + limit
+            return len(body) // 4 + min(max(limit, 0), _MOST_TOKENS)
     return len(body) // 4 + 256

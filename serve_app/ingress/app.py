@@ -17,7 +17,7 @@ from serve_app.errors import Reason, RequestRefused
 from serve_app.ingress import requests_api, status
 from serve_app.ingress.answer import Answer, ResponseStart
 from serve_app.ingress.runtime import Ingress
-from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers, parse
+from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers
 from serve_app.logs import about
 from serve_app.tracing import SERVER, Span
 
@@ -69,7 +69,7 @@ class InferenceEndpoint:
         settings = self._ingress.settings
         check_content_type(headers.get("content-type", ""))
         body = await _read_body(headers, receive, settings.ingress.max_body_bytes)
-        request = parse(scope["path"], body, settings.model.name)
+        request = await self._ingress.checks.parse(scope["path"], body)
         query = scope["query_string"].decode("latin-1")
         follower, facts = await self._ingress.admission.admit(
             scope["state"]["tenant"], scope["path"], query, headers, body, request, span.traceparent
@@ -85,7 +85,7 @@ class InferenceEndpoint:
 
 async def _read_body(headers: dict[str, str], receive: Receive, limit_bytes: int) -> bytes:
     announced = headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > limit_bytes:
+    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit_bytes):
         raise _too_large(limit_bytes)
     chunks: list[bytes] = []
     size = 0

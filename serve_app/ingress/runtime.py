@@ -11,6 +11,7 @@ from serve_app.deadlines import Deadlines
 from serve_app.dispatcher import Dispatcher
 from serve_app.errors import JournalUnavailable
 from serve_app.ingress.admission import Admission
+from serve_app.ingress.checks import Checks
 from serve_app.ingress.departures import Departures
 from serve_app.ingress.keys import Keys
 from serve_app.journal.client import connect_redis
@@ -48,6 +49,7 @@ class Ingress:
         self.telemetry = Telemetry()
         self.tracing = Tracing(settings.telemetry, "hermes-ingress", ingress_id)
         self.keys = Keys(settings.auth)
+        self.checks = Checks(settings)
         self._fleet = fleet
         self.redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
@@ -115,6 +117,7 @@ class Ingress:
         await self._link.close()
         await self.redis.aclose()
         await self.tracing.stop()
+        self.checks.stop()
 
     def _on_members(self, members: Members) -> None:
         self.dispatcher.on_members(members)

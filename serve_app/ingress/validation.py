@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.errors import Reason, RequestRefused
+from serve_app.ingress.limits import check_limits
+from serve_app.ingress.structure import NotJson, read
+from serve_app.request_limits import RequestLimits
 
 INFERENCE_PATHS = (
     "/v1/chat/completions",
@@ -19,7 +21,10 @@ INFERENCE_PATHS = (
     "/detokenize",
 )
 
-_decode = msgspec.json.Decoder().decode
+_DEFAULT_LIMITS = RequestLimits()
+_MAX_PLACE_CHARS = 200
+_INT32 = 2**31 - 1
+"""What the engine's tensors hold."""
 # What pydantic puts into the place of an error for a branch of a union; others hold brackets.
 _UNION_BRANCHES = ("str", "int", "bool", "float")
 
@@ -32,25 +37,59 @@ class _Loose(BaseModel):
     model: str | None = None
 
 
-class _Sampling(_Loose):
+_Count = Annotated[int, Field(ge=0, le=_INT32)]
+_CountOrAll = Annotated[int, Field(ge=-1, le=_INT32)]
+_Limit = Annotated[int, Field(ge=1, le=_INT32)]
+_Ids = Annotated[list[_Count], Field(fail_fast=True)]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
+class _Common(_Loose):
+    """What every endpoint may be sent, and vLLM's own fields whose numbers its engine takes as they come."""
+
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    truncate_prompt_tokens: _CountOrAll | None = None
+    cache_salt: str | None = None
+    dimensions: _Limit | None = None
+
+
+class _Sampling(_Common):
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
+    top_k: _CountOrAll | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    max_tokens: _Limit | None = None
+    min_tokens: _Count | None = None
     n: int | None = Field(None, ge=1, le=128)
+    best_of: int | None = Field(None, ge=1, le=128)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-100, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logprobs: bool | int | None = None
+    top_logprobs: _Count | None = None
+    prompt_logprobs: _Count | None = None
+    logprob_token_ids: _Ids | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | _Texts | None = None
+    stop_token_ids: _Ids | None = None
+    allowed_token_ids: _Ids | None = None
+    bad_words: _Texts | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    user: str | None = None
+    priority: int | None = None
+    thinking_token_budget: _CountOrAll | None = None
+    stream_interval: _Limit | None = None
+    routed_experts_prompt_start: _Count | None = None
     service_tier: str | None = None
-    prompt_cache_key: str | None = None
     stream_options: dict[str, Any] | None = None
 
 
 class _Message(_Loose):
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 class _Function(_Loose):
@@ -64,27 +103,32 @@ class _Tool(_Loose):
 
 
 class _Chat(_Sampling):
-    messages: list[_Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    tools: list[_Tool] | None = None
+    messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
+    max_completion_tokens: _Limit | None = None
+    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
 
 
 class _Completion(_Sampling):
-    # OpenAI: "defaults to <|endoftext|>"; vLLM and every peer want a prompt.
-    prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = Field(None, ge=0)
+    # OpenAI: "defaults to <|endoftext|>"; vLLM and every peer want a prompt. Its type: `_check_prompt`.
+    prompt: Any
+    max_tokens: _Count | None = None
 
 
 class _Responses(_Sampling):
     input: str | list[Any]
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: _Limit | None = None
+    max_tool_calls: _Count | None = None
 
 
 _SHAPES: dict[str, type[_Loose]] = {
     "/v1/chat/completions": _Chat,
     "/v1/completions": _Completion,
     "/v1/responses": _Responses,
+    "/v1/embeddings": _Common,
+    "/tokenize": _Common,
 }
+_PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
+"""Where token ids may stand, perhaps very many: not for a model, which would copy them."""
 
 
 def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
@@ -114,8 +158,8 @@ def check_content_type(content_type: str) -> None:
         )
 
 
-def parse(path: str, body: bytes, model: str) -> Mapping[str, Any]:
-    """The body as a checked JSON object.
+def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_LIMITS) -> Mapping[str, Any]:
+    """The body as a checked JSON object. Of a text of more than a megabyte it holds only the beginning.
 
     Args:
         path: one of `INFERENCE_PATHS`.
@@ -125,8 +169,8 @@ def parse(path: str, body: bytes, model: str) -> Mapping[str, Any]:
         RequestRefused: `malformed_json`, `invalid_request` or `model_not_found`, in OpenAI's words where it has them.
     """
     try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        request = read(body, limits)
+    except NotJson as error:
         raise RequestRefused(Reason.MALFORMED_JSON, f"The body is not valid JSON: {error}.") from None
     if not isinstance(request, dict):
         raise RequestRefused(Reason.INVALID_REQUEST, "The body must be a JSON object.")
@@ -137,12 +181,46 @@ def parse(path: str, body: bytes, model: str) -> Mapping[str, Any]:
         raise RequestRefused(
             Reason.MODEL_NOT_FOUND, f"The model '{name[:200]}' does not exist; '{model}' is served here.", param="model"
         )
-    shape = _SHAPES.get(path, _Loose)
+    check_limits(path, request, limits)
     try:
-        shape.model_validate(request)
+        _SHAPES.get(path, _Loose).model_validate(request)
     except ValidationError as error:
         raise _refusal(error) from None
+    if (field := _PROMPTS.get(path)) and field in request:
+        _check_prompt(request[field], field, chats=path == "/v1/embeddings")
     return request
+
+
+def _check_prompt(prompt: Any, field: str, chats: bool) -> None:
+    """A text, texts, token ids, or lists of token ids; `chats`: or messages, which vLLM's own server checks."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list):
+        raise _no_prompt(field)
+    kinds = set(map(type, prompt))
+    if not kinds or kinds == {str} or (chats and kinds == {dict}):
+        return
+    if kinds == {list}:
+        for index, item in enumerate(prompt):
+            if chats and item and type(item[0]) is dict:
+                continue
+            _check_ids(item, f"{field}[{index}]")
+    else:
+        _check_ids(prompt, field)
+
+
+def _check_ids(ids: list[Any], place: str) -> None:
+    kinds = set(map(type, ids))
+    if kinds - {int}:
+        index = next(index for index, item in enumerate(ids) if type(item) is not int)
+        raise _no_prompt(f"{place}[{index}]")
+    if ids and not (min(ids) >= 0 and max(ids) <= _INT32):
+        raise RequestRefused(Reason.INVALID_REQUEST, f"Invalid value for '{place}': no such token id.", param=place)
+
+
+def _no_prompt(place: str) -> RequestRefused:
+    message = f"Invalid value for '{place}': it must be a text, a list of texts, or (lists of) token ids."
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=place)
 
 
 def _refusal(error: ValidationError) -> RequestRefused:
@@ -154,6 +232,7 @@ def _refusal(error: ValidationError) -> RequestRefused:
             place += f"[{part}]"
         elif part.isidentifier() and part not in _UNION_BRANCHES:
             place += f".{part}" if place else part
+    place = place[:_MAX_PLACE_CHARS]
     message = f"Invalid value for '{place}': {first['msg']}."
     if first["type"] == "missing":
         message = f"Missing required parameter: '{place}'."

@@ -83,18 +83,31 @@ class RespConnection(asyncio.Protocol):
 
         Raises:
             JournalUnavailable: if the connection is not open, or ends before the last reply.
+            ValueError: a command holds what cannot be sent. Nothing was sent then, and nothing waits for a reply.
         """
         if self._transport is None or self._transport.is_closing():
             raise JournalUnavailable("no connection to Redis")
+        packed = b"".join([_packed(command) for command in commands])
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         self._waiting.append((len(commands), [], future))
-        self._transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
+        self._transport.write(packed)
         return future
 
     def abort(self) -> None:
         """Drop the connection at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _packed(command: Command) -> bytes:
+    """A command as Redis reads it. hiredis ends the process at an int whose digits Python refuses to write."""
+    for argument in command:
+        if type(argument) is int and not -(2**63) <= argument < 2**64:
+            raise ValueError("a number of more than 64 bits cannot be sent to Redis")
+    try:
+        return bytes(hiredis.pack_command(command))
+    except TypeError as error:
+        raise ValueError(f"what cannot be sent to Redis: {error}") from None
 
 
 async def connect(

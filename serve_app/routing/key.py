@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 MAX_KEY_CHARS = 256
+_HEAD_CHARS = 16_384
+"""Of each text: enough to tell conversations apart, little enough to hash in no time."""
 
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
@@ -29,13 +31,23 @@ def _stable_head(body: Mapping[str, Any]) -> bytes:
     if isinstance(messages, list):
         head = []
         for message in messages:
-            head.append(message)
+            head.append(_shortened(message))
             if not isinstance(message, dict) or message.get("role") == "user":
                 break
-        return msgspec.json.encode([body.get("instructions"), head])
+        return msgspec.json.encode([_shortened(body.get("instructions")), head])
     text = body.get("prompt", messages)
     if isinstance(text, list):
         text = text[0] if text and isinstance(text[0], str | list) else text
     if isinstance(text, str | list):
-        return msgspec.json.encode([body.get("instructions"), text[:1024]])
+        return msgspec.json.encode([_shortened(body.get("instructions")), _shortened(text[:1024])])
     return b""
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_HEAD_CHARS]
+    if isinstance(value, list):
+        return [_shortened(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _shortened(item) for name, item in value.items()}
+    return value

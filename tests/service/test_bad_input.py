@@ -131,7 +131,7 @@ def test_a_prompt_longer_than_the_context_is_told_the_limit(service: Running) ->
     assert "4096" in error["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"", b'{"model": ', b"\xff\xfe", b'{"a": 1}}', b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"{", b"", b'{"model": ', b"\xff\xfe", b'{"a": 1}}', b"[" * 10_000])
 def test_malformed_json_is_refused(service: Running, body: bytes) -> None:
     answer = service.http.post(CHAT, content=body, headers=JSON)
     check_error(answer, 400, "malformed_json")

@@ -15,13 +15,14 @@ NAMES = {path: path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/
 MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
-    "serve_app.settings", "serve_app.door_settings", "serve_app.section",
+    "serve_app.settings", "serve_app.door_settings", "serve_app.request_limits", "serve_app.section",
     "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
     "serve_app.scheduling.order",
     "serve_app.routing.key",
     "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
     "serve_app.journal.reader",
-    "serve_app.journal.attempt", "serve_app.ingress.validation",
+    "serve_app.journal.attempt", "serve_app.ingress.validation", "serve_app.ingress.structure",
+    "serve_app.ingress.limits",
 )  # fmt: skip
 IMPURE_LIBRARIES = {"ray", "redis", "hiredis", "fastapi", "starlette", "vllm", "torch", "prometheus_client"}
 
@@ -54,6 +55,7 @@ LAYERS = (
         "serve_app.settings",
         "serve_app.door_settings",
         "serve_app.section",
+        "serve_app.request_limits",
         "serve_app.redis_address",
         "serve_app.redis_clock",
         "serve_app.errors",

@@ -29,7 +29,7 @@ def chat(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", INFERENCE_PATHS)
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b'{"model": "hermes-tiny",}', b"\xff\xfe", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 100_000, b"{} {}",
+    [b"", b"{", b'{"model": "hermes-tiny",}', b"\xff\xfe", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 10_000, b"{} {}",
      b'{"a": 1e999}', b'{"a": ' + b"9" * 10_000 + b"}"],
     ids=["empty", "cut", "comma", "not-utf-8", "nan", "surrogate", "nested", "two", "infinite", "ten-thousand-digits"],
 )  # fmt: skip
