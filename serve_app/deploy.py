@@ -93,6 +93,10 @@ class Ingress:
         self._runtime = IngressRuntime(load_settings(args), _replica_id(), cluster, call, of_process.fleet)
         await self._runtime.start()
 
+    async def check_health(self) -> None:
+        """Called by Serve; an exception makes it replace this replica."""
+        self._runtime.loops.check_health()
+
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve after the constructor."""
         return build_app(self._runtime)

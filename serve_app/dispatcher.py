@@ -10,6 +10,7 @@ import time
 from serve_app.carrier import Carrier
 from serve_app.errors import JournalUnavailable
 from serve_app.logs import Outage
+from serve_app.loops import Loops, jittered
 from serve_app.membership import Members
 from serve_app.request_queue.queue import QueueEntry, RequestQueue
 from serve_app.routing.fleet import Fleet
@@ -24,17 +25,20 @@ _TAKE_OVER_S = 0.5
 class Dispatcher:
     """Takes work from the queue when an engine has room, and stays with it until it has ended."""
 
-    def __init__(self, queue: RequestQueue, carrier: Carrier, fleet: Fleet, cluster: str) -> None:
+    def __init__(
+        self, queue: RequestQueue, carrier: Carrier, fleet: Fleet, cluster: str, loops: Loops | None = None
+    ) -> None:
         self._queue = queue
         self._carrier = carrier
         self._fleet = fleet
         self._cluster = cluster
+        self._loops = loops or Loops()
         self._superseded = False
         self._carried: dict[asyncio.Task[None], QueueEntry] = {}
         self._room_changed = asyncio.Event()
         self._members = Members()
         self._window = 0
-        self._loops: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def in_flight(self) -> int:
@@ -43,17 +47,15 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Begin to claim."""
-        self._loops = [
-            asyncio.create_task(self._run(), name="dispatcher"),
-            asyncio.create_task(self._take_over(), name="take-over"),
-        ]
+        self._tasks = [self._loops.keep("dispatcher", self._run), self._loops.keep("take-over", self._take_over)]
 
     async def stop(self) -> None:
         """Claim nothing more; what is carried is left to whoever takes over."""
-        tasks = [*self._loops, *self._carried]
-        for task in tasks:
+        await self._loops.end(*self._tasks)
+        carried = list(self._carried)
+        for task in carried:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*carried, return_exceptions=True)
 
     def on_members(self, members: Members) -> None:
         """The room of this Ray cluster's engines is divided among its living ingresses.
@@ -63,7 +65,7 @@ class Dispatcher:
         """
         self._members = members
         self._fleet.forgive(time.monotonic())
-        self._fleet.leased([name for name, _ in members.workers] if members.trusted else None)
+        self._fleet.leased(members.living if members.trusted else None)
         room, ingresses = sum(self._fleet.mine(members.workers).values()), members.ingresses_of(self._cluster)
         superseded = members.superseded(self._cluster)
         if superseded != self._superseded:
@@ -84,28 +86,31 @@ class Dispatcher:
                 claimed = await self._queue.claim(room)
             except JournalUnavailable as error:
                 outage.failed(error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(jittered(_RETRY_S))
                 continue
             outage.over()
             for entry in in_order(claimed):
                 self._carry(entry)
 
     async def _take_over(self) -> None:
-        """Only while it is certain that who has no lease is dead: after a Redis that was away, nobody has one."""
+        """What nobody carries: claims of this ingress's own whose answer was lost, and those of dead ingresses.
+
+        The latter only while it is certain that who has no lease is dead: after a Redis that was away, nobody has
+        one. One's own claims need no such certainty: that they are not carried is known here.
+        """
         outage = Outage(log, "dispatcher: cannot take over")
         while True:
-            await asyncio.sleep(_TAKE_OVER_S)
-            if not self._members.trusted or self._superseded:
-                continue
+            await asyncio.sleep(jittered(_TAKE_OVER_S))
+            certain = self._members.trusted and not self._superseded
             try:
                 carried = {entry.entry_id for entry in self._carried.values()}
-                taken = await self._queue.take_over(self._members.names, carried)
+                taken = await self._queue.take_over(self._members.living if certain else None, carried)
             except JournalUnavailable as error:
                 outage.failed(error)
                 continue
             outage.over()
             if taken:
-                log.info("dispatcher: took over %d requests of ingresses that are gone", len(taken))
+                log.info("dispatcher: took over %d requests that nobody carried", len(taken))
             for entry in in_order(taken):
                 self._carry(entry)
 

@@ -14,21 +14,28 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from redis.asyncio import Redis
 
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.client import reaching
+from serve_app.loops import Loops
 from serve_app.redis_clock import RedisClock
 
 log = logging.getLogger("hermes.membership")
 
+T = TypeVar("T")
+
 RENEW_S = 0.5
 LEASE_MS = 3_000
+PATIENCE_S = 10.0
+"""Of looks that Redis has answered, none quick enough to be sure: who is in none of them is dead (docs/adr/0013)."""
 _QUICK_S = 0.5
+_STEADY_S = LEASE_MS / 1000 - RENEW_S
+"""A renewal that takes as long as such a look still leaves a lease."""
 
 
 class IngressLease(NamedTuple):
@@ -46,7 +53,14 @@ class Members:
     ingresses: tuple[IngressLease, ...] = ()
     workers: tuple[tuple[str, int], ...] = ()
     trusted: bool = False
-    """Whether who is missing is dead: a Redis that was away or slow has kept leases from being renewed, too."""
+    """Whether who is not `living` is dead: a Redis that was away or slow has kept leases from being renewed, too."""
+    lately: frozenset[str] = frozenset()
+    """Who is missing now, but was there a moment ago, while looks are slow."""
+
+    @property
+    def living(self) -> frozenset[str]:
+        """Ingresses and workers that hold a lease, and such as may only have been too slow to renew it."""
+        return self.lately.union(self.names, (name for name, _ in self.workers))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,10 +81,11 @@ class Membership:
 
     def __init__(
         self, redis: Redis, namespace: str, on_change: Callable[[Members], None] | None = None,
-        clock: RedisClock | None = None,
+        clock: RedisClock | None = None, loops: Loops | None = None,
     ) -> None:  # fmt: skip
         self._redis = redis
         self._clock = clock or RedisClock()
+        self._loops = loops or Loops()
         self._ingresses = f"{namespace}:ingresses"
         self._workers = f"{namespace}:workers"
         self._on_change = on_change
@@ -80,8 +95,7 @@ class Membership:
         self._held = ""
         self.members = Members()
         self.reachable = False
-        self._looks_quick_since_s = math.inf
-        self._looked_s = -math.inf
+        self._trust = _Trust()
 
     async def join_as_ingress(self, ingress_id: str, cluster: str, whole: Callable[[], bool]) -> None:
         """Take and keep the lease of an ingress; `whole` is asked at every renewal."""
@@ -94,13 +108,12 @@ class Membership:
     async def _join(self, key: str, member: Callable[[], str]) -> None:
         self._key, self._member = key, member
         await self._renew()
-        self._task = asyncio.create_task(self._keep(), name="membership")
+        self._task = self._loops.keep("membership", self._keep)
 
     async def leave(self) -> None:
         """Give the lease back."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._loops.end(self._task)
         if self._held:
             try:
                 await reaching(lambda: self._redis.zrem(self._key, self._held))
@@ -131,31 +144,16 @@ class Membership:
             if self.reachable:
                 log.warning("membership: %s", error)
             self.reachable = False
-            self._looks_quick_since_s = math.inf
+            self._trust.failed()
             self._tell(Members(self.members.ingresses, self.members.workers, trusted=False))
             return
         self.reachable = True
         self._clock.told(clock, asked_s)
-        trusted = self._quick(began_s)
         self._tell(
-            Members(
-                tuple(_ingress(member) for member in sorted(ingresses)),
-                tuple(_worker(member) for member in sorted(workers)),
-                trusted,
+            self._trust.judged(
+                began_s, time.monotonic(), tuple(_decoded(_ingress, ingresses)), tuple(_decoded(_worker, workers))
             )
         )
-
-    def _quick(self, began_s: float) -> bool:
-        """Whether every look was quick for the time of a lease: all who live have renewed theirs meanwhile.
-
-        It also is not where this process itself was stopped: its last look is then older than a renewal.
-        """
-        now_s = time.monotonic()
-        previous_s, self._looked_s = self._looked_s, now_s
-        if now_s - began_s > _QUICK_S or now_s - previous_s > RENEW_S + _QUICK_S:
-            self._looks_quick_since_s = now_s
-        self._looks_quick_since_s = min(self._looks_quick_since_s, now_s)
-        return now_s - self._looks_quick_since_s > LEASE_MS / 1000
 
     async def _redis_ms(self) -> int:
         if not self._clock.known:
@@ -167,6 +165,54 @@ class Membership:
         self.members = members
         if self._on_change is not None:
             self._on_change(members)
+
+
+class _Trust:
+    """What looks at the leases are worth: when a missing lease means a death (docs/adr/0010, 0013). Pure."""
+
+    def __init__(self) -> None:
+        self._quick_since_s = math.inf
+        self._steady_since_s = math.inf
+        self._looked_s = -math.inf
+        self._seen_s: dict[str, float] = {}
+
+    def failed(self) -> None:
+        """Redis did not answer: nobody can have renewed a lease."""
+        self._quick_since_s = self._steady_since_s = math.inf
+
+    def judged(
+        self, began_s: float, now_s: float, ingresses: tuple[IngressLease, ...], workers: tuple[tuple[str, int], ...]
+    ) -> Members:
+        """A look that began at `began_s` and was answered.
+
+        Quick looks for the time of a lease: all who live have renewed theirs meanwhile, so who is missing is dead at
+        once. It is not so where Redis is slow, or this process: it was stopped itself, or its machine is busy. There
+        it takes `PATIENCE_S` of answered looks, and only who was in none of them is dead: so the wait has an end,
+        however slow the machine is.
+        """
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        self._quick_since_s = min(self._quick_since_s, now_s)
+        self._steady_since_s = min(self._steady_since_s, now_s)
+        if now_s - began_s > _QUICK_S or gap_s > RENEW_S + _QUICK_S:
+            self._quick_since_s = now_s
+        if now_s - began_s > _STEADY_S or gap_s > PATIENCE_S / 2:
+            self._steady_since_s = now_s
+        present = [*(ingress.name for ingress in ingresses), *(name for name, _ in workers)]
+        self._seen_s.update(dict.fromkeys(present, now_s))
+        self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if now_s - seen_s <= PATIENCE_S}
+        if now_s - self._quick_since_s > LEASE_MS / 1000:
+            return Members(ingresses, workers, trusted=True)
+        lately = frozenset(self._seen_s).difference(present)
+        return Members(ingresses, workers, now_s - self._steady_since_s > PATIENCE_S, lately)
+
+
+def _decoded(decode: Callable[[bytes], T], members: Iterable[bytes]) -> Iterator[T]:
+    """What can be read: one malformed member must not hide the others."""
+    for member in sorted(members):
+        try:
+            yield decode(member)
+        except ValueError:
+            log.warning("membership: a member that nobody can read is left out: %r", member[:200])
 
 
 def _ingress(member: bytes) -> IngressLease:

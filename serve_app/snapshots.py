@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.client import reaching
+from serve_app.loops import Loops
 from serve_app.telemetry import Telemetry
 
 log = logging.getLogger("hermes.telemetry")
@@ -23,8 +24,12 @@ log = logging.getLogger("hermes.telemetry")
 class Snapshots:
     """Leaves this process's page, and reads everyone's."""
 
-    def __init__(self, redis: Redis, namespace: str, replica: str, telemetry: Telemetry, period_s: float) -> None:
+    def __init__(
+        self, redis: Redis, namespace: str, replica: str, telemetry: Telemetry, period_s: float,
+        loops: Loops | None = None,
+    ) -> None:  # fmt: skip
         self._redis = redis
+        self._loops = loops or Loops(telemetry)
         self._prefix = f"{namespace}:metrics:"
         self._replica = replica
         self._telemetry = telemetry
@@ -33,13 +38,12 @@ class Snapshots:
 
     async def start(self) -> None:
         """Begin to leave snapshots."""
-        self._task = asyncio.create_task(self._keep(), name="metrics-snapshots")
+        self._task = self._loops.keep("metrics-snapshots", self._keep)
 
     async def stop(self) -> None:
         """Leave no more."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._loops.end(self._task)
 
     async def _keep(self) -> None:
         expires_s = max(5, round(4 * self._period_s))

@@ -59,6 +59,10 @@ class Telemetry:
             "hermes_end_to_end_time_seconds", "From admission to the end.", ["class"], registry=r, buckets=_WAIT_S
         )
         self._tokens = Counter("hermes_tokens", "Tokens read (prompt) and written (output).", ["kind"], registry=r)
+        self._loop_restarts = Counter(
+            "hermes_loop_restarts", "Background loops that ended by themselves and were started again.", ["loop"],
+            registry=r,
+        )  # fmt: skip
         self._engines_ready = Gauge(
             "hermes_engines_ready", "Engines that this ingress can send work to (0 in a worker's process).", registry=r
         )
@@ -76,6 +80,16 @@ class Telemetry:
         for kind in ("first", "retry"):
             self._attempts.labels(kind)
         self._observe_inter_token = self._inter_token.observe
+
+    # -- every process ---------------------------------------------------------------------------------------
+
+    def loop_kept(self, name: str) -> None:
+        """A background loop begins: a series that first appears at 1 has not increased, for who asks afterwards."""
+        self._loop_restarts.labels(name)
+
+    def loop_restarted(self, name: str) -> None:
+        """A background loop ended by itself."""
+        self._loop_restarts.labels(name).inc()
 
     # -- ingress ---------------------------------------------------------------------------------------------
 

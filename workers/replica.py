@@ -32,6 +32,7 @@ from serve_app.journal.entries import (
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.logs import about, configure_logging
+from serve_app.loops import Loops
 from serve_app.membership import Membership
 from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
@@ -58,16 +59,19 @@ class WorkerReplica:
         self._replica = replica
         self._engine = engine
         self._telemetry = Telemetry()
+        self._loops = Loops(self._telemetry)
         self._tracing = Tracing(settings.telemetry, "hermes-worker", replica)
         self._redis = connect_redis(settings.redis)
         self._link = RedisLink(settings.redis)
         self._clock = RedisClock()
         self._store = JournalStore(settings, self._link, self._clock)
-        self._writer = JournalWriter(settings)
-        self._membership = Membership(self._redis, settings.namespace, clock=self._clock)
+        self._writer = JournalWriter(settings, self._loops)
+        self._lease_redis = connect_redis(settings.redis)  # of its own: bulk traffic must not hold up the lease
+        self._membership = Membership(self._lease_redis, settings.namespace, clock=self._clock, loops=self._loops)
         self._snapshots = Snapshots(
-            self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s
-        )
+            self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s,
+            self._loops,
+        )  # fmt: skip
         self._work: set[asyncio.Task[Outcome]] = set()
         self._disowning: set[asyncio.Task[None]] = set()
         self._sick: asyncio.Future[None] = asyncio.Future()
@@ -83,13 +87,13 @@ class WorkerReplica:
         if self._settings.telemetry.process_port:
             port = self._telemetry.serve_page(self._settings.telemetry.process_port)
             log.info("metrics of this process on port %d", port)
-        self._watch = asyncio.create_task(self._watch_engine(), name="engine-health")
+        self._watch = self._loops.keep("engine-health", self._watch_engine)
         log.info("engine %s ready after %.1f s", self._engine.name, time.monotonic() - began)
 
     async def stop(self) -> None:
         """Give the lease back and end the engine."""
         if self._watch is not None:
-            self._watch.cancel()
+            await self._loops.end(self._watch)
         for task in self._disowning:
             task.cancel()
         await self._membership.leave()
@@ -97,6 +101,7 @@ class WorkerReplica:
         await self._writer.stop()
         await self._engine.stop()
         await self._link.close()
+        await self._lease_redis.aclose()
         await self._redis.aclose()
         await self._tracing.stop()
 
@@ -104,13 +109,15 @@ class WorkerReplica:
         """Raise if the engine cannot serve: Ray Serve then replaces this replica."""
         if self._sick.done():
             raise EngineFailed("the engine has failed")
+        self._loops.check_health()
         await self._engine.check_health()
 
     async def _watch_engine(self) -> None:
         """Give everything up as soon as the engine is sick: Serve's own checks take many seconds to act."""
-        while not self._sick.done():
+        while True:
             await asyncio.sleep(_HEALTH_S)
-            await self._examine()
+            if not self._sick.done():
+                await self._examine()
 
     async def _examine(self) -> None:
         try:

@@ -19,6 +19,7 @@ from serve_app.journal.entries import has_ended
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import about
+from serve_app.loops import Loops
 from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 from serve_app.telemetry import Telemetry
@@ -35,7 +36,7 @@ class Departures:
 
     def __init__(
         self, settings: Settings, redis: Redis, store: JournalStore, hub: FollowerHub, ingress_id: str,
-        telemetry: Telemetry, clock: RedisClock,
+        telemetry: Telemetry, clock: RedisClock, loops: Loops | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._redis = redis
@@ -44,14 +45,18 @@ class Departures:
         self._ingress_id = ingress_id
         self._telemetry = telemetry
         self._clock = clock
+        self._loops = loops or Loops(telemetry)
+        self._renewing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to renew leases."""
-        self._keep(self._renew())
+        self._renewing = self._loops.keep("reader-leases", self._renew)
 
     async def stop(self) -> None:
         """Stop; requests whose client has left are then cancelled by their deadline at the latest."""
+        if self._renewing is not None:
+            await self._loops.end(self._renewing)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

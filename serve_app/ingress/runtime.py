@@ -20,6 +20,7 @@ from serve_app.journal.durability import Durability
 from serve_app.journal.hub import FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import configure_logging
+from serve_app.loops import Loops, jittered
 from serve_app.membership import Members, Membership
 from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
@@ -47,6 +48,7 @@ class Ingress:
         self.id = ingress_id
         self._cluster = cluster
         self.telemetry = Telemetry()
+        self.loops = Loops(self.telemetry)
         self.tracing = Tracing(settings.telemetry, "hermes-ingress", ingress_id)
         self.keys = Keys(settings.auth)
         self.checks = Checks(settings)
@@ -55,11 +57,13 @@ class Ingress:
         self._link = RedisLink(settings.redis)
         self.clock = RedisClock()
         self.store = JournalStore(settings, self._link, self.clock)
-        self.hub = FollowerHub(settings, self.store, ingress_id)
+        self.hub = FollowerHub(settings, self.store, ingress_id, self.loops)
         self.queue = RequestQueue(
             self.redis, self._link, settings.namespace, settings.model.name, ingress_id, self.clock
         )
-        self.departures = Departures(settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock)
+        self.departures = Departures(
+            settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock, self.loops
+        )
         self.admission = Admission(
             settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock
         )
@@ -79,14 +83,15 @@ class Ingress:
             self.clock,
             settings.queue.poison_after,
         )
-        self.dispatcher = Dispatcher(self.queue, carrier, fleet, cluster)
-        self.membership = Membership(self.redis, settings.namespace, self._on_members, self.clock)
+        self.dispatcher = Dispatcher(self.queue, carrier, fleet, cluster, self.loops)
+        self._lease_redis = connect_redis(settings.redis)  # of its own: bulk traffic must not hold up the leases
+        self.membership = Membership(self._lease_redis, settings.namespace, self._on_members, self.clock, self.loops)
         self._snapshots = Snapshots(
-            self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s
-        )
-        self._depths_task: asyncio.Task[None] | None = None
+            self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s,
+            self.loops,
+        )  # fmt: skip
+        self._watches: list[asyncio.Task[None]] = []
         self._durability = Durability(self.redis, settings.namespace, self.telemetry)
-        self._durability_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start every part; a Redis that is away is waited for by each of them."""
@@ -96,8 +101,10 @@ class Ingress:
         await self.dispatcher.start()
         await self.membership.join_as_ingress(self.id, self._cluster, self._whole)
         await self._snapshots.start()
-        self._depths_task = asyncio.create_task(self._watch_depths(), name="queue-depths")
-        self._durability_task = asyncio.create_task(self._durability.keep_looking(), name="durability")
+        self._watches = [
+            self.loops.keep("queue-depths", self._watch_depths),
+            self.loops.keep("durability", self._durability.keep_looking),
+        ]
         if self.settings.telemetry.process_port:
             port = self.telemetry.serve_page(self.settings.telemetry.process_port)
             log.info("metrics of this process on port %d", port)
@@ -106,15 +113,13 @@ class Ingress:
         """Stop claiming first, give the lease back, then let go of the connections."""
         await self.dispatcher.stop()
         await self.membership.leave()
-        for task in (self._depths_task, self._durability_task):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self.loops.end(*self._watches)
         await self._snapshots.stop()
         await self.departures.stop()
         await self.deadlines.stop()
         await self.hub.stop()
         await self._link.close()
+        await self._lease_redis.aclose()
         await self.redis.aclose()
         await self.tracing.stop()
         self.checks.stop()
@@ -129,7 +134,7 @@ class Ingress:
                 self.admission.on_depths(await self.queue.depths())
             except JournalUnavailable as error:
                 log.debug("queue depths unknown: %s", error)
-            await asyncio.sleep(_DEPTHS_S)
+            await asyncio.sleep(jittered(_DEPTHS_S))
 
     def _whole(self) -> bool:
         """Whether all replicas are there that this Ray cluster is to have."""
@@ -143,9 +148,12 @@ class Ingress:
         """Whether a request sent now would be accepted and worked on, and why not."""
         members = self.membership.members
         workers = len(self._fleet.mine(members.workers))
-        ready = self.membership.reachable and workers > 0
+        failing = self.loops.failing
+        ready = self.membership.reachable and workers > 0 and not failing
         problem = None
-        if not self.membership.reachable:
+        if failing:
+            problem = f"background loops of this process do not stay up: {', '.join(failing)}"
+        elif not self.membership.reachable:
             problem = "the journal (Redis) cannot be reached"
         elif workers == 0:
             problem = "no worker has its engine ready yet"

@@ -16,6 +16,7 @@ from serve_app.journal.connection import RespConnection, connect
 from serve_app.journal.entries import REQUEST_ID, Entry, decode_wakes, wake_channel
 from serve_app.journal.reader import Ending, JournalReader
 from serve_app.journal.store import JournalStore
+from serve_app.loops import Loops, jittered
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
@@ -79,10 +80,11 @@ class Follower:
 class FollowerHub:
     """Subscribes to this ingress's wake-up channel and hands entries to the followers."""
 
-    def __init__(self, settings: Settings, store: JournalStore, ingress_id: str) -> None:
+    def __init__(self, settings: Settings, store: JournalStore, ingress_id: str, loops: Loops | None = None) -> None:
         self.channel = wake_channel(settings.namespace, ingress_id)
         self._settings = settings
         self._store = store
+        self._loops = loops or Loops()
         self._followers: dict[str, set[Follower]] = {}
         self._connection: RespConnection | None = None
         self._lost = asyncio.Event()
@@ -91,15 +93,13 @@ class FollowerHub:
     async def start(self) -> None:
         """Subscribe (or go on trying) and begin to look after silent followers."""
         self._tasks = [
-            asyncio.create_task(self._stay_subscribed(), name="hub-subscription"),
-            asyncio.create_task(self._watch_silence(), name="hub-silence"),
+            self._loops.keep("hub-subscription", self._stay_subscribed),
+            self._loops.keep("hub-silence", self._watch_silence),
         ]
 
     async def stop(self) -> None:
         """Drop the subscription."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loops.end(*self._tasks)
         if self._connection is not None:
             self._connection.abort()
 
@@ -166,7 +166,7 @@ class FollowerHub:
                 if not away:
                     log.warning("journal: cannot subscribe, trying on: %s", error)
                 away = True
-            await asyncio.sleep(_RECONNECT_S)
+            await asyncio.sleep(jittered(_RECONNECT_S))
 
     async def _watch_silence(self) -> None:
         """Look into the journals of silent followers, many in one round trip; thousands may wait in the queue."""

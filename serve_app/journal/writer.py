@@ -34,6 +34,7 @@ from serve_app.journal.entries import (
 )
 from serve_app.journal.unfenced import intrude
 from serve_app.logs import Outage
+from serve_app.loops import Loops, jittered
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
@@ -45,8 +46,9 @@ _SILENCE_S = 1.0
 class JournalWriter:
     """Appends for all attempts of this process over one connection."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loops: Loops | None = None) -> None:
         self._settings = settings
+        self._loops = loops or Loops()
         self._connection: RespConnection | None = None
         self._attempts: dict[str, Attempt] = {}
         self._dirty: dict[str, Attempt] = {}
@@ -60,15 +62,13 @@ class JournalWriter:
     async def start(self) -> None:
         """Connect (or go on trying) and begin to flush."""
         self._tasks = [
-            asyncio.create_task(self._run(), name="journal-writer"),
-            asyncio.create_task(self._watch_silence(), name="journal-silence"),
+            self._loops.keep("journal-writer", self._run),
+            self._loops.keep("journal-silence", self._watch_silence),
         ]
 
     async def stop(self) -> None:
         """Stop flushing and close the connection; what is not accepted yet stays unaccepted."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loops.end(*self._tasks)
         if self._connection is not None:
             self._connection.abort()
 
@@ -127,7 +127,7 @@ class JournalWriter:
                     self._connection = None
                 outage.failed(f"{str(error) or 'no answer from Redis'}; {len(self._attempts)} attempts wait")
             if self._failures:
-                await asyncio.sleep(_RETRY_S[min(self._failures, len(_RETRY_S)) - 1])
+                await asyncio.sleep(jittered(_RETRY_S[min(self._failures, len(_RETRY_S)) - 1]))
 
     async def _flush(self, connection: RespConnection) -> str:
         """One pipeline. Returns why Redis refused an append, if it did for a reason that passes."""

@@ -104,13 +104,13 @@ class RequestQueue:
                     return found
         return await self._read(list(self._streams.values()), max(1, share), block_ms=_BLOCK_MS)
 
-    async def take_over(self, alive: Collection[str], carried: Collection[str]) -> list[QueueEntry]:
+    async def take_over(self, alive: Collection[str] | None, carried: Collection[str]) -> list[QueueEntry]:
         """Claim what ingresses without a lease have claimed, and what this one has without knowing.
 
         The latter are claims whose answer was lost with a connection.
 
         Args:
-            alive: ingresses that hold a lease.
+            alive: ingresses that may be alive; None where that is not known, and only one's own are claimed.
             carried: ids of the entries that this ingress works on.
 
         Raises:
@@ -131,7 +131,7 @@ class RequestQueue:
                 name = _text(consumer["name"])
                 if name == self._consumer:
                     taken += await self._claim_from(stream, name, _ANSWER_LOST_MS, carried)
-                elif name not in alive:
+                elif alive is not None and name not in alive:
                     taken += await self._claim_from(stream, name, _TAKEN_MS, ())
         return taken
 

@@ -62,6 +62,7 @@ LAYERS = (
         "serve_app.telemetry",
         "serve_app.tracing",
         "serve_app.logs",
+        "serve_app.loops",
     ),
 )
 

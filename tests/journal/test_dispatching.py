@@ -1,0 +1,63 @@
+"""Nothing that was accepted waits for ever: what the ingresses do for requests that nobody carries."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from ingresses import ended, ingresses
+from journal_helpers import eventually, world
+
+from serve_app import dispatcher, membership
+from serve_app.request_queue import queue
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_ANSWER_LOST_MS", 500)
+    monkeypatch.setattr(queue, "_TAKEN_MS", 100)
+    monkeypatch.setattr(dispatcher, "_TAKE_OVER_S", 0.05)
+
+
+def test_a_claim_whose_answer_was_lost_is_carried_though_nobody_is_sure_who_lives(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingress that was stopped in the middle of a claim drops the connection that holds the answer."""
+    monkeypatch.setattr(membership, "_QUICK_S", -1.0)  # no look is ever quick
+    monkeypatch.setattr(membership, "PATIENCE_S", 1e9)
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await w.admit("req_lost")
+            await w.queue("ingress-1").claim(1)  # and nobody has read the answer
+            async with ingresses(w, "ingress-1") as (_, (ingress,)):
+                await eventually(lambda: ended(w, "req_lost"))
+                assert not ingress.membership.members.trusted
+
+    asyncio.run(main())
+
+
+def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_lags(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(membership, "_QUICK_S", 0.02)
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await w.admit("req_1")
+            await w.queue("ingress-2").claim(1)  # which has no lease
+
+            async def lag() -> None:
+                while True:
+                    time.sleep(0.05)  # noqa: ASYNC251  # a busy machine; a look takes a few such steps
+                    await asyncio.sleep(0.001)
+
+            async with ingresses(w, "ingress-1"):
+                lagging = asyncio.create_task(lag())
+                async with asyncio.timeout(20):
+                    await eventually(lambda: ended(w, "req_1"))
+                lagging.cancel()
+
+    asyncio.run(main())
