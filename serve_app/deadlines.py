@@ -12,6 +12,7 @@ import logging
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.store import JournalStore
 from serve_app.logs import Outage, about
+from serve_app.loops import Loops, jittered
 from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.overdue import Waiting
 from serve_app.telemetry import Telemetry
@@ -26,7 +27,10 @@ _SWEEP_S = 1.0
 class Deadlines:
     """Ends requests whose deadline has passed."""
 
-    def __init__(self, store: JournalStore, waiting: Waiting, clock: RedisClock, telemetry: Telemetry) -> None:
+    def __init__(
+        self, store: JournalStore, waiting: Waiting, clock: RedisClock, telemetry: Telemetry, loops: Loops | None = None
+    ) -> None:
+        self._loops = loops or Loops(telemetry)
         self._store = store
         self._waiting = waiting
         self._clock = clock
@@ -36,13 +40,12 @@ class Deadlines:
 
     async def start(self) -> None:
         """Begin to look through the waiting lines."""
-        self._sweeping = asyncio.create_task(self._sweep(), name="deadlines")
+        self._sweeping = self._loops.keep("deadlines", self._sweep)
 
     async def stop(self) -> None:
         """Stop; the lines are left to the other ingresses."""
         if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._loops.end(self._sweeping)
 
     def due_in_s(self, deadline_ms: int) -> float:
         """After how many seconds whoever holds the connection has to see to it."""
@@ -68,7 +71,7 @@ class Deadlines:
     async def _sweep(self) -> None:
         outage = Outage(log, "deadlines: cannot look through the waiting lines")
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(jittered(_SWEEP_S))
             try:
                 await self.sweep()
                 outage.over()

@@ -68,7 +68,7 @@ class Ingress:
             settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock
         )
         waiting = Waiting(self.redis, [self.queue.stream(name) for name in CLASSES])
-        self.deadlines = Deadlines(self.store, waiting, self.clock, self.telemetry)
+        self.deadlines = Deadlines(self.store, waiting, self.clock, self.telemetry, self.loops)
         dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
         suspects = Suspects(self.redis, settings.namespace)
         carrier = Carrier(
