@@ -25,6 +25,8 @@ class Reason(StrEnum):
     HEADERS_TOO_LARGE = "headers_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     QUEUE_FULL = "queue_full"
+    STORAGE_FULL = "storage_full"
+    TENANT_LIMIT = "tenant_limit"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
     JOURNAL_LOST = "journal_lost"
     DEADLINE = "deadline"
@@ -57,6 +59,8 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.HEADERS_TOO_LARGE: _Shape(431, "invalid_request_error"),
     Reason.UNSUPPORTED_MEDIA_TYPE: _Shape(415, "invalid_request_error"),
     Reason.QUEUE_FULL: _Shape(429, "rate_limit_error", retryable=True),
+    Reason.STORAGE_FULL: _Shape(429, "rate_limit_error", retryable=True),
+    Reason.TENANT_LIMIT: _Shape(429, "rate_limit_error", retryable=True),
     Reason.JOURNAL_UNAVAILABLE: _Shape(503, "service_unavailable_error", retryable=True),
     Reason.JOURNAL_LOST: _Shape(410, "invalid_request_error"),
     Reason.DEADLINE: _Shape(504, "timeout_error", retryable=True),

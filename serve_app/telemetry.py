@@ -197,8 +197,15 @@ def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry | None = No
     return generate_latest(registry) + (generate_latest(extra) if extra is not None else b"")
 
 
-def queue_gauges(depths: Mapping[str, tuple[int, int, int, float]]) -> CollectorRegistry:
-    """The state of the queue, which belongs to no replica: `{class: (waiting, claimed, limit, oldest_s)}`."""
+def queue_gauges(
+    depths: Mapping[str, tuple[int, int, int, float]], redis_bytes: tuple[int, int] | None = None
+) -> CollectorRegistry:
+    """The state of queue and Redis, which belong to no replica.
+
+    Args:
+        depths: `{class: (waiting, claimed, limit, oldest_s)}`.
+        redis_bytes: what Redis uses of its memory, and its limit (0: none); None where it does not say.
+    """
     registry = CollectorRegistry()
     waiting = Gauge("hermes_queue_depth", "Requests that wait in the queue.", ["class"], registry=registry)
     claimed = Gauge("hermes_queue_claimed", "Requests claimed and not ended.", ["class"], registry=registry)
@@ -209,4 +216,9 @@ def queue_gauges(depths: Mapping[str, tuple[int, int, int, float]]) -> Collector
         claimed.labels(name).set(n_claimed)
         limit.labels(name).set(bound)
         oldest.labels(name).set(oldest_s)
+    if redis_bytes is not None:
+        used = Gauge("hermes_redis_used_bytes", "Redis's memory, of what its limit counts.", registry=registry)
+        used.set(redis_bytes[0])
+        most = Gauge("hermes_redis_limit_bytes", "Redis's `maxmemory`; 0 where there is none.", registry=registry)
+        most.set(redis_bytes[1])
     return registry

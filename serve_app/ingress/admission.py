@@ -12,6 +12,7 @@ import msgspec
 
 from serve_app.errors import JournalUnavailable, Reason, RequestRefused
 from serve_app.ingress.departures import Departures
+from serve_app.ingress.waiting_room import WaitingRoom
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.reader import JournalReader
@@ -22,6 +23,7 @@ from serve_app.request_queue.queue import Depth, RequestQueue
 from serve_app.routing.key import session_key
 from serve_app.scheduling.order import CLASSES, DEFAULT_CLASS, SERVICE_TIERS
 from serve_app.settings import Settings
+from serve_app.storage import Storage
 from serve_app.telemetry import Telemetry
 
 log = logging.getLogger("hermes.ingress")
@@ -37,7 +39,7 @@ class Admission:
 
     def __init__(
         self, settings: Settings, store: JournalStore, queue: RequestQueue, hub: FollowerHub, departures: Departures,
-        telemetry: Telemetry, clock: RedisClock,
+        telemetry: Telemetry, clock: RedisClock, storage: Storage, room: WaitingRoom,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._store = store
@@ -46,6 +48,8 @@ class Admission:
         self._departures = departures
         self._telemetry = telemetry
         self._clock = clock
+        self._storage = storage
+        self._room = room
         self._depths: Mapping[str, Depth] = {}
 
     def on_depths(self, depths: Mapping[str, Depth]) -> None:
@@ -65,8 +69,8 @@ class Admission:
             The follower that reads its journal, and what was decided about it.
 
         Raises:
-            RequestRefused: `queue_full`, `journal_unavailable`, `idempotency_conflict`, or a header that makes no
-                sense.
+            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `journal_unavailable`,
+                `idempotency_conflict`, or a header that makes no sense.
         """
         facts = self._decide(tenant, headers, request, trace)
         key = headers.get("idempotency-key", "")
@@ -121,19 +125,30 @@ class Admission:
                 f"{depth.waiting} requests of class '{facts.request_class}' wait already; please try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        ticket = self._room.enter(facts.tenant, facts.request_class, len(body))
+        try:
+            taken_bytes = self._storage.take(len(body))
+        except RequestRefused:
+            self._room.leave(ticket)
+            raise
         line = RequestLine("POST", path, query, [(k, headers[k]) for k in _KEPT_HEADERS if k in headers])
         cost = _cost_tokens(body, request)
         entry = self._queue.fields(request_id, facts.tenant, facts.session, facts.deadline_ms, cost, trace=facts.trace)
         follower = self._hub.follow_new(request_id)
+        follower.on_begun = lambda: self._room.leave(ticket)
         try:
             enqueue = (self._queue.stream(facts.request_class), entry)
             admit = self._store.admit_once if facts.idempotency else self._store.admit
             first = await admit(request_id, line, body, facts, enqueue)
         except BaseException:
             self._hub.leave(follower)
+            follower.begun()
             raise
+        finally:
+            self._storage.answered(taken_bytes)
         if not first:  # of several at once with one key, another was first
             self._hub.leave(follower)
+            follower.begun()
             attached = await self._attach(request_id, facts)
             if attached is None:
                 raise JournalUnavailable("a request with this key has just gone")

@@ -80,12 +80,16 @@ class Departures:
         """A reader is done (or has `departed` before the end)."""
         self._hub.leave(follower)
         if departed and follower.reader.ending is None:
-            self._keep(self._after_grace(follower.request_id))
+            settling = self._keep(self._after_grace(follower.request_id))
+            settling.add_done_callback(lambda _: follower.begun())
+        else:
+            follower.begun()
 
-    def _keep(self, work: object) -> None:
+    def _keep(self, work: object) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _key(self, request_id: str) -> str:
         return f"{self._settings.namespace}:a:{request_id}"

@@ -14,6 +14,7 @@ from serve_app.ingress.admission import Admission
 from serve_app.ingress.checks import Checks
 from serve_app.ingress.departures import Departures
 from serve_app.ingress.keys import Keys
+from serve_app.ingress.waiting_room import WaitingRoom
 from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.durability import Durability
@@ -31,6 +32,7 @@ from serve_app.routing.fleet import Fleet
 from serve_app.scheduling.order import CLASSES
 from serve_app.settings import Settings
 from serve_app.snapshots import Snapshots
+from serve_app.storage import Storage
 from serve_app.telemetry import Telemetry, merge_pages, queue_gauges
 from serve_app.tracing import Tracing
 
@@ -64,9 +66,12 @@ class Ingress:
         self.departures = Departures(
             settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock, self.loops
         )
+        self.storage = Storage(settings)
+        self.waiting_room = WaitingRoom(settings)
         self.admission = Admission(
-            settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock
-        )
+            settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock, self.storage,
+            self.waiting_room,
+        )  # fmt: skip
         waiting = Waiting(self.redis, [self.queue.stream(name) for name in CLASSES])
         self.deadlines = Deadlines(self.store, waiting, self.clock, self.telemetry, self.loops)
         dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
@@ -131,7 +136,12 @@ class Ingress:
     async def _watch_depths(self) -> None:
         while True:
             try:
-                self.admission.on_depths(await self.queue.depths())
+                self.storage.looking()
+                depths, memory = await self.queue.look()
+                ingresses = len(self.membership.members.ingresses)
+                self.admission.on_depths(depths)
+                self.storage.told(memory, ingresses)
+                self.waiting_room.divide(ingresses)
             except JournalUnavailable as error:
                 log.debug("queue depths unknown: %s", error)
             await asyncio.sleep(jittered(_DEPTHS_S))
@@ -165,6 +175,7 @@ class Ingress:
             "workers_wanted": self.settings.workers.wanted,
             "ingresses": members.ingresses_of(self._cluster),
             "ingresses_wanted": self.settings.ingress.replicas,
+            "warnings": self.storage.warnings,
         }
 
     async def metrics_page(self) -> bytes:
@@ -181,4 +192,6 @@ class Ingress:
             for name in CLASSES
             if name in depths
         }
-        return await asyncio.to_thread(merge_pages, pages, queue_gauges(gauges))
+        memory = self.storage.memory
+        redis_bytes = (memory.used_bytes, memory.limit_bytes) if memory is not None else None
+        return await asyncio.to_thread(merge_pages, pages, queue_gauges(gauges, redis_bytes))

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 
 from serve_app.errors import JournalUnavailable
 from serve_app.journal.connection import RespConnection, connect
@@ -30,7 +31,7 @@ _RECONNECT_S = 0.1
 class Follower:
     """Reads one journal for one connection."""
 
-    __slots__ = ("_store", "_woken", "due_at", "fed_at", "reader", "request_id", "stale")
+    __slots__ = ("_store", "_woken", "due_at", "fed_at", "on_begun", "reader", "request_id", "stale")
 
     def __init__(self, store: JournalStore, request_id: str, reader: JournalReader) -> None:
         self.request_id = request_id
@@ -39,6 +40,8 @@ class Follower:
         self.fed_at = math.inf  # not silent before somebody waits: the journal may be about to be made
         self.due_at: float | None = None
         """When somebody waits no longer for an answer of Redis, by the event loop's clock."""
+        self.on_begun: Callable[[], None] | None = None
+        """Called once, when somebody works on the request, or nobody will."""
         self._store = store
         self._woken = asyncio.Event()
 
@@ -47,12 +50,20 @@ class Follower:
         self.stale = self.stale or stale
         self._woken.set()
 
+    def begun(self) -> None:
+        """The request no longer waits, or nobody is left to see it."""
+        if self.on_begun is not None:
+            on_begun, self.on_begun = self.on_begun, None
+            on_begun()
+
     async def wait(self) -> None:
         """Until the reader may hold something new. A Redis that is away only makes it take longer."""
         self.fed_at = min(self.fed_at, time.monotonic())
         await self._woken.wait()
         self._woken.clear()
         self.fed_at = time.monotonic()
+        if self.on_begun is not None and (self.reader.attempt is not None or self.reader.ending is not None):
+            self.begun()
         if self.stale and self.reader.ending is None:
             self.stale = False
             try:

@@ -20,6 +20,7 @@ from serve_app.journal.client import reaching
 from serve_app.journal.connection import RedisLink
 from serve_app.redis_clock import RedisClock
 from serve_app.scheduling.order import CLASSES
+from serve_app.storage import Memory
 
 GROUP = "ingress"
 _TAKEN_MS = 1_000
@@ -180,8 +181,8 @@ class RequestQueue:
             ]
         )
 
-    async def depths(self) -> dict[str, Depth]:
-        """Length and oldest age of every class, in two round trips.
+    async def look(self) -> tuple[dict[str, Depth], Memory | None]:
+        """Length and oldest age of every class, in two round trips; and Redis's memory, unless it refuses to say.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
@@ -192,8 +193,11 @@ class RequestQueue:
             pipeline.xlen(stream)
             pipeline.xpending(stream, GROUP)
             pipeline.xinfo_groups(stream)
+        pipeline.info("memory")
         try:
-            replies = await reaching(lambda: pipeline.execute())
+            *replies, info = await reaching(lambda: pipeline.execute(raise_on_error=False))
+            if failed := next((reply for reply in replies if isinstance(reply, Exception)), None):
+                raise JournalUnavailable(f"Redis: {failed}")
         except JournalUnavailable:
             self._prepared = False  # perhaps Redis came back empty
             raise
@@ -209,7 +213,15 @@ class RequestQueue:
             first = first_entries[index]
             age_s = max(0.0, self._clock.now_s() - int(_text(first[0][0]).partition("-")[0]) / 1000) if first else 0.0
             depths[name] = Depth(max(0, length - pending), pending, age_s)
-        return depths
+        return depths, None if isinstance(info, Exception) else Memory.from_info(info)
+
+    async def depths(self) -> dict[str, Depth]:
+        """`look`, less the memory.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        return (await self.look())[0]
 
     async def _read(self, streams: Sequence[str], count: int, block_ms: int | None) -> list[QueueEntry]:
         wanted: Any = dict.fromkeys(streams, ">")

@@ -58,7 +58,7 @@ EXPRESSIONS = list(_expressions())
 def own_metrics() -> dict[str, set[str]]:
     """What the service exports, each with its labels."""
     telemetry = Telemetry()
-    registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({})]
+    registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0))]
     found = {}
     for registry in registries:
         for collector in registry._collector_to_names:
@@ -149,7 +149,7 @@ def test_one_page_is_read_once_and_pages_of_processes_bring_the_queue_besides() 
     (kept,) = one(documents(merged(NAMED, EVERYTHING, pages)), "ServiceMonitor")["spec"]["endpoints"][0][
         "metricRelabelings"
     ]
-    gauges = {name for name in own_metrics() if name.startswith("hermes_queue_") and "wait" not in name}
+    gauges = {name for name in own_metrics() if re.match("hermes_(queue|redis)_", name) and "wait" not in name}
     assert {name for name in own_metrics() if re.fullmatch(kept["regex"], name)} == gauges
 
 

@@ -22,7 +22,7 @@ def test_every_sample_has_its_replica_except_those_of_the_queue(service: Running
     assert len(ours) > 100
     for sample in ours:
         if sample.name.startswith(
-            ("hermes_queue_depth", "hermes_queue_claimed", "hermes_queue_limit", "hermes_queue_old")
+            ("hermes_queue_depth", "hermes_queue_claimed", "hermes_queue_limit", "hermes_queue_old", "hermes_redis_")
         ):
             assert set(sample.labels) == {"class"}
         else:

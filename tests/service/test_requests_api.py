@@ -81,10 +81,10 @@ def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(service: Runni
     )
 
     def request_id() -> str | None:
-        for key in service.redis.scan_iter(match="hermes:j:*"):
-            _, fields = service.redis.xrange(key, count=1)[0]
-            if user.encode() in fields.get(b"b", b"") and service.redis.xlen(key) > 3:
-                return str(key.decode().rpartition(":")[2])
+        for key in service.redis.scan_iter(match="hermes:b:*"):
+            name = str(key.decode().rpartition(":")[2])
+            if user.encode() in (service.redis.get(key) or b"") and service.redis.xlen(f"hermes:j:{name}") > 3:
+                return name
         return None
 
     with service.freed():

@@ -16,6 +16,7 @@ MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
     "serve_app.settings", "serve_app.door_settings", "serve_app.request_limits", "serve_app.section",
+    "serve_app.storage",
     "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
     "serve_app.scheduling.order",
     "serve_app.routing.key",
@@ -56,6 +57,7 @@ LAYERS = (
         "serve_app.door_settings",
         "serve_app.section",
         "serve_app.request_limits",
+        "serve_app.storage",
         "serve_app.redis_address",
         "serve_app.redis_clock",
         "serve_app.errors",

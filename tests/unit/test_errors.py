@@ -31,7 +31,10 @@ def test_every_reason_stands_in_the_header_and_says_whether_to_retry(reason: Rea
     assert "retry-after" not in headers
 
 
-_RETRYABLE = {Reason.QUEUE_FULL, Reason.JOURNAL_UNAVAILABLE, Reason.DEADLINE, Reason.ATTEMPT_LOST}
+_RETRYABLE = {
+    Reason.QUEUE_FULL, Reason.STORAGE_FULL, Reason.TENANT_LIMIT, Reason.JOURNAL_UNAVAILABLE, Reason.DEADLINE,
+    Reason.ATTEMPT_LOST,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (1.4, "1"), (30, "30")])

@@ -1,0 +1,127 @@
+"""A full Redis, and clients that want more than their share: a real ingress on a real socket, and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from door_helpers import Door, door
+from journal_helpers import PrivateRedis, eventually
+from redis.asyncio import Redis
+
+from scripts.local import redis_server
+
+MIB = 1 << 20
+LIMIT_BYTES = 64 * MIB
+LARGE = "x" * (4 * MIB)
+
+
+@pytest.fixture
+def full_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    private = PrivateRedis(tmp_path)
+    yield private
+    private.end()
+
+
+async def limit(d: Door, url: str, limit_bytes: int = LIMIT_BYTES) -> None:
+    async with Redis.from_url(redis_server.as_operator(url), protocol=2) as operator:
+        await operator.config_set("maxmemory", limit_bytes)
+    await eventually(lambda: d.ingress.storage.memory and d.ingress.storage.memory.limit_bytes == limit_bytes)
+
+
+async def fill(d: Door, tasks: list[asyncio.Task[object]]) -> str:
+    """Large requests that wait, until one is refused; returns the reason."""
+    while True:
+        task = d.posted(LARGE)
+        waiting = len(tasks)
+        await eventually(lambda: task.done() or len(d.ingress.hub.request_ids) > waiting)  # noqa: B023
+        if task.done():
+            assert task.result().status_code == 429
+            assert int(task.result().headers["retry-after"]) >= 1
+            return task.result().headers["x-hermes-reason"]
+        tasks.append(task)  # type: ignore[arg-type]
+
+
+async def leave(tasks: list[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_large_requests_cannot_fill_redis_and_deleting_makes_room(full_redis: PrivateRedis, namespace: str) -> None:
+    async def main() -> None:
+        async with door(full_redis.url, namespace) as d:
+            await limit(d, full_redis.url)
+            tasks: list[asyncio.Task[object]] = []
+            assert await fill(d, tasks) == "storage_full"
+            assert 5 <= len(tasks) <= 13
+            large = list(d.ingress.hub.request_ids)
+            used = (await d.ingress.redis.info("memory"))["used_memory"]
+            assert used < 0.85 * LIMIT_BYTES
+            small = d.posted("Hi")  # the door is not shut for everybody
+            await eventually(lambda: len(d.ingress.hub.request_ids) == len(large) + 1)
+            assert not small.done()
+            for request_id in large:
+                answer = await d.http.delete(f"/v1/requests/{request_id}")
+                assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+            assert (await d.ingress.redis.info("memory"))["used_memory"] < used - len(large) * len(LARGE)
+            await eventually(lambda: len(d.ingress.waiting_room) == 1)
+            await asyncio.sleep(1.1)  # two looks
+            again = d.posted(LARGE)
+            await eventually(lambda: len(d.ingress.hub.request_ids) == 2)
+            await leave([*tasks, small, again])  # type: ignore[list-item]
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_is_full_nevertheless_can_be_freed(full_redis: PrivateRedis, namespace: str) -> None:
+    async def main() -> None:
+        async with door(full_redis.url, namespace) as d:
+            await limit(d, full_redis.url)
+            tasks: list[asyncio.Task[object]] = []
+            await fill(d, tasks)
+            used = (await d.ingress.redis.info("memory"))["used_memory"]
+            await limit(d, full_redis.url, used - 2 * MIB)
+            (one, *_) = d.ingress.hub.request_ids
+            answer = await d.http.delete(f"/v1/requests/{one}")
+            assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+            await leave(tasks)
+
+    asyncio.run(main())
+
+
+def test_looking_at_a_large_waiting_request_costs_redis_nothing(full_redis: PrivateRedis, namespace: str) -> None:
+    async def main() -> None:
+        async with door(full_redis.url, namespace) as d:
+            task = d.posted("x" * (15 * MIB))
+            await eventually(lambda: d.ingress.hub.request_ids)
+            (request_id,) = d.ingress.hub.request_ids
+            await eventually(lambda: d.ingress.redis.exists(d.ingress.store.key(request_id)))
+            async with Redis.from_url(redis_server.as_operator(full_redis.url), protocol=2) as operator:
+                await operator.config_resetstat()
+                before = (await operator.info("memory"))["used_memory"]
+                answers = await asyncio.gather(*(d.http.get(f"/v1/requests/{request_id}") for _ in range(60)))
+                info = await operator.info()
+            assert {answer.json()["state"] for answer in answers} == {"queued"}
+            print(f"60 looks: {info['total_net_output_bytes']} bytes sent, peak {info['used_memory_peak'] - before}")
+            assert info["total_net_output_bytes"] < MIB
+            await leave([task])  # type: ignore[list-item]
+
+    asyncio.run(main())
+
+
+def test_what_is_wrong_with_redis_stands_in_readyz(full_redis: PrivateRedis, namespace: str) -> None:
+    async def main() -> None:
+        async with door(full_redis.url, namespace) as d:
+            await limit(d, full_redis.url, 0)
+            await eventually(lambda: d.ingress.storage.warnings)
+            assert "maxmemory is 0" in (await d.http.get("/readyz")).json()["warnings"][0]
+            await limit(d, full_redis.url, 8 << 30)
+            await eventually(lambda: not d.ingress.storage.warnings)
+            page = (await d.http.get("/metrics")).text
+            assert "hermes_redis_limit_bytes 8.589934592e+09" in page
+            assert "hermes_redis_used_bytes" in page
+
+    asyncio.run(main())

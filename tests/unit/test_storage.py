@@ -1,0 +1,141 @@
+"""How full Redis may get, and whose requests may wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.errors import Reason, RequestRefused
+from serve_app.ingress.waiting_room import Ticket, WaitingRoom
+from serve_app.settings import Settings
+from serve_app.storage import Memory, Storage
+
+MIB = 1 << 20
+LIMIT = 1000 * MIB
+
+
+def storage(used_mib: float, ingresses: int = 1, limit: int = LIMIT, policy: str = "noeviction") -> Storage:
+    found = Storage(Settings())
+    found.told(Memory(int(used_mib * MIB), limit, policy), ingresses)
+    return found
+
+
+def refused(call: Any, *arguments: Any) -> Reason | None:
+    try:
+        call(*arguments)
+    except RequestRefused as refusal:
+        return refusal.reason if refusal.retry_after_s else None
+    return None
+
+
+@pytest.mark.parametrize(("used_mib", "ingresses", "body_mib", "reason"), [
+    (0, 1, 16, None),
+    (780, 1, 16, None),
+    (790, 1, 16, Reason.STORAGE_FULL),
+    (780, 2, 16, Reason.STORAGE_FULL),
+    (790, 1, 0.01, None),
+    (890, 1, 0.01, None),
+    (901, 1, 0.01, Reason.STORAGE_FULL),
+])  # fmt: skip
+def test_requests_stop_before_redis_is_full_and_large_ones_first(
+    used_mib: float, ingresses: int, body_mib: float, reason: Reason | None
+) -> None:
+    assert refused(storage(used_mib, ingresses).take, int(body_mib * MIB)) is reason
+
+
+def test_what_was_admitted_counts_until_a_look_has_surely_seen_it() -> None:
+    found = storage(760)
+    taken = [found.take(16 * MIB) for _ in range(2)]
+    assert refused(found.take, 16 * MIB) is Reason.STORAGE_FULL
+    found.looking()  # it is on its way still
+    found.told(found.memory, 1)
+    assert refused(found.take, 16 * MIB) is Reason.STORAGE_FULL
+    for cost_bytes in taken:
+        found.answered(cost_bytes)
+    assert refused(found.take, 16 * MIB) is Reason.STORAGE_FULL, "the last look was before"
+    found.looking()
+    found.told(found.memory, 1)
+    assert refused(found.take, 16 * MIB) is None
+
+
+def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound(caplog: pytest.LogCaptureFixture) -> None:
+    found = Storage(Settings())
+    for _ in range(3):
+        found.told(None, 1)
+    assert [record.message for record in caplog.records if "INFO" in record.message] == [
+        "Redis refuses INFO to this user: how full it is is not known, and nothing is refused for it"
+    ]
+    assert refused(found.take, 16 * MIB) is None
+
+
+@pytest.mark.parametrize(("limit", "policy", "words"), [
+    (8000 * MIB, "noeviction", ""),
+    (0, "noeviction", "maxmemory is 0"),
+    (8000 * MIB, "allkeys-lru", "maxmemory-policy is allkeys-lru"),
+    (64 * MIB, "noeviction", "too few for four bodies"),
+    (1000 * MIB, "noeviction", "queue.max_waiting_bytes_* add up to"),
+])  # fmt: skip
+def test_what_is_wrong_with_redis_is_said_once(
+    limit: int, policy: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = storage(1, limit=limit, policy=policy)
+    found.told(found.memory, 1)
+    assert len(found.warnings) == len(caplog.records) == bool(words)
+    assert words in "".join(found.warnings)
+
+
+def test_redis_counts_neither_its_files_buffer_nor_its_replicas() -> None:
+    info = {"used_memory": 100, "mem_not_counted_for_evict": 30, "maxmemory": 500, "maxmemory_policy": "noeviction"}
+    assert Memory.from_info(info) == Memory(70, 500, "noeviction")
+
+
+def room(required: bool = True, ingresses: int = 1, **queue: Any) -> WaitingRoom:
+    auth = {"required": required, "keys_file": "keys"}
+    found = WaitingRoom(Settings.model_validate({"auth": auth, "queue": queue}))
+    found.divide(ingresses)
+    return found
+
+
+def fill(found: WaitingRoom, tenant: str, body_bytes: int, request_class: str = "standard") -> tuple[int, Reason]:
+    """How many come in before one is refused, and why it is."""
+    for number in range(10_000):
+        reason = refused(found.enter, tenant, request_class, body_bytes)
+        if reason is not None:
+            return number, reason
+    raise AssertionError("there is no bound")
+
+
+@pytest.mark.parametrize(("ingresses", "first", "second"), [(1, 5, 5), (2, 2, 2)])
+def test_a_tenant_has_its_share_of_the_bytes_that_may_wait_and_no_more(ingresses: int, first: int, second: int) -> None:
+    found = room(ingresses=ingresses, max_waiting_bytes_standard=10 * MIB)
+    assert fill(found, "acme", MIB) == (first, Reason.TENANT_LIMIT)
+    assert fill(found, "umbrella", MIB) == (second, Reason.TENANT_LIMIT)
+    assert fill(found, "acme", MIB, "batch")[0] == 512 // ingresses, "another class is another line"
+
+
+def test_a_tenant_has_its_share_of_the_line() -> None:
+    found = room(max_waiting_standard=100, max_tenant_share=0.3)
+    assert fill(found, "acme", 10) == (30, Reason.TENANT_LIMIT)
+    assert refused(found.enter, "umbrella", "standard", 10) is None
+
+
+def test_where_nobody_has_a_key_only_the_class_is_bounded() -> None:
+    found = room(required=False, max_waiting_standard=3, max_waiting_bytes_standard=10 * MIB)
+    assert fill(found, "default", MIB) == (10, Reason.QUEUE_FULL)
+
+
+def test_who_has_left_makes_room_once() -> None:
+    found = room(required=False, max_waiting_bytes_standard=10 * MIB)
+    tickets: list[Ticket] = [found.enter("default", "standard", MIB) for _ in range(10)]
+    for _ in range(3):
+        found.leave(tickets[0])
+    assert fill(found, "default", MIB) == (1, Reason.QUEUE_FULL)
+    for ticket in tickets:
+        found.leave(ticket)
+    assert len(found) == 1
+
+
+def test_the_first_always_has_room() -> None:
+    found = room(ingresses=8, max_waiting_bytes_standard=1, max_waiting_standard=1)
+    assert refused(found.enter, "acme", "standard", 16 * MIB) is None
