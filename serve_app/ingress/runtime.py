@@ -170,12 +170,11 @@ class Ingress:
         return ready, {
             "ready": ready,
             "problem": problem,
-            "warnings": [self._durability.problem] if self._durability.problem else [],
+            "warnings": [text for text in (self._durability.problem, *self.storage.warnings) if text],
             "workers": workers,
             "workers_wanted": self.settings.workers.wanted,
             "ingresses": members.ingresses_of(self._cluster),
             "ingresses_wanted": self.settings.ingress.replicas,
-            "warnings": self.storage.warnings,
         }
 
     async def metrics_page(self) -> bytes:
