@@ -20,6 +20,8 @@ log = logging.getLogger("hermes.ingress")
 _SMALL_BYTES = 16 * 1024
 _ENTRIES_BYTES = 4_000
 """What a waiting request takes beside its body, and the first of its answer."""
+_ALLOCATED = 1.25
+"""Of a body: what Redis's allocator takes for it, at most."""
 _RETRY_AFTER_S = 5.0
 
 
@@ -76,13 +78,14 @@ class Storage:
         Raises:
             RequestRefused: `storage_full`.
         """
-        cost_bytes = body_bytes + _ENTRIES_BYTES
+        cost_bytes = int(body_bytes * _ALLOCATED) + _ENTRIES_BYTES
         memory, share = self.memory, self._settings.redis.max_memory_share
         if memory is not None and memory.limit_bytes:
             if body_bytes <= _SMALL_BYTES:
                 share = (1 + share) / 2
             room_bytes = (share * memory.limit_bytes - memory.used_bytes) / self._ingresses
-            if self._taken_bytes - self._seen_bytes + cost_bytes > room_bytes:
+            # What is on its way stands in Redis twice, for a moment: as it came, and as it is kept.
+            if self._taken_bytes - self._seen_bytes + self._on_their_way_bytes + cost_bytes > room_bytes:
                 raise RequestRefused(
                     Reason.STORAGE_FULL,
                     "The service's storage is nearly full; please try again later, or send a shorter request.",

@@ -149,7 +149,9 @@ def test_one_page_is_read_once_and_pages_of_processes_bring_the_queue_besides() 
     (kept,) = one(documents(merged(NAMED, EVERYTHING, pages)), "ServiceMonitor")["spec"]["endpoints"][0][
         "metricRelabelings"
     ]
-    gauges = {name for name in own_metrics() if re.match("hermes_(queue|redis)_", name) and "wait" not in name}
+    gauges = {
+        name for name in own_metrics() if re.match("hermes_(queue|redis_(used|limit))_", name) and "wait" not in name
+    }
     assert {name for name in own_metrics() if re.fullmatch(kept["regex"], name)} == gauges
 
 

@@ -31,7 +31,7 @@ def refused(call: Any, *arguments: Any) -> Reason | None:
 
 @pytest.mark.parametrize(("used_mib", "ingresses", "body_mib", "reason"), [
     (0, 1, 16, None),
-    (780, 1, 16, None),
+    (770, 1, 16, None),
     (790, 1, 16, Reason.STORAGE_FULL),
     (780, 2, 16, Reason.STORAGE_FULL),
     (790, 1, 0.01, None),
@@ -45,18 +45,17 @@ def test_requests_stop_before_redis_is_full_and_large_ones_first(
 
 
 def test_what_was_admitted_counts_until_a_look_has_surely_seen_it() -> None:
-    found = storage(760)
-    taken = [found.take(16 * MIB) for _ in range(2)]
-    assert refused(found.take, 16 * MIB) is Reason.STORAGE_FULL
-    found.looking()  # it is on its way still
-    found.told(found.memory, 1)
-    assert refused(found.take, 16 * MIB) is Reason.STORAGE_FULL
-    for cost_bytes in taken:
-        found.answered(cost_bytes)
-    assert refused(found.take, 16 * MIB) is Reason.STORAGE_FULL, "the last look was before"
+    found = storage(730)
+    taken = found.take(16 * MIB)
+    assert refused(found.take, 24 * MIB) is Reason.STORAGE_FULL, "on its way it counts twice"
     found.looking()
     found.told(found.memory, 1)
-    assert refused(found.take, 16 * MIB) is None
+    assert refused(found.take, 24 * MIB) is Reason.STORAGE_FULL, "it was on its way still"
+    found.answered(taken)
+    assert refused(found.take, 48 * MIB) is Reason.STORAGE_FULL, "the last look was before"
+    found.looking()
+    found.told(found.memory, 1)
+    assert refused(found.take, 48 * MIB) is None
 
 
 def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound(caplog: pytest.LogCaptureFixture) -> None:
