@@ -7,11 +7,12 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -224,9 +225,15 @@ def start(state: Path, options: argparse.Namespace) -> service.Service:
     return running
 
 
+def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
+    """Whoever ends this command ends what it has started, too."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """The command; returns its exit status."""
     options = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, _as_interrupt)
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         running = start(Path(folder), options)
         try:

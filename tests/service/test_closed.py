@@ -7,9 +7,13 @@ import json
 import os
 import secrets
 import ssl
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -18,14 +22,20 @@ import trustme
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from scripts.disorder.parts import Parts
 from scripts.local import processes, ray_cluster, redis_server
 from scripts.local import service as local
 from scripts.local.environment import ROOT
+from tests.service.hostility import bodies
+from tests.service.politeness import Polite
 from tests.service.services import CONFIG, KINDS, Services
 from tests.service.support import until
 
 KEYS = {tenant: f"hk-{secrets.token_urlsafe(32)}" for tenant in ("acme", "zeta", "late")}
-BODY = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "Who may ask?"}], "max_tokens": 20}
+MAX_MEMORY_BYTES = 300 << 20
+NOISE_S = 0.4  # what two cores, shared with who sends all this, may add
+HELLO = [{"role": "user", "content": "Who may ask?"}]
+BODY: dict[str, Any] = {"model": "hermes-tiny", "messages": HELLO, "max_tokens": 20}
 
 
 @dataclass
@@ -228,3 +238,84 @@ def test_tls_in_front_of_it_streams_to_who_trusts_the_certificate_and_to_nobody_
             httpx.get(f"https://127.0.0.1:{port}/healthz", verify=old)
     finally:
         processes.end(front)
+
+
+def hostile(closed: Closed, phase: str) -> subprocess.Popen[str]:
+    """Another process, so that its own work is not taken for the service's; nicer, for the cores are shared."""
+    command = [sys.executable, "-m", "tests.service.hostility", closed.service.url, KEYS["acme"], BODY["model"], phase]
+    return subprocess.Popen(
+        ["nice", "-n", "10", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )  # fmt: skip
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"it ended with {process.wait(10)}"
+    answers: dict[str, dict[str, int]] = json.loads(line)
+    print(json.dumps(answers, indent=1))
+    return answers
+
+
+@pytest.fixture
+def unharmed(closed: Closed) -> Iterator[None]:
+    """Whatever was sent: the same processes, no traceback in a log, and Redis below its bound throughout."""
+    parts = Parts(closed.service)
+    logs = ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
+
+    def pids() -> list[int]:
+        return [*parts.pids("replica"), *parts.pids("haproxy")]
+
+    def tracebacks() -> int:
+        return sum(path.read_text(errors="replace").count("Traceback") for path in logs.glob("worker-*.err"))
+
+    before, said = pids(), tracebacks()
+    with closed.redis("operator") as redis:
+        had = redis.config_get("maxmemory")["maxmemory"]
+        redis.config_set("maxmemory", MAX_MEMORY_BYTES)
+        redis.config_resetstat()
+        yield
+        peak_bytes = redis.info("memory")["used_memory_peak"]
+        redis.config_set("maxmemory", had)
+    print(f"Redis at most {peak_bytes >> 20} MiB of {MAX_MEMORY_BYTES >> 20}")
+    assert pids() == before
+    assert tracebacks() == said
+    assert peak_bytes < MAX_MEMORY_BYTES
+
+
+@pytest.mark.timeout(300)
+def test_hostile_bodies_and_floods_are_refused_and_cost_the_others_nothing(closed: Closed, unharmed: None) -> None:
+    me = closed.service.url, KEYS["zeta"], BODY["model"]
+    with Polite(*me) as before:
+        time.sleep(8)
+    with Polite(*me) as meanwhile, hostile(closed, "send") as sending:
+        answers = told(sending)
+    names = {name for name, _, _ in bodies(BODY["model"])}
+    for name in names:
+        assert all(status.startswith("4") for status in answers[name]), (name, answers[name])
+    for name, statuses in answers.items():
+        assert not any(status.startswith("5") for status in statuses), (name, statuses)
+    assert meanwhile.wrong == []
+    print(f"p99 before {before.p99_s * 1000:.0f} ms, meanwhile {meanwhile.p99_s * 1000:.0f} ms")
+    assert meanwhile.p99_s < max(2 * before.p99_s, NOISE_S)
+
+
+@pytest.mark.timeout(300)
+def test_who_fills_engines_and_redis_keeps_nobody_from_being_accepted_and_cancelled(
+    closed: Closed, unharmed: None
+) -> None:
+    small = {**BODY, "stream": True}
+    with hostile(closed, "fill") as filling:
+        answers = told(filling)
+        refused = {status for status in answers["a big body that waits"] if status.startswith("429")}
+        assert refused, answers
+        with closed.client("zeta") as zeta:
+            for _ in range(10):
+                with zeta.stream("POST", "/v1/chat/completions", json=small) as waiting:
+                    assert waiting.status_code == 200
+                    mine = waiting.headers["x-request-id"]
+                    assert zeta.delete(f"/v1/requests/{mine}").json()["state"] in ("cancelled", "completed")
+        assert filling.stdin is not None
+        filling.stdin.close()
+    with closed.client("zeta") as zeta:
+        until("the places are free again", lambda: zeta.post("/v1/chat/completions", json=BODY).status_code == 200)

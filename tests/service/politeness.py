@@ -1,0 +1,57 @@
+"""A client that means no harm, and how long it is kept waiting: small requests, one after another, and their ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import httpx
+
+_PERIOD_S = 0.1
+
+
+@dataclass
+class Polite:
+    """Asks at a steady pace for as long as the `with` block lasts. Times in seconds, of whole answers."""
+
+    url: str
+    key: str
+    model: str
+    times_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Polite:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def p99_s(self) -> float:
+        """The nearest rank."""
+        ordered = sorted(self.times_s)
+        return ordered[max(0, -(-len(ordered) * 99 // 100) - 1)]
+
+    def _ask(self) -> None:
+        body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        headers = {"authorization": f"Bearer {self.key}"}
+        with httpx.Client(base_url=self.url, headers=headers, timeout=30) as http:
+            while not self._stop.is_set():
+                began_s = time.monotonic()
+                try:
+                    answer = http.post("/v1/chat/completions", json=body)
+                    if answer.status_code != 200:
+                        self.wrong.append(f"{answer.status_code}: {answer.text[:200]}")
+                except httpx.TransportError as error:
+                    self.wrong.append(repr(error))
+                took_s = time.monotonic() - began_s
+                self.times_s.append(took_s)
+                self._stop.wait(max(0.0, _PERIOD_S - took_s))
