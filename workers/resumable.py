@@ -3,7 +3,7 @@
 It always asks the engine for deltas, also where the serving layer wants only the final output, and merges them
 itself: so a non-streamed request leaves the same trail in the journal as a streamed one. Outputs that older
 attempts have left there are handed to the serving layer again, so that its parsers, usage and stop logic rebuild
-their state; then the engine goes on from prompt + tokens (DESIGN §2).
+their state; then the engine goes on from prompt + tokens.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The continuation runs with `detokenize=False` on prompt + tokens. Text, stop strings and the finish reason are
 made here, by vLLM's own incremental detokenizer built on the *original* prompt and fed all tokens from the first
-on, as the unbroken run would have been (DESIGN §2: letting the engine detokenise behind a longer prompt is wrong).
+on, as the unbroken run would have been (letting the engine detokenise behind a longer prompt is wrong).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.replay import CannotContinue, Output, Recorded
 
 
 def obstacle(prompt: Any, params: SamplingParams, recorded: Recorded, generation: int) -> str:
-    """Why a generation cannot be continued exactly (DESIGN §2); empty where it can."""
+    """Why a generation cannot be continued exactly; empty where it can."""
     if generation or any(output.index for output in recorded.outputs):
         return "it has several generations"
     if not (isinstance(prompt, dict) and prompt.get("type") in ("token", "multimodal")):

@@ -34,7 +34,7 @@ def short_folder(state: Path) -> Path:
 
 
 def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
-    """What Ray Serve reads from its environment before it starts (DESIGN §5)."""
+    """What Ray Serve reads from its environment before it starts."""
     return {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # That would hold back errors in Serve's log until a thousand lines have come.
@@ -56,7 +56,7 @@ def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # A hung ingress must not be sent new connections for long.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
-        # A reload cuts streams after this long: above the longest request (DESIGN §6).
+        # A reload cuts streams after this long: above the longest request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3700",
         # Headers up to our own limit must reach us, to be refused in OpenAI's shape.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",

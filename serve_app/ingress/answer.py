@@ -191,7 +191,7 @@ class Answer:
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
 
     def own_headers(self) -> dict[str, str]:
-        """What is known of the request by now (DESIGN §7)."""
+        """What is known of the request by now."""
         reader = self._follower.reader
         headers = {"x-request-id": self._follower.request_id}
         if self._client_request_id:

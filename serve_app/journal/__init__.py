@@ -1,4 +1,4 @@
-"""The journal: the only truth about a request (DESIGN §2 in docs/architecture.md).
+"""The journal: the only truth about a request (docs/architecture.md).
 
 `entries` (the storage schema) → `store` (admit, read, end) → `writer` and `attempt` (fenced appends) →
 `hub` and `reader` (followers) → `events` (server-sent events) → `connection` (raw RESP for the hot paths).

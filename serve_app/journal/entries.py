@@ -1,6 +1,6 @@
 """What stands in a journal: the storage schema, encoded and decoded. Pure.
 
-One Redis Stream per request, `{ns}:j:<request_id>`. Entry ids `<epoch>-<seq>` are fencing tokens (DESIGN §2):
+One Redis Stream per request, `{ns}:j:<request_id>`. Entry ids `<epoch>-<seq>` are fencing tokens:
 
     0-1            the client's request
     k-0            attempt k is opened by a worker (k = 1, 2, ...)

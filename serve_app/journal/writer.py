@@ -1,4 +1,4 @@
-"""The one writer of a worker process: fenced appends, group commit, publish after the answers (DESIGN §2).
+"""The one writer of a worker process: fenced appends, group commit, publish after the answers.
 
 The main loop is `_run`: each turn sends one pipeline, which holds the wake-ups of what the turn before got
 accepted, and one `XADD` for every journal that has something new. What is appended meanwhile rides in the next.

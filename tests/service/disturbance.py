@@ -1,4 +1,4 @@
-"""Streams in mid-flight, something that befalls the service, and what every row of DESIGN §6 must hold afterwards."""
+"""Streams in mid-flight, something that befalls the service, and what must hold afterwards, whatever it was."""
 
 from __future__ import annotations
 

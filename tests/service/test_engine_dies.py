@@ -1,4 +1,4 @@
-"""Rows of DESIGN §6 that concern the engine, on the real one: its core, its process, a process that hangs."""
+"""What dies and concerns the engine, on the real one: its core, its process, a process that hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in Redis while a request runs and afterwards (DESIGN of the journal: docs/architecture.md)."""
+"""What stands in Redis while a request runs and afterwards (docs/architecture.md, the journal)."""
 
 from __future__ import annotations
 
