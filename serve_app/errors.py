@@ -39,6 +39,10 @@ class Reason(StrEnum):
     INTERNAL = "internal"
 
 
+LASTING = frozenset({Reason.INVALID_REQUEST, Reason.POISON})
+"""Failures that a repeat would meet again: only these does an `Idempotency-Key` answer with."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """How a reason looks over HTTP."""
@@ -84,6 +88,10 @@ class SettingsError(HermesError):
 
 class JournalUnavailable(HermesError):
     """Redis cannot be reached, or refuses writes for now."""
+
+
+class AnswerLost(JournalUnavailable):
+    """What was sent was not answered: whether Redis acted, or will yet, is not known."""
 
 
 class Fenced(HermesError):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from serve_app.errors import JournalUnavailable, Reason, RequestRefused
+from serve_app.errors import AnswerLost, JournalUnavailable, Reason, RequestRefused
 from serve_app.ingress.departures import Departures
 from serve_app.ingress.waiting_room import WaitingRoom
 from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.hub import Follower, FollowerHub
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.keyed import KeyedRequests, Outrun, digest
 from serve_app.journal.store import JournalStore
 from serve_app.logs import about
 from serve_app.redis_clock import RedisClock
@@ -30,19 +32,23 @@ log = logging.getLogger("hermes.ingress")
 
 _RETRY_AFTER_S = 1.0
 _MOST_TOKENS = 2**31 - 1
+_LOOKS = 5
 # What the engine's server may need; credentials and cookies never enter the journal.
 _KEPT_HEADERS = ("content-type", "accept")
+
+_Admit = Callable[[RequestLine, bytes, RequestFacts, tuple[str, Mapping[str, Any]]], Awaitable[None]]
 
 
 class Admission:
     """The door of one ingress."""
 
     def __init__(
-        self, settings: Settings, store: JournalStore, queue: RequestQueue, hub: FollowerHub, departures: Departures,
-        telemetry: Telemetry, clock: RedisClock, storage: Storage, room: WaitingRoom,
+        self, settings: Settings, store: JournalStore, keyed: KeyedRequests, queue: RequestQueue, hub: FollowerHub,
+        departures: Departures, telemetry: Telemetry, clock: RedisClock, storage: Storage, room: WaitingRoom,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._store = store
+        self._keyed = keyed
         self._queue = queue
         self._hub = hub
         self._departures = departures
@@ -76,12 +82,12 @@ class Admission:
         key = headers.get("idempotency-key", "")
         try:
             if not key:
-                return await self._accept(f"req_{secrets.token_hex(16)}", path, query, headers, body, request, facts)
-            facts = msgspec.structs.replace(facts, idempotency=_digest(path.encode(), query.encode(), body))
-            request_id = keyed_id(facts.tenant, key)
-            return await self._attach(request_id, facts) or await self._accept(
-                request_id, path, query, headers, body, request, facts
-            )
+                request_id = f"req_{secrets.token_hex(16)}"
+                admit = partial(self._store.admit, request_id)
+                return await self._accept(request_id, path, query, headers, body, request, facts, admit)
+            digested = digest(path.encode(), query.encode(), body)
+            facts = msgspec.structs.replace(facts, idempotency=digested)
+            return await self._attach_or_accept(key, path, query, headers, body, request, facts)
         except JournalUnavailable as error:
             log.warning(
                 "request refused: journal_unavailable: %s",
@@ -94,28 +100,31 @@ class Admission:
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
 
-    async def _attach(self, request_id: str, facts: RequestFacts) -> tuple[Follower, RequestFacts] | None:
-        """Follow the request that has this key already; None if there is none (any more)."""
-        entries = await self._store.outline(request_id)
-        if not entries:
-            return None
-        reader = JournalReader()
-        for entry in entries:
-            reader.feed(entry)
-        if reader.facts is None or reader.facts.idempotency != facts.idempotency:
-            raise RequestRefused(
-                Reason.IDEMPOTENCY_CONFLICT,
-                "This Idempotency-Key was used with another request; a key stands for one request.",
-                param="idempotency-key",
-            )
-        log.info("request %s attached to again, by its key", request_id, extra=about(request_id, facts.tenant))
-        if reader.ending is None:
-            await self._departures.arrived(request_id)
-        return await self._hub.follow(request_id, seen=0), reader.facts
+    async def _attach_or_accept(
+        self, key: str, path: str, query: str, headers: Mapping[str, str], body: bytes, request: Mapping[str, Any],
+        facts: RequestFacts,
+    ) -> tuple[Follower, RequestFacts]:  # fmt: skip
+        """Of many repeats at once one is accepted, and the others find it when they look again."""
+        for _ in range(_LOOKS):
+            held = await self._keyed.held(facts.tenant, key)
+            if held.facts is not None and held.facts.idempotency != facts.idempotency:
+                raise RequestRefused(
+                    Reason.IDEMPOTENCY_CONFLICT,
+                    "This Idempotency-Key was used with another request; a key stands for one request.",
+                    param="idempotency-key",
+                )
+            if held.stands:
+                extra = about(held.request_id, facts.tenant)
+                log.info("request %s attached to again, by its key", held.request_id, extra=extra)
+                return await self._departures.attach(held.request_id, 0, held.ended), held.facts or facts
+            admit = partial(self._keyed.admit, held)
+            with suppress(Outrun):
+                return await self._accept(held.request_id, path, query, headers, body, request, facts, admit)
+        raise JournalUnavailable("the requests of this key keep changing")
 
     async def _accept(
         self, request_id: str, path: str, query: str, headers: Mapping[str, str], body: bytes,
-        request: Mapping[str, Any], facts: RequestFacts,
+        request: Mapping[str, Any], facts: RequestFacts, admit: _Admit,
     ) -> tuple[Follower, RequestFacts]:  # fmt: skip
         depth = self._depths.get(facts.request_class)
         bound = self._settings.queue.max_waiting(facts.request_class)
@@ -137,22 +146,16 @@ class Admission:
         follower = self._hub.follow_new(request_id)
         follower.on_begun = lambda: self._room.leave(ticket)
         try:
-            enqueue = (self._queue.stream(facts.request_class), entry)
-            admit = self._store.admit_once if facts.idempotency else self._store.admit
-            first = await admit(request_id, line, body, facts, enqueue)
+            await admit(line, body, facts, (self._queue.stream(facts.request_class), entry))
+        except (AnswerLost, asyncio.CancelledError):  # Redis may have it all the same, or get it yet
+            self._departures.unsure(follower)
+            raise
         except BaseException:
             self._hub.leave(follower)
             follower.begun()
             raise
         finally:
             self._storage.answered(taken_bytes)
-        if not first:  # of several at once with one key, another was first
-            self._hub.leave(follower)
-            follower.begun()
-            attached = await self._attach(request_id, facts)
-            if attached is None:
-                raise JournalUnavailable("a request with this key has just gone")
-            return attached
         self._telemetry.admitted(facts.request_class)
         extra = about(request_id, facts.tenant, trace=facts.trace)
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
@@ -188,20 +191,6 @@ class Admission:
                 param="x-request-timeout-seconds",
             )
         return min(timeout_s, self._settings.ingress.max_request_timeout_s)
-
-
-def keyed_id(tenant: str, key: str) -> str:
-    """The request id that a tenant's `Idempotency-Key` stands for: so the journal itself remembers the key."""
-    return f"req_{_digest(tenant.encode(), key.encode())}"
-
-
-def _digest(*parts: bytes) -> str:
-    """32 hex digits; where a part ends matters."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def _request_class(headers: Mapping[str, str], request: Mapping[str, Any]) -> str:

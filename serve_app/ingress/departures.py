@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.client import reaching
-from serve_app.journal.entries import has_ended
+from serve_app.journal.entries import Entry, RequestFacts, decode_facts, has_ended
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import about
@@ -29,6 +31,7 @@ log = logging.getLogger("hermes.ingress")
 _RENEW_S = 2.0
 _LEASE_MS = 6_000
 _RETRY_S = 0.5
+_MAY_COME_S = 10.0
 
 
 class Departures:
@@ -76,17 +79,38 @@ class Departures:
         pipeline.zadd(key, {self._ingress_id: self._clock.now_ms() + _LEASE_MS})
         pipeline.pexpire(key, 2 * _LEASE_MS)
 
+    async def attach(self, request_id: str, seen: int, ended: bool = False) -> Follower:
+        """Follow a request from event `seen` on, for a reader who has come back.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        try:
+            if not ended:
+                await self.arrived(request_id)
+            return await self._hub.follow(request_id, seen)
+        except BaseException:  # with its lease: who left before it relies on this reader
+            if not ended:
+                self._look_after(request_id)
+            raise
+
+    def unsure(self, follower: Follower) -> None:
+        """Its client has left while it was being admitted, or Redis gave no answer, but may have it or get it yet."""
+        self._hub.leave(follower)
+        settling = self._look_after(follower.request_id, _MAY_COME_S)
+        settling.add_done_callback(lambda _: follower.begun())
+
     def left(self, follower: Follower, departed: bool) -> None:
         """A reader is done (or has `departed` before the end)."""
         self._hub.leave(follower)
         if departed and follower.reader.ending is None:
-            settling = self._keep(self._after_grace(follower.request_id))
+            settling = self._look_after(follower.request_id)
             settling.add_done_callback(lambda _: follower.begun())
         else:
             follower.begun()
 
-    def _keep(self, work: object) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _look_after(self, request_id: str, may_come_s: float = 0.0) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._after_grace(request_id, may_come_s), name=f"departed-{request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -107,24 +131,33 @@ class Departures:
                 except JournalUnavailable as error:
                     log.debug("reader leases not renewed: %s", error)
 
-    async def _after_grace(self, request_id: str) -> None:
-        grace_s = self._settings.ingress.disconnect_grace_s
+    async def _after_grace(self, request_id: str, may_come_s: float) -> None:
+        """Cancel a request that nobody reads. One that Redis does not know may still come, for so long."""
+        pause_s = self._settings.ingress.disconnect_grace_s
+        give_up_s = math.inf
         while True:
-            await asyncio.sleep(grace_s)
+            await asyncio.sleep(pause_s)
             try:
                 if await self._read_elsewhere(request_id):
                     return  # whoever reads it now looks after it when that reader leaves
                 entries = await self._store.outline(request_id)
-                if not entries or has_ended(entries):
+                give_up_s = min(give_up_s, time.monotonic() + may_come_s)  # from its first answer on
+                if entries or time.monotonic() >= give_up_s:
+                    await self._cancel(request_id, entries or [], ours=may_come_s > 0)
                     return
-                if await self._store.end(request_id, "cancelled", Reason.CLIENT_DISCONNECTED, entries):
-                    self._telemetry.ended("", "cancelled", Reason.CLIENT_DISCONNECTED)
-                    extra = about(request_id, reason=Reason.CLIENT_DISCONNECTED)
-                    log.info("request %s ended: cancelled (client_disconnected)", request_id, extra=extra)
-                return
             except JournalUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)
-                grace_s = _RETRY_S
+            pause_s = _RETRY_S
+
+    async def _cancel(self, request_id: str, entries: list[Entry], ours: bool) -> None:
+        if not entries or has_ended(entries):
+            return
+        if ours and decode_facts(entries[0], RequestFacts).wake != self._hub.channel:
+            return  # of several with one key another was admitted, elsewhere
+        if await self._store.end(request_id, "cancelled", Reason.CLIENT_DISCONNECTED, entries):
+            self._telemetry.ended("", "cancelled", Reason.CLIENT_DISCONNECTED)
+            extra = about(request_id, reason=Reason.CLIENT_DISCONNECTED)
+            log.info("request %s ended: cancelled (client_disconnected)", request_id, extra=extra)
 
     async def _read_elsewhere(self, request_id: str) -> bool:
         if request_id in self._hub.request_ids:

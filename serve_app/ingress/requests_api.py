@@ -31,9 +31,7 @@ def routes(ingress: Ingress) -> APIRouter:
         seen = _last_event_id(request.headers.get("last-event-id"))
         entries = await _entries(ingress, request_id, request.state.tenant)
         try:
-            if not has_ended(entries):
-                await ingress.departures.arrived(request_id)
-            follower = await ingress.hub.follow(request_id, seen)
+            follower = await ingress.departures.attach(request_id, seen, has_ended(entries))
         except JournalUnavailable:
             raise _unavailable() from None
         reader = follower.reader

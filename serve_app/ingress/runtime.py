@@ -19,6 +19,7 @@ from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.durability import Durability
 from serve_app.journal.hub import FollowerHub
+from serve_app.journal.keyed import KeyedRequests
 from serve_app.journal.store import JournalStore
 from serve_app.logs import configure_logging
 from serve_app.loops import Loops, jittered
@@ -68,9 +69,10 @@ class Ingress:
         )
         self.storage = Storage(settings)
         self.waiting_room = WaitingRoom(settings)
+        keyed = KeyedRequests(settings, self.store, self._link)
         self.admission = Admission(
-            settings, self.store, self.queue, self.hub, self.departures, self.telemetry, self.clock, self.storage,
-            self.waiting_room,
+            settings, self.store, keyed, self.queue, self.hub, self.departures, self.telemetry, self.clock,
+            self.storage, self.waiting_room,
         )  # fmt: skip
         waiting = Waiting(self.redis, [self.queue.stream(name) for name in CLASSES])
         self.deadlines = Deadlines(self.store, waiting, self.clock, self.telemetry, self.loops)

@@ -16,7 +16,7 @@ import hiredis
 from redis.connection import parse_url
 from redis.exceptions import RedisError
 
-from serve_app.errors import JournalUnavailable
+from serve_app.errors import AnswerLost, JournalUnavailable
 from serve_app.journal.sentinel import find_primary
 from serve_app.redis_address import is_tls, sentinel_address
 from serve_app.settings import RedisSettings
@@ -73,7 +73,7 @@ class RespConnection(asyncio.Protocol):
         self._transport = None
         for _, _, future in self._waiting:
             if not future.done():
-                future.set_exception(JournalUnavailable(f"connection to Redis lost: {exc or 'closed by Redis'}"))
+                future.set_exception(AnswerLost(f"connection to Redis lost: {exc or 'closed by Redis'}"))
         self._waiting.clear()
         if self._on_lost is not None:
             self._on_lost()
@@ -180,7 +180,7 @@ class RedisLink:
                 replies = await connection.call(commands)
         except TimeoutError:
             connection.abort()
-            raise JournalUnavailable(f"no answer from Redis in {self._settings.response_timeout_s:g} s") from None
+            raise AnswerLost(f"no answer from Redis in {self._settings.response_timeout_s:g} s") from None
         if any(isinstance(reply, Exception) and str(reply).startswith(DEMOTED) for reply in replies):
             connection.abort()  # perhaps the name leads to the new primary by now
         return replies

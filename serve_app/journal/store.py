@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal import outline
 from serve_app.journal.bodies import body_key, with_body
-from serve_app.journal.connection import Command, RedisLink, Reply, connect
+from serve_app.journal.connection import Command, RedisLink, Reply
 from serve_app.journal.entries import (
     BEGINNING,
     REQUEST_ID,
@@ -59,59 +58,27 @@ class JournalStore:
         body: bytes,
         facts: RequestFacts,
         enqueue: tuple[str, Mapping[str, Any]],
-    ) -> bool:
+    ) -> None:
         """Write the first entry and the body with their expiry, then the queue entry: one round trip. Then it is
         accepted.
 
-        Returns:
-            True.
-
         Raises:
-            JournalUnavailable: nothing was accepted.
+            JournalUnavailable: nothing was accepted; `AnswerLost`: that is not known.
         """
-        _check_admitted(await self._link.call(self._admission(request_id, line, body, facts, enqueue)))
-        return True
+        check_admitted(await self._link.call(self.admission(request_id, line, body, facts, enqueue)))
 
-    async def admit_once(
-        self,
-        request_id: str,
-        line: RequestLine,
-        body: bytes,
-        facts: RequestFacts,
-        enqueue: tuple[str, Mapping[str, Any]],
-    ) -> bool:
-        """As `admit`, for a request id that others may be admitting at the same time: only the first is accepted.
+    def keep_ms(self, facts: RequestFacts) -> int:
+        """How long a journal is kept that nobody ends: an ending must find it, whenever that is written."""
+        retention_s = max(self._settings.journal.retention_s, _ENDED_WITHIN_S)
+        return facts.deadline_ms - facts.admitted_ms + int(retention_s * 1000)
 
-        It takes a connection of its own (`WATCH` belongs to a connection) and two round trips more.
-
-        Returns:
-            Whether this call was the first.
-
-        Raises:
-            JournalUnavailable: Redis cannot be reached; whether it was accepted is then not known.
-        """
-        connection = await connect(self._settings.redis)
-        try:
-            async with asyncio.timeout(self._settings.redis.response_timeout_s):
-                _, exists = await connection.call([("WATCH", key := self.key(request_id)), ("EXISTS", key)])
-                if _answered(exists):
-                    return False
-                replies = await connection.call(self._admission(request_id, line, body, facts, enqueue))
-        except TimeoutError:
-            raise JournalUnavailable("no answer from Redis") from None
-        finally:
-            connection.abort()
-        _check_admitted(replies)
-        return replies[-1] is not None
-
-    def _admission(
+    def admission(
         self, request_id: str, line: RequestLine, body: bytes, facts: RequestFacts,
         enqueue: tuple[str, Mapping[str, Any]],
     ) -> list[Command]:  # fmt: skip
+        """The transaction that accepts a request; see `check_admitted`."""
         key = self.key(request_id)
-        # Also where nobody is there at its deadline to end it: an ending must find its journal.
-        retention_s = max(self._settings.journal.retention_s, _ENDED_WITHIN_S)
-        keep_ms = facts.deadline_ms - facts.admitted_ms + int(retention_s * 1000)
+        keep_ms = self.keep_ms(facts)
         first = ["r", msgspec.json.encode(line), "m", msgspec.json.encode(facts)]
         stream, fields = enqueue
         return [
@@ -268,7 +235,12 @@ class JournalStore:
         return True
 
 
-def _check_admitted(replies: list[Reply]) -> None:
+def check_admitted(replies: list[Reply]) -> None:
+    """Of a transaction that accepts a request.
+
+    Raises:
+        JournalUnavailable: Redis has refused a part of it.
+    """
     for reply in [*replies, *(replies[-1] if isinstance(replies[-1], list) else [])]:
         if isinstance(reply, Exception):
             raise JournalUnavailable(f"Redis: {reply}")

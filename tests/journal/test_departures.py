@@ -3,70 +3,171 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+from doors import door, ending, journals
 from journal_helpers import World, world
+from test_model import HANGING, UNANSWERED, Cable
 
-from serve_app.ingress.departures import Departures
-from serve_app.journal.hub import FollowerHub
-from serve_app.membership import Membership
-from serve_app.redis_clock import RedisClock
-from serve_app.telemetry import Telemetry
+from serve_app.errors import Reason, RequestRefused
+from serve_app.ingress import departures as departures_module
+
+SOON: dict[str, Any] = {"ingress": {"disconnect_grace_s": 0.05}}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for what may come."""
+    monkeypatch.setattr(departures_module, "_MAY_COME_S", 0.5)
+    monkeypatch.setattr(departures_module, "_RETRY_S", 0.05)
 
 
 @asynccontextmanager
-async def ingress(w: World, name: str, skew_s: float = 0.0) -> AsyncIterator[tuple[FollowerHub, Departures]]:
-    """The readers of one ingress, on a machine whose clock is wrong by `skew_s`."""
-    clock = RedisClock(lambda: time.time() + skew_s)
-    membership = Membership(w.redis, w.settings.namespace, clock=clock)
-    await membership.join_as_ingress(name, "session-1", lambda: False)
-    hub = FollowerHub(w.settings, w.store, name)
-    departures = Departures(w.settings, w.redis, w.store, hub, name, Telemetry(), clock)
-    try:
-        yield hub, departures
-    finally:
-        await departures.stop()
-        await membership.leave()
-
-
-async def reason(w: World, request_id: str = "req_1") -> str:
-    """Why the request has ended; empty while it has not."""
-    return next((entry.reason for entry in await w.entries(request_id) if entry.ends), "")
-
-
-async def quiet(departures: Departures) -> None:
-    """Until everything that the departures look after is settled."""
-    await asyncio.gather(*departures._tasks)
-
-
-def short(**ingress_settings: Any) -> dict[str, Any]:
-    return {"ingress": {"disconnect_grace_s": 0.05, **ingress_settings}}
+async def at_a_cable(redis_url: str, namespace: str) -> AsyncIterator[tuple[World, Cable]]:
+    """A world whose connections to Redis can be cut."""
+    cable = Cable(redis_url)
+    await cable.start()
+    redis = {"url": cable.url, "response_timeout_s": 0.5}
+    async with world(cable.url, namespace, redis=redis, **SOON) as w:
+        yield w, cable
+    cable.drop()
 
 
 def test_a_request_that_is_read_elsewhere_is_not_cancelled_though_clocks_differ(redis_url: str, namespace: str) -> None:
     async def main() -> None:
-        async with world(redis_url, namespace, **short()) as w:
-            await w.admit()
-            async with ingress(w, "ahead", +4) as (hub, departures), ingress(w, "behind", -4) as (_, elsewhere):
-                follower = await hub.follow("req_1", 0)
-                await elsewhere.arrived("req_1")
-                departures.left(follower, departed=True)
-                await quiet(departures)
-                assert await reason(w) == ""
+        async with world(redis_url, namespace, **SOON) as w, door(w, "a", +4) as ahead, door(w, "b", -4) as behind:
+            follower, _ = await ahead.post()
+            await behind.departures.arrived(follower.request_id)
+            ahead.departures.left(follower, departed=True)
+            await ahead.quiet()
+            assert await ending(w, follower.request_id) == ""
 
     asyncio.run(main())
 
 
 def test_a_request_that_nobody_reads_any_more_is_cancelled(redis_url: str, namespace: str) -> None:
     async def main() -> None:
-        async with world(redis_url, namespace, **short()) as w:
-            await w.admit()
-            async with ingress(w, "ingress-1") as (hub, departures):
-                departures.left(await hub.follow("req_1", 0), departed=True)
-                await quiet(departures)
-                assert await reason(w) == "client_disconnected"
+        async with world(redis_url, namespace, **SOON) as w, door(w) as its:
+            follower, _ = await its.post()
+            its.departures.left(follower, departed=True)
+            await its.quiet()
+            assert await ending(w, follower.request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["", "a key"])
+def test_a_client_that_leaves_while_it_is_admitted_leaves_nothing_behind(
+    redis_url: str, namespace: str, key: str
+) -> None:
+    async def main() -> None:
+        async with at_a_cable(redis_url, namespace) as (w, cable), door(w) as its:
+            cable.cut("EXEC", HANGING)
+            posting = asyncio.create_task(its.post(key))
+            await cable.hung.wait()
+            posting.cancel()
+            await asyncio.gather(posting, return_exceptions=True)
+            assert its.hub.request_ids == []
+            await cable.arrive()  # nobody waits for it any more
+            assert len(its.room) == 1, "it may wait"
+            await its.quiet()
+            assert len(its.room) == 0
+            (request_id,) = await journals(w)
+            assert await ending(w, request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["", "a key"])
+def test_a_request_whose_admission_was_not_answered_is_cancelled(redis_url: str, namespace: str, key: str) -> None:
+    async def main() -> None:
+        async with at_a_cable(redis_url, namespace) as (w, cable), door(w) as its:
+            cable.cut("EXEC", UNANSWERED)
+            with pytest.raises(RequestRefused) as refusal:
+                await its.post(key)
+            assert refusal.value.reason == Reason.JOURNAL_UNAVAILABLE
+            assert len(its.room) == 1, "it may wait"
+            await its.quiet()
+            assert len(its.room) == 0
+            (request_id,) = await journals(w)
+            assert await ending(w, request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+def test_where_redis_cannot_be_reached_nothing_is_left_to_look_after(namespace: str) -> None:
+    async def main() -> None:
+        async with world("redis://127.0.0.1:1/0", namespace) as w, door(w) as its:
+            with pytest.raises(RequestRefused):
+                await its.post()
+            assert not its.departures._tasks
+
+    asyncio.run(main())
+
+
+def test_a_keyed_request_whose_admission_was_not_answered_lives_if_its_client_comes_back(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with at_a_cable(redis_url, namespace) as (w, cable), door(w, "a") as its, door(w, "b") as other:
+            cable.cut("EXEC", UNANSWERED)
+            with pytest.raises(RequestRefused):
+                await its.post("a key")
+            follower, _ = await other.post("a key")
+            await its.quiet()
+            assert await ending(w, follower.request_id) == ""
+            other.departures.left(follower, departed=True)
+            await other.quiet()
+            assert await ending(w, follower.request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_does_not_cancel_what_another_has_admitted_under_its_key(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with (
+            at_a_cable(redis_url, namespace) as (w, cable),
+            world(redis_url, namespace, **SOON) as beside,
+            door(w, "a") as its,
+            door(beside, "b") as other,
+        ):
+            cable.cut("EXEC", HANGING)
+            posting = asyncio.create_task(its.post("a key"))
+            await cable.hung.wait()
+            follower, _ = await other.post("a key")
+            posting.cancel()
+            await asyncio.gather(posting, return_exceptions=True)
+            await cable.arrive()
+            await its.quiet()
+            assert await journals(w) == [follower.request_id]
+            assert await ending(w, follower.request_id) == ""
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_leaves_while_it_attaches_is_not_relied_upon(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with (
+            world(redis_url, namespace, **SOON) as w,
+            at_a_cable(redis_url, namespace) as (cut, cable),
+            door(w, "a") as its,
+            door(cut, "b") as other,
+        ):
+            follower, _ = await its.post("a key")
+            cable.cut("EXISTS", HANGING)  # it has its lease already
+            attaching = asyncio.create_task(other.post("a key"))
+            await cable.hung.wait()
+            its.departures.left(follower, departed=True)
+            await its.quiet()
+            assert await ending(w, follower.request_id) == ""
+            attaching.cancel()
+            await asyncio.gather(attaching, return_exceptions=True)
+            await other.quiet()
+            assert await ending(w, follower.request_id) == Reason.CLIENT_DISCONNECTED
 
     asyncio.run(main())
