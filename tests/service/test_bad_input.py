@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import httpx
@@ -135,6 +136,60 @@ def test_a_prompt_longer_than_the_context_is_told_the_limit(service: Running) ->
 def test_malformed_json_is_refused(service: Running, body: bytes) -> None:
     answer = service.http.post(CHAT, content=body, headers=JSON)
     check_error(answer, 400, "malformed_json")
+
+
+SCHEMA: dict[str, Any] = {"type": "string"}
+for _ in range(40):
+    SCHEMA = {"type": "object", "properties": {"a": SCHEMA}}
+
+HURTFUL_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "a number of 4,300 digits": ({"max_tokens": 10**4_299}, "max_tokens"),
+    "a number of 65 bits": ({"top_k": 2**64}, "top_k"),
+    "stop texts": ({"stop": ["x"] * 5}, "stop"),
+    "a long stop text": ({"stop": "x" * 1_025}, "stop"),
+    "stop token ids": ({"stop_token_ids": [*range(129)], "min_tokens": 1}, "stop_token_ids"),
+    "biased tokens": ({"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+    "allowed tokens": ({"allowed_token_ids": [*range(1_025)]}, "allowed_token_ids"),
+    "bad words": ({"bad_words": ["x"] * 129}, "bad_words"),
+    "log probabilities": ({"logprobs": True, "top_logprobs": 100_000}, "top_logprobs"),
+    "all log probabilities of the prompt": ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    "answers": ({"n": 129}, "n"),
+    "beams": ({"n": 64, "use_beam_search": True}, "n"),
+    "a penalty beyond 32 bits": ({"repetition_penalty": 1e300}, "repetition_penalty"),
+    "a regular expression": ({"structured_outputs": {"regex": "a" * 2_049}}, "structured_outputs.regex"),
+    "a grammar": ({"structured_outputs": {"grammar": "a" * 16_385}}, "structured_outputs.grammar"),
+    "choices": ({"structured_outputs": {"choice": ["a"] * 513}}, "structured_outputs.choice"),
+    "a deep schema": ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+    "a deep schema of a tool": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]}, "tools",
+    ),
+    "a template": ({"chat_template": "{% for a in range(10**9) %}{% endfor %}"}, "chat_template"),
+    "what moves caches": ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+    "another's id": ({"request_id": "req_1"}, "request_id"),
+    "a priority": ({"priority": -1}, "priority"),
+    "a picture of the metadata service": (
+        {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}]}]},
+        "messages.image_url",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", HURTFUL_ROWS)
+def test_what_would_hurt_the_engine_is_refused_by_name(service: Running, row: str) -> None:
+    fields, param = HURTFUL_ROWS[row]
+    sys.set_int_max_str_digits(5_000)
+    content = json.dumps({"model": service.model, "messages": HELLO, **fields})
+    error = check_error(service.http.post(CHAT, content=content, headers=JSON), 400, "invalid_request")
+    assert error["param"] == param
+
+
+def test_a_large_body_that_is_refused_stops_nobody(service: Running) -> None:
+    with EngineStaysIdle(service):
+        for item in ("null", "[]", '{"a":1}'):
+            content = f'{{"model": "{service.model}", "prompt": [{",".join([item] * (12_000_000 // len(item)))}]}}'
+            answer = service.http.post("/v1/completions", content=content.encode(), headers=JSON)
+            check_error(answer, 400, "invalid_request")
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "1", '"text"', "true"])
