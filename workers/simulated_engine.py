@@ -46,6 +46,8 @@ class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
 
     tokens_per_s: float = 100.0
     """Of every running request."""
+    max_output_tokens: int = 0
+    """However many a request asks for, as a model's context bounds them; 0: as many as it asks for."""
     prefill_ms: float = 0.0
     """From the start of a request to its first step."""
     faults: dict[str, Fault] = {}
@@ -130,6 +132,7 @@ class SimulatedEngine:
             return
         shape = _Shape(request_id, self._model, line.path.endswith("/chat/completions"), int(recorder.created_s))
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 64
+        limit = min(limit, self._arguments.max_output_tokens or limit)
         words = text_of(msgspec.json.encode(request.get("messages", request.get("prompt"))))
         streamed = request.get("stream") is True
         if streamed:
