@@ -187,7 +187,8 @@ def test_what_would_hurt_the_engine_is_refused_by_name(service: Running, row: st
 def test_a_large_body_that_is_refused_stops_nobody(service: Running) -> None:
     with EngineStaysIdle(service):
         for item in ("null", "[]", '{"a":1}'):
-            content = f'{{"model": "{service.model}", "prompt": [{",".join([item] * (12_000_000 // (len(item) + 1)))}]}}'
+            items = ",".join([item] * (12_000_000 // (len(item) + 1)))
+            content = f'{{"model": "{service.model}", "prompt": [{items}]}}'
             answer = service.http.post("/v1/completions", content=content.encode(), headers=JSON)
             check_error(answer, 400, "invalid_request")
 
