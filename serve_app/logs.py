@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from typing import Any
 
 from serve_app.settings import TelemetrySettings
 
@@ -30,13 +31,33 @@ def configure_logging(settings: TelemetrySettings, replica: str) -> None:
 
 def _formatter(log_format: str, replica: str) -> logging.Formatter:
     if log_format == "text":
-        return logging.Formatter(f"%(asctime)s %(levelname)s {replica} %(name)s %(message)s")
+        return _TextFormatter(f"%(asctime)s %(levelname)s {replica} %(name)s %(message)s")
     from pythonjsonlogger.json import JsonFormatter
 
     return JsonFormatter(
         "{levelname}{name}{message}", style="{", timestamp=True, static_fields={"replica": replica},
         rename_fields={"levelname": "level", "name": "logger"},
     )  # fmt: skip
+
+
+class _TextFormatter(logging.Formatter):
+    """One line for a fact, whatever a client has written into it: nobody can forge a second one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """A traceback has several lines; none of them can be taken for the beginning of another fact."""
+        return "\n".join(f"    {_escaped(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def _escaped(text: str) -> str:
+    """Without line ends, control characters, and what turns the direction of writing."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class Outage:

@@ -177,6 +177,7 @@ class Settings(Section):
             "model": "model.source",
             "served_model_name": "model.name",
             "max_num_seqs": "workers.max_running_requests",
+            "allowed_media_domains": "limits.media_domains",
         }
         for key, home in owned.items():
             if key in {name.replace("-", "_") for name in self.engine.args}:

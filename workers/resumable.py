@@ -8,6 +8,7 @@ their state; then the engine goes on from prompt + tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -50,6 +51,18 @@ class RecordingClient:
                     yield output
         finally:
             self._progress.ended()
+
+    async def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """As `EngineClient.encode` (embeddings and such), in the tenant's own part of the prefix cache."""
+        recorder = current.get()
+        if recorder is not None:
+            prompt = _salted(prompt, recorder.tenant)
+        outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
 
     async def _recorded(
         self, recorder: Recorder, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
@@ -117,11 +130,16 @@ class RecordingClient:
 def _salted(prompt: Any, tenant: str) -> Any:
     """A prompt whose cached prefix no other tenant can hit: how soon the first token comes would tell who asked before.
 
-    Where nobody needs a key, everybody is one tenant, and the caller's own `cache_salt` is all there is.
+    The salt is a digest of the tenant and the caller's own `cache_salt`, so that no salt of one tenant's is another's.
+    Where nobody needs a key, everybody is one tenant, and what has no salt shares its prefixes.
     """
-    if tenant == DEFAULT_TENANT or not isinstance(prompt, dict):
+    own = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+    if not isinstance(prompt, dict) or (tenant == DEFAULT_TENANT and not own):
         return prompt
-    return {**prompt, "cache_salt": f"{tenant}:{prompt.get('cache_salt', '')}"}
+    digest = hashlib.blake2b(digest_size=32)
+    for part in (tenant, own or ""):
+        digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+    return {**prompt, "cache_salt": digest.hexdigest()}
 
 
 async def _merged(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

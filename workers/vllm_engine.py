@@ -25,6 +25,8 @@ from workers.recorder import Recorder
 
 log = logging.getLogger("hermes.worker")
 
+_NO_DOMAIN = "no-domain.invalid"
+"""vLLM takes an empty list for every domain."""
 _DECISIVE = ("revision", "code_revision", "tokenizer", "tokenizer_revision", "dtype", "quantization", "hf_overrides")
 
 
@@ -48,6 +50,8 @@ def engine_arguments(settings: Settings) -> Namespace:
         "tensor_parallel_size": settings.workers.tensor_parallel_size,
         "max_num_seqs": settings.workers.max_running_requests,
         "disable_uvicorn_access_log": True,
+        "max_logprobs": settings.limits.max_logprobs,
+        "allowed_media_domains": settings.limits.media_domains or [_NO_DOMAIN],
         "otlp_traces_endpoint": settings.telemetry.traces_endpoint or None,
         **{key.replace("-", "_"): value for key, value in settings.engine.args.items()},
     }
@@ -119,6 +123,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Start the engine's processes, load the model, build the server app."""
+        _set_environment(self._settings)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -128,11 +133,6 @@ class VllmEngine:
         from workers import equal_values
         from workers.resumable import RecordingClient
 
-        # The engine core must not fork from a process that runs Ray's threads.
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        if self._settings.telemetry.traces_endpoint:  # vLLM sends its spans itself: the same way as ours
-            os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
-            os.environ.setdefault("OTEL_SERVICE_NAME", "hermes-engine")
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
         self._engine = AsyncLLM.from_engine_args(
@@ -187,6 +187,17 @@ class VllmEngine:
         """End the engine's processes."""
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _set_environment(settings: Settings) -> None:
+    """What vLLM reads from there, some of it as soon as it is imported; what an operator has set stays."""
+    # The engine core must not fork from a process that runs Ray's threads.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # a domain that is allowed must not lead elsewhere
+    os.environ.setdefault("VLLM_MAX_STOP_STRINGS", str(settings.limits.max_stop))
+    if settings.telemetry.traces_endpoint:  # vLLM sends its spans itself: the same way as ours
+        os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+        os.environ.setdefault("OTEL_SERVICE_NAME", "hermes-engine")
 
 
 def _step_logger(progress: Progress) -> Any:

@@ -99,7 +99,10 @@ def parse(text: str) -> dict[bytes, str]:
         if not line:
             continue
         match = _LINE.fullmatch(line)
-        if match is None:
-            raise SettingsError(f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>'")
+        if match is None or match["tenant"] == DEFAULT_TENANT:  # everybody's, where no key is required
+            raise SettingsError(
+                f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>' (a tenant is named "
+                f"with letters, digits, '_', '.' and '-', and not '{DEFAULT_TENANT}')"
+            )
         tenants[bytes.fromhex(match["digest"])] = match["tenant"]
     return tenants

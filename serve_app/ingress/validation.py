@@ -61,6 +61,8 @@ class _Sampling(_Common):
     top_k: _CountOrAll | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     max_tokens: _Limit | None = None
+    max_completion_tokens: _Limit | None = None
+    max_output_tokens: _Limit | None = None
     min_tokens: _Count | None = None
     n: int | None = Field(None, ge=1, le=128)
     best_of: int | None = Field(None, ge=1, le=128)
@@ -104,7 +106,6 @@ class _Tool(_Loose):
 
 class _Chat(_Sampling):
     messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
-    max_completion_tokens: _Limit | None = None
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
 
 
@@ -116,7 +117,6 @@ class _Completion(_Sampling):
 
 class _Responses(_Sampling):
     input: str | list[Any]
-    max_output_tokens: _Limit | None = None
     max_tool_calls: _Count | None = None
 
 

@@ -37,8 +37,10 @@ def bodies(model: str) -> Iterator[tuple[str, str, bytes]]:
         return text.replace("MODEL", json.dumps(model)).encode()
 
     digits = "9" * 4_300
-    yield "a number of thousands of digits", CHAT, raw(
-        f'{{"model": MODEL, "messages": [{{"role": "user", "content": "x"}}], "max_tokens": {digits}}}'
+    yield (
+        "a number of thousands of digits",
+        CHAT,
+        raw(f'{{"model": MODEL, "messages": [{{"role": "user", "content": "x"}}], "max_tokens": {digits}}}'),
     )
     yield "a million wrong items", COMPLETIONS, raw(f'{{"model": MODEL, "prompt": [{"null," * 600_000}null]}}')
     yield "a long list", COMPLETIONS, raw(f'{{"model": MODEL, "prompt": [{"1," * 6_000_000}1]}}')

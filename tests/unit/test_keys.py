@@ -91,7 +91,16 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
 
 
 @pytest.mark.parametrize(
-    "text", ["acme", "acme hk-1", "acme sha256:12", f"a b sha256:{'0' * 64}", f"sha256:{'0' * 64}"]
+    "text",
+    [
+        "acme",
+        "acme hk-1",
+        "acme sha256:12",
+        f"a b sha256:{'0' * 64}",
+        f"sha256:{'0' * 64}",
+        f"a:b sha256:{'0' * 64}",
+        f"default sha256:{'0' * 64}",
+    ],
 )
 def test_a_line_that_makes_no_sense_is_named_by_its_number(text: str) -> None:
     with pytest.raises(SettingsError, match="line 2 "):
@@ -108,4 +117,7 @@ def test_the_script_makes_a_key_and_the_line_that_lets_it_in(tmp_path: Path) -> 
     file = tmp_path / "keys"
     file.write_text(made_by.stdout)
     assert made(file).tenant(f"Bearer {made_by.stderr.split()[-1]}") == "acme"
-    assert subprocess.run([sys.executable, SCRIPT], capture_output=True, check=False).returncode != 0
+    for name in ([], ["default"], ["a:b"], ["--tenant"]):
+        assert subprocess.run([sys.executable, SCRIPT, *name], capture_output=True, check=False).returncode != 0
+    helped = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True, check=True)
+    assert "hk-" not in helped.stdout + helped.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 
 import pytest
 
@@ -44,6 +45,31 @@ def test_a_text_line_stays_one_line() -> None:
     found = line("text", **about("req_1", "acme"))
     assert found.endswith("INFO replica-7 hermes.ingress request req_1 ended")
     assert "\n" not in found
+
+
+HOSTILE = "a\r\n2026-01-01 INFO hermes: forged\x1b[2J\x00\x85\u2028\u202e%s"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_nothing_that_a_client_sends_begins_a_line_or_controls_a_terminal(log_format: str) -> None:
+    formatter = _formatter(log_format, "replica-7")
+    extra = about("req_1", HOSTILE, HOSTILE)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        record = logging.LogRecord("hermes", logging.INFO, "app.py", 1, "refused: %s", (HOSTILE,), sys.exc_info())
+    record.__dict__.update(extra)
+    lines = formatter.format(record).split("\n")
+    assert all(text.isprintable() for text in lines)
+    assert all(text.startswith("    ") for text in lines[1:])
+    assert sum("forged" in text for text in lines if not text.startswith("    ")) == 1
+    if log_format == "json":
+        assert json.loads(lines[0])["message"] == f"refused: {HOSTILE}"
+
+
+def test_other_alphabets_stay_readable() -> None:
+    record = logging.LogRecord("hermes", logging.INFO, "app.py", 1, "%s", ("Grüße, 你好 😀",), None)
+    assert _formatter("text", "r").format(record).endswith("Grüße, 你好 😀")
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
