@@ -27,7 +27,7 @@ from serve_app.errors import HermesError, JournalUnavailable
 from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
 from serve_app.journal.store import JournalStore
-from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters
+from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.settings import RedisSettings, Settings
 
@@ -107,6 +107,8 @@ async def _run(options: argparse.Namespace, settings: Settings) -> None:
         letters = await dead.read()
         if options.command == "list":
             print(_table(letters, options.text))
+            if unreadable := await dead.unreadable():
+                print("\n" + _raw(unreadable, options.text))
         elif options.command == "show":
             (letter,) = _wanted(letters, [options.id])
             print(_printable(json.dumps(_described(letter, options.text), indent=2, ensure_ascii=False)))
@@ -198,6 +200,23 @@ def _table(letters: Sequence[DeadLetter], with_text: bool) -> str:
     )
 
 
+def _raw(letters: Sequence[Unreadable], with_text: bool) -> str:
+    """What nobody could read: where it stood, and its fields; long ones by their length, unless with text."""
+    lines = [f"{len(letters)} that nobody could read:"]
+    for letter in letters:
+        shown = [
+            f"{name.decode(errors='replace')}="
+            + (
+                value.decode(errors="replace")
+                if with_text or len(value) <= _TEXT_CHARACTERS
+                else f"<{len(value)} bytes>"
+            )
+            for name, value in letter.fields.items()
+        ]
+        lines.append(_printable(f"{_when(letter)}  {letter.source}  {' '.join(shown)}").replace("\n", "?"))
+    return "\n".join(lines)
+
+
 def _described(letter: DeadLetter, with_body: bool) -> dict[str, Any]:
     """A letter as JSON; a body that is none is shown as text."""
     shown = {
@@ -217,7 +236,7 @@ def _described(letter: DeadLetter, with_body: bool) -> dict[str, Any]:
     return shown
 
 
-def _when(letter: DeadLetter) -> str:
+def _when(letter: DeadLetter | Unreadable) -> str:
     """When it was given up, by Redis's clock."""
     seconds = int(letter.entry_id.partition("-")[0]) / 1000
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}"

@@ -11,65 +11,38 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
+
+from serve_app.attempts import LOST, NOT_OPENED, Execute, Next, NotOurs, Outcome, WorkerLost
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.entries import AttemptFacts, Entry, decode_facts, has_ended
 from serve_app.journal.store import JournalStore
 from serve_app.logs import Outage, about
+from serve_app.loops import jittered
 from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.queue import QueueEntry, RequestQueue
+from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.suspects import Suspects
 from serve_app.routing.fleet import HUNG, Fleet
 from serve_app.telemetry import Telemetry
 from serve_app.tracing import CLIENT, Facts, Tracing
+from serve_app.waits import Waits, WhyItWaits
 
 log = logging.getLogger("hermes.dispatcher")
 
 T = TypeVar("T")
 
-LOST = "lost"
-"""An attempt's engine or worker died under it."""
-_BLAMED = (LOST, HUNG)
-"""What counts against a request."""
 _RETRY_S = 0.2
 _RETRY_AT_MOST_S = 2.0
 _LOOK_S = 0.5
 _OPEN_WITHIN_S = 3.0
+_CALL_OPENS_WITHIN_S = 10.0
 _EXPIRE_AFTER_S = 2.0
-
-
-class Outcome(StrEnum):
-    """What a worker says of an attempt."""
-
-    ENDED = "ended"
-    FENCED = "fenced"
-    """Another attempt holds the journal, or it is gone."""
-
-
-Execute = Callable[[str, int, str, str], Awaitable[Outcome]]
-"""`execute(request_id, epoch, session, cause)`. Raises `WorkerLost` if nobody can tell how it went."""
-
-
-class WorkerLost(Exception):
-    """The replica died or became unreachable under a call."""
-
-
-class Next(NamedTuple):
-    """The attempt to run: its epoch, and why the one before ended."""
-
-    epoch: int
-    cause: str = ""
-    refused: int = 0
-    """How often it could not even be opened."""
-    suspect: bool = False
-    """Whether the next lost attempt would be the last: such requests run one at a time."""
-
-
-class NotOurs(Exception):
-    """Another ingress has taken the claim over while this one slept."""
+_BLAMED = (LOST, HUNG)
+"""What counts against a request."""
 
 
 class Carrier:
@@ -91,6 +64,7 @@ class Carrier:
         self._poison_after = poison_after
         self._losses: dict[str, asyncio.Future[str]] = {}
         self._outage = Outage(log, "dispatcher: waiting for Redis")
+        self.waits = WhyItWaits()
         fleet.on_loss = self._on_loss
 
     def _on_loss(self, request_id: str, cause: str) -> None:
@@ -112,7 +86,21 @@ class Carrier:
         except NotOurs:
             log.info("dispatcher: request %s was taken over by another ingress", entry.request_id, extra=_about(entry))
             return
+        except (msgspec.DecodeError, LookupError, ValueError) as error:
+            await self._give_up(entry, error)
+        finally:
+            self.waits.over(entry.entry_id)
         await self._until_reached(lambda: self._queue.acknowledge(entry))
+
+    async def _give_up(self, entry: QueueEntry, error: Exception) -> None:
+        """A journal that nobody can read: trying again would find the same for ever."""
+        log.error("request %s has a journal that cannot be read: %r", entry.request_id, error, extra=_about(entry))
+        await self._until_reached(lambda: self._queue.bury(entry))
+        if await self._until_reached(lambda: self._store.end(entry.request_id, "failed", Reason.JOURNAL_LOST, [])):
+            self._telemetry.ended(entry.request_class, "failed", Reason.JOURNAL_LOST)
+
+    def _waits(self, entry: QueueEntry, what: Waits) -> None:
+        self.waits.now(entry.entry_id, entry.request_id, what, time.monotonic())
 
     async def _attempt(self, entry: QueueEntry, this: Next) -> Next | None:
         """Run one attempt. Returns the next, or None if the request has ended."""
@@ -140,6 +128,7 @@ class Carrier:
 
     async def _turn(self, entry: QueueEntry, stack: AsyncExitStack) -> bool:
         """Wait for a suspect's turn, but not beyond the deadline. Whether it has come."""
+        self._waits(entry, Waits.TURN)
         return await self._until_reached(
             lambda: stack.enter_async_context(self._suspects.alone(max(0.0, self._left_s(entry))))
         )
@@ -158,7 +147,18 @@ class Carrier:
         try:
             # The worker keeps the deadline; this is for calls that never reached one.
             awaited: set[asyncio.Future[Any]] = {call, loss}
-            await asyncio.wait(awaited, timeout=left_s + _EXPIRE_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            self._waits(entry, Waits.OPENING)
+            patience_s = min(left_s + _EXPIRE_AFTER_S, _CALL_OPENS_WITHIN_S)
+            done, _ = await asyncio.wait(awaited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done and (left_s := self._left_s(entry) + _EXPIRE_AFTER_S) > 0:
+                if not await self._is_open(entry, this.epoch):
+                    log.warning(
+                        "dispatcher: request %s attempt %d was opened by no worker in %.0f s: its call is sent again",
+                        entry.request_id, this.epoch, _CALL_OPENS_WITHIN_S, extra=_about(entry, NOT_OPENED),
+                    )  # fmt: skip
+                    return None, NOT_OPENED
+                self._waits(entry, Waits.ENGINE)
+                await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if loss.done() and not call.done():  # a replica that died leaves Serve's set, too: then the call fails
                 await asyncio.wait({call}, timeout=_RETRY_S)
             if call.done():
@@ -183,6 +183,11 @@ class Carrier:
                 del self._losses[entry.request_id]
                 self._fleet.release(entry.request_id)
 
+    async def _is_open(self, entry: QueueEntry, epoch: int) -> bool:
+        """Whether an attempt has been opened, or the request has ended."""
+        last = await self._until_reached(lambda: self._store.last_id(entry.request_id))
+        return last is None or last.epoch >= epoch
+
     async def _next(self, entry: QueueEntry, cause: str, tried: Next | None = None) -> Next | None:
         """After an attempt that was lost: the next, or None if the request has ended.
 
@@ -196,7 +201,8 @@ class Carrier:
             raise NotOurs
         opened = openings(entries)
         if tried is not None and entries[-1].id.epoch < tried.epoch:  # it never began: nothing is to be counted
-            await asyncio.sleep(min(_RETRY_S * 2**tried.refused, _RETRY_AT_MOST_S))
+            self._waits(entry, Waits.AGAIN)
+            await asyncio.sleep(jittered(min(_RETRY_S * 2 ** min(tried.refused, 9), _RETRY_AT_MOST_S)))
             return tried._replace(refused=tried.refused + 1)
         losses = sum(facts.cause in _BLAMED for facts in opened[1:]) + (cause in _BLAMED)
         if losses >= self._poison_after:
@@ -212,6 +218,7 @@ class Carrier:
             NotOurs: another ingress has adopted it.
         """
         began_s = time.monotonic()
+        self._waits(entry, Waits.ADOPTED)
         while True:
             entries = await self._until_reached(lambda: self._store.read_tail(entry.request_id))
             if not entries or has_ended(entries):
@@ -250,7 +257,7 @@ class Carrier:
                 result = await call()
             except JournalUnavailable as error:
                 self._outage.failed(error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(jittered(_RETRY_S))
             else:
                 self._outage.over()
                 return result

@@ -16,7 +16,7 @@ from ray.serve._private import http_util
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.carrier import Outcome, WorkerLost
+from serve_app.attempts import Outcome, WorkerLost
 from serve_app.ingress.app import build_app
 from serve_app.ingress.runtime import Ingress as IngressRuntime
 from serve_app.routing import fleet as of_process

@@ -9,10 +9,11 @@ import time
 
 from serve_app.carrier import Carrier
 from serve_app.errors import JournalUnavailable
-from serve_app.logs import Outage
+from serve_app.logs import Outage, about
 from serve_app.loops import Loops, jittered
 from serve_app.membership import Members
-from serve_app.request_queue.queue import QueueEntry, RequestQueue
+from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue.queue import RequestQueue
 from serve_app.routing.fleet import Fleet
 from serve_app.scheduling.order import in_order
 
@@ -20,6 +21,8 @@ log = logging.getLogger("hermes.dispatcher")
 
 _RETRY_S = 0.2
 _TAKE_OVER_S = 0.5
+TELL_AFTER_S = 15.0
+_TELL_AT_MOST = 20
 
 
 class Dispatcher:
@@ -47,7 +50,11 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Begin to claim."""
-        self._tasks = [self._loops.keep("dispatcher", self._run), self._loops.keep("take-over", self._take_over)]
+        self._tasks = [
+            self._loops.keep("dispatcher", self._run),
+            self._loops.keep("take-over", self._take_over),
+            self._loops.keep("watchdog", self._tell_who_waits),
+        ]
 
     async def stop(self) -> None:
         """Claim nothing more; what is carried is left to whoever takes over."""
@@ -113,6 +120,19 @@ class Dispatcher:
                 log.info("dispatcher: took over %d requests that nobody carried", len(taken))
             for entry in in_order(taken):
                 self._carry(entry)
+
+    async def _tell_who_waits(self) -> None:
+        """Every carried request moves, or it is known why not."""
+        while True:
+            await asyncio.sleep(TELL_AFTER_S)
+            waiting = self._carrier.waits.longer_than(TELL_AFTER_S, now_s := time.monotonic())
+            for request_id, what, since_s in waiting[:_TELL_AT_MOST]:
+                log.warning(
+                    "dispatcher: request %s has waited for %.0f s: %s", request_id, now_s - since_s, what,
+                    extra=about(request_id, reason=what),
+                )  # fmt: skip
+            if len(waiting) > _TELL_AT_MOST:
+                log.warning("dispatcher: and %d more", len(waiting) - _TELL_AT_MOST)
 
     def _carry(self, entry: QueueEntry) -> None:
         task = asyncio.create_task(self._carrier.carry(entry), name=f"carry-{entry.request_id}")

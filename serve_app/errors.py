@@ -5,6 +5,7 @@ A reason is the same word in the response header `x-hermes-reason`, in the metri
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -126,7 +127,10 @@ class RequestRefused(HermesError):
         """Response headers: the reason, and when to try again."""
         headers = {"x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+            # Never the same for all who are refused at once: they would all come back at once.
+            seconds = max(1.0, self.retry_after_s) * random.uniform(1.0, 2.0)
+            headers["retry-after"] = str(round(seconds))
+            headers["retry-after-ms"] = str(round(seconds * 1000))  # OpenAI's clients look at this one first
         if self.reason is Reason.INVALID_API_KEY:
             headers["www-authenticate"] = "Bearer"
         if not _SHAPES[self.reason].retryable:

@@ -12,7 +12,7 @@ from serve_app.settings import TelemetrySettings
 
 def about(request_id: str = "", tenant: str = "", reason: str = "", trace: str = "") -> dict[str, str]:
     """What a line is about, as `extra` of a logging call. `trace`: the request's `traceparent`."""
-    trace_id = trace.split("-")[1] if trace else ""
+    trace_id = trace.partition("-")[2].partition("-")[0]
     fields = {"request_id": request_id, "tenant": tenant, "reason": str(reason), "trace_id": trace_id}
     return {name: value for name, value in fields.items() if value}
 

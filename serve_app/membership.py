@@ -34,7 +34,7 @@ LEASE_MS = 3_000
 PATIENCE_S = 10.0
 """Of looks that Redis has answered, none quick enough to be sure: who is in none of them is dead (docs/adr/0013)."""
 _QUICK_S = 0.5
-_STEADY_S = LEASE_MS / 1000 - RENEW_S
+STEADY_S = LEASE_MS / 1000 - RENEW_S
 """A renewal that takes as long as such a look still leaves a lease."""
 
 
@@ -195,7 +195,7 @@ class _Trust:
         self._steady_since_s = min(self._steady_since_s, now_s)
         if now_s - began_s > _QUICK_S or gap_s > RENEW_S + _QUICK_S:
             self._quick_since_s = now_s
-        if now_s - began_s > _STEADY_S or gap_s > PATIENCE_S / 2:
+        if now_s - began_s > STEADY_S or gap_s > PATIENCE_S / 2:
             self._steady_since_s = now_s
         present = [*(ingress.name for ingress in ingresses), *(name for name, _ in workers)]
         self._seen_s.update(dict.fromkeys(present, now_s))

@@ -35,6 +35,7 @@ class RedisSettings(Section):
     ca_file: str = Field("", description="rediss://: certificates to trust in place of the system's")
     connect_timeout_s: float = Field(1.0, gt=0, description="after which Redis counts as unreachable")
     response_timeout_s: float = Field(5.0, gt=0, description="silence after which a connection is dropped")
+    admission_timeout_s: float = Field(2.0, gt=0, description="to accept a request; after it the client gets 503")
     max_memory_share: float = Field(
         0.8, gt=0, le=1, description="of Redis's `maxmemory`; above it requests are refused, so that endings always fit"
     )

@@ -66,5 +66,10 @@ class Snapshots:
             found: list[Any] = await reaching(lambda: self._redis.mget(keys)) if keys else []
         except JournalUnavailable:
             found = []
-        pages.update({name: zlib.decompress(page) for name, page in zip(others, found, strict=False) if page})
+        for name, page in zip(others, found, strict=False):
+            if page:
+                try:
+                    pages[name] = zlib.decompress(page)
+                except zlib.error as error:
+                    log.error("metrics of %s left out: nobody can read them: %s", name, error)
         return pages

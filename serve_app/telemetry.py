@@ -7,6 +7,7 @@ application, put together from the snapshots that every process leaves in Redis,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app import __version__
 from serve_app.errors import Reason
+
+log = logging.getLogger("hermes.telemetry")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -186,7 +189,7 @@ def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry | None = No
     """One page of many: every sample gets the label `replica` of its page. `extra` goes in as it is."""
     families: dict[str, Metric] = {}
     for replica, page in pages.items():
-        for family in text_string_to_metric_families(page.decode()):
+        for family in _families_of(replica, page):
             target = families.get(family.name)
             if target is None:
                 target = families[family.name] = Metric(family.name, family.documentation, family.type)
@@ -195,6 +198,15 @@ def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry | None = No
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     return generate_latest(registry) + (generate_latest(extra) if extra is not None else b"")
+
+
+def _families_of(replica: str, page: bytes) -> list[Metric]:
+    """None of a page that nobody can read: the others are shown all the same."""
+    try:
+        return list(text_string_to_metric_families(page.decode()))
+    except (ValueError, LookupError) as error:
+        log.error("metrics of %s left out: nobody can read them: %r", replica, error)
+        return []
 
 
 def queue_gauges(

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.carrier import Outcome
+from serve_app.attempts import Outcome
 from serve_app.errors import Fenced, JournalUnavailable, Reason
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.bodies import has_body
@@ -33,7 +33,7 @@ from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.logs import about, configure_logging
 from serve_app.loops import Loops
-from serve_app.membership import Membership
+from serve_app.membership import STEADY_S, Membership
 from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 from serve_app.snapshots import Snapshots
@@ -66,7 +66,9 @@ class WorkerReplica:
         self._clock = RedisClock()
         self._store = JournalStore(settings, self._link, self._clock)
         self._writer = JournalWriter(settings, self._loops)
-        self._lease_redis = connect_redis(settings.redis)  # of its own: bulk traffic must not hold up the lease
+        self._lease_redis = connect_redis(
+            settings.redis, STEADY_S
+        )  # of its own: bulk traffic must not hold up the lease
         self._membership = Membership(self._lease_redis, settings.namespace, clock=self._clock, loops=self._loops)
         self._snapshots = Snapshots(
             self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s,

@@ -80,18 +80,20 @@ class Admission:
         """
         facts = self._decide(tenant, headers, request, trace)
         key = headers.get("idempotency-key", "")
+        within_s = self._settings.redis.admission_timeout_s
         try:
-            if not key:
-                request_id = f"req_{secrets.token_hex(16)}"
-                admit = partial(self._store.admit, request_id)
-                return await self._accept(request_id, path, query, headers, body, request, facts, admit)
-            digested = digest(path.encode(), query.encode(), body)
-            facts = msgspec.structs.replace(facts, idempotency=digested)
-            return await self._attach_or_accept(key, path, query, headers, body, request, facts)
-        except JournalUnavailable as error:
+            async with asyncio.timeout(within_s):
+                if not key:
+                    request_id = f"req_{secrets.token_hex(16)}"
+                    admit = partial(self._store.admit, request_id)
+                    return await self._accept(request_id, path, query, headers, body, request, facts, admit)
+                digested = digest(path.encode(), query.encode(), body)
+                facts = msgspec.structs.replace(facts, idempotency=digested)
+                return await self._attach_or_accept(key, path, query, headers, body, request, facts)
+        except (JournalUnavailable, TimeoutError) as error:
             log.warning(
                 "request refused: journal_unavailable: %s",
-                error,
+                str(error) or f"not accepted in {within_s:g} s",
                 extra=about("", tenant, Reason.JOURNAL_UNAVAILABLE, trace),
             )
             raise RequestRefused(

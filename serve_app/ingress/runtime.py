@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from serve_app.carrier import Carrier, Execute
+from serve_app.attempts import Execute
+from serve_app.carrier import Carrier
 from serve_app.deadlines import Deadlines
 from serve_app.dispatcher import Dispatcher
 from serve_app.errors import JournalUnavailable
@@ -23,7 +24,7 @@ from serve_app.journal.keyed import KeyedRequests
 from serve_app.journal.store import JournalStore
 from serve_app.logs import configure_logging
 from serve_app.loops import Loops, jittered
-from serve_app.membership import Members, Membership
+from serve_app.membership import STEADY_S, Members, Membership
 from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.overdue import Waiting
@@ -61,8 +62,9 @@ class Ingress:
         self.clock = RedisClock()
         self.store = JournalStore(settings, self._link, self.clock)
         self.hub = FollowerHub(settings, self.store, ingress_id, self.loops)
+        dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
         self.queue = RequestQueue(
-            self.redis, self._link, settings.namespace, settings.model.name, ingress_id, self.clock
+            self.redis, self._link, settings.namespace, settings.model.name, ingress_id, self.clock, dead
         )
         self.departures = Departures(
             settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock, self.loops
@@ -76,7 +78,6 @@ class Ingress:
         )  # fmt: skip
         waiting = Waiting(self.redis, [self.queue.stream(name) for name in CLASSES])
         self.deadlines = Deadlines(self.store, waiting, self.clock, self.telemetry, self.loops)
-        dead = DeadLetters(self._link, settings.namespace, settings.queue.dead_letters)
         suspects = Suspects(self.redis, settings.namespace)
         carrier = Carrier(
             self.store,
@@ -91,7 +92,9 @@ class Ingress:
             settings.queue.poison_after,
         )
         self.dispatcher = Dispatcher(self.queue, carrier, fleet, cluster, self.loops)
-        self._lease_redis = connect_redis(settings.redis)  # of its own: bulk traffic must not hold up the leases
+        self._lease_redis = connect_redis(
+            settings.redis, STEADY_S
+        )  # of its own: bulk traffic must not hold up the leases
         self.membership = Membership(self._lease_redis, settings.namespace, self._on_members, self.clock, self.loops)
         self._snapshots = Snapshots(
             self.redis, settings.namespace, ingress_id, self.telemetry, settings.telemetry.snapshot_period_s,

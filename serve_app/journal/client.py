@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -19,13 +20,17 @@ from serve_app.settings import RedisSettings
 T = TypeVar("T")
 
 
-def connect_redis(settings: RedisSettings) -> Redis:
-    """The redis-py client of this process. One silent retry covers pooled connections that a restart cut."""
+def connect_redis(settings: RedisSettings, within_s: float = math.inf) -> Redis:
+    """The redis-py client of this process. One silent retry covers pooled connections that a restart cut.
+
+    Args:
+        within_s: a bound on every answer below the one of the settings.
+    """
     arguments: dict[str, Any] = {
         "protocol": 2,
         "decode_responses": False,
         "socket_connect_timeout": settings.connect_timeout_s,
-        "socket_timeout": settings.response_timeout_s,
+        "socket_timeout": min(settings.response_timeout_s, within_s),
         "retry": Retry(NoBackoff(), 1),
         "retry_on_error": [RedisConnectionError],
     }

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from serve_app.errors import AnswerLost, JournalUnavailable
 from serve_app.journal.sentinel import find_primary
+from serve_app.journal.shared import SharedConnection
 from serve_app.redis_address import is_tls, sentinel_address
 from serve_app.settings import RedisSettings
 
@@ -163,8 +164,7 @@ class RedisLink:
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
-        self._connection: RespConnection | None = None
-        self._connecting = asyncio.Lock()
+        self._shared = SharedConnection(lambda: connect(settings))
 
     async def call(self, commands: Sequence[Command]) -> list[Reply]:
         """Send commands in one write and wait for their replies, errors among them as exception objects.
@@ -172,9 +172,7 @@ class RedisLink:
         Raises:
             JournalUnavailable: Redis cannot be reached, or did not answer in time; whether it acted is not known.
         """
-        connection = self._connection
-        if connection is None or not connection.usable:
-            connection = await self._open()
+        connection = await self._shared.get()
         try:
             async with asyncio.timeout(self._settings.response_timeout_s):
                 replies = await connection.call(commands)
@@ -185,13 +183,6 @@ class RedisLink:
             connection.abort()  # perhaps the name leads to the new primary by now
         return replies
 
-    async def _open(self) -> RespConnection:
-        async with self._connecting:
-            if self._connection is None or not self._connection.usable:
-                self._connection = await connect(self._settings)
-            return self._connection
-
     async def close(self) -> None:
         """Let go of the connection."""
-        if self._connection is not None:
-            self._connection.abort()
+        await self._shared.close()

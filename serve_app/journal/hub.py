@@ -10,13 +10,17 @@ import asyncio
 import logging
 import math
 import time
+import zlib
 from collections.abc import Callable
 
-from serve_app.errors import JournalUnavailable
-from serve_app.journal.connection import RespConnection, connect
+import msgspec
+
+from serve_app.errors import JournalUnavailable, Reason
+from serve_app.journal.connection import Command, RespConnection, connect
 from serve_app.journal.entries import REQUEST_ID, Entry, decode_wakes, wake_channel
 from serve_app.journal.reader import Ending, JournalReader
 from serve_app.journal.store import JournalStore
+from serve_app.logs import Outage
 from serve_app.loops import Loops, jittered
 from serve_app.settings import Settings
 
@@ -26,6 +30,8 @@ SILENCE_S = 1.0
 _FOREIGN_S = 0.1
 _LOOK_AT = 500
 _RECONNECT_S = 0.1
+_PING_S = 1.5
+_ANSWER_S = 2.5
 
 
 class Follower:
@@ -84,8 +90,12 @@ class Follower:
         """What a read of the stream has brought; None: the journal is gone."""
         if entries is None:
             self.reader.ending = self.reader.ending or Ending("failed", "journal_lost", None)
-        for entry in entries or ():
-            self.reader.feed(entry)
+        try:
+            for entry in entries or ():
+                self.reader.feed(entry)
+        except (msgspec.DecodeError, LookupError, ValueError, zlib.error) as error:
+            log.error("request %s has a journal that cannot be read: %r", self.request_id, error)
+            self.reader.ending = Ending("failed", Reason.JOURNAL_LOST, None)
 
 
 class FollowerHub:
@@ -98,7 +108,6 @@ class FollowerHub:
         self._loops = loops or Loops()
         self._followers: dict[str, set[Follower]] = {}
         self._connection: RespConnection | None = None
-        self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -152,32 +161,59 @@ class FollowerHub:
                 del self._followers[follower.request_id]
 
     def _on_message(self, _channel: bytes, payload: bytes) -> None:
-        for request_id, entry in decode_wakes(payload):
+        try:
+            wakes = decode_wakes(payload)
+        except (msgspec.DecodeError, ValueError) as error:
+            log.error(
+                "journal: a wake-up that nobody can read is dropped: %r", error
+            )  # the silence brings what it said
+            return
+        for request_id, entry in wakes:
             for follower in self._followers.get(request_id, ()):
                 if follower.reader.contiguous(entry):
-                    follower.reader.feed(entry)
+                    follower.feed([entry])
                     follower.wake()
                 elif entry.id > follower.reader.position:
                     follower.wake(stale=True)
 
     async def _stay_subscribed(self) -> None:
-        away = False
+        outage = Outage(log, "journal: cannot subscribe, trying on")
         while True:
             try:
-                self._lost.clear()
-                self._connection = await connect(self._settings.redis, self._on_message, self._lost.set)
-                await self._connection.call([("SUBSCRIBE", self.channel)])
-                away = False
+                lost = asyncio.Event()
+                self._connection = await connect(self._settings.redis, self._on_message, lost.set)
+                await self._ask(self._connection, ("SUBSCRIBE", self.channel))
+                outage.over()
                 for group in list(self._followers.values()):
                     for follower in group:
                         follower.wake(stale=True)
-                await self._lost.wait()
+                await self._until_lost(self._connection, lost)
                 log.warning("journal: subscription lost, subscribing again")
             except JournalUnavailable as error:
-                if not away:
-                    log.warning("journal: cannot subscribe, trying on: %s", error)
-                away = True
+                outage.failed(error)
             await asyncio.sleep(jittered(_RECONNECT_S))
+
+    async def _until_lost(self, connection: RespConnection, lost: asyncio.Event) -> None:
+        """A connection that has died without a word (a node, a firewall's table) looks like one that has no news."""
+        while True:
+            try:
+                async with asyncio.timeout(jittered(_PING_S)):
+                    await lost.wait()
+                    return
+            except TimeoutError:
+                await self._ask(connection, ("PING",))
+
+    async def _ask(self, connection: RespConnection, command: Command) -> None:
+        """Raises `JournalUnavailable`, the connection dropped, where no answer comes in time, or a refusal."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                (reply,) = await connection.call([command])
+        except TimeoutError:
+            connection.abort()
+            raise JournalUnavailable(f"no answer to {command[0]} in {_ANSWER_S:g} s") from None
+        if isinstance(reply, Exception):
+            connection.abort()
+            raise JournalUnavailable(f"{command[0]}: {reply}")
 
     async def _watch_silence(self) -> None:
         """Look into the journals of silent followers, many in one round trip; thousands may wait in the queue."""

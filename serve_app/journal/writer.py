@@ -32,6 +32,7 @@ from serve_app.journal.entries import (
     needed_by_readers,
     wake_of,
 )
+from serve_app.journal.shared import SharedConnection
 from serve_app.journal.unfenced import intrude
 from serve_app.logs import Outage
 from serve_app.loops import Loops, jittered
@@ -49,14 +50,13 @@ class JournalWriter:
     def __init__(self, settings: Settings, loops: Loops | None = None) -> None:
         self._settings = settings
         self._loops = loops or Loops()
-        self._connection: RespConnection | None = None
+        self._shared = SharedConnection(self._connect, quiet_s=0.0)  # the loop has a pace of its own
         self._attempts: dict[str, Attempt] = {}
         self._dirty: dict[str, Attempt] = {}
         self._wakes: dict[str, list[Wake]] = {}
         self._after: list[Command] = []
         self._something_to_do = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._connecting = asyncio.Lock()
         self._failures = 0
 
     async def start(self) -> None:
@@ -69,8 +69,7 @@ class JournalWriter:
     async def stop(self) -> None:
         """Stop flushing and close the connection; what is not accepted yet stays unaccepted."""
         await self._loops.end(*self._tasks)
-        if self._connection is not None:
-            self._connection.abort()
+        await self._shared.close()
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -83,7 +82,7 @@ class JournalWriter:
         """
         if request_id in self._attempts and self._attempts[request_id].epoch >= epoch:
             raise Fenced(f"{request_id} is already worked on here")
-        connection = await self._connected()
+        connection = await self._shared.get()
         key = journal_key(self._settings.namespace, request_id)
         questions = opening.questions(key, body_key(self._settings.namespace, request_id), epoch, nonce, facts)
         async with asyncio.timeout(self._settings.redis.response_timeout_s):
@@ -114,17 +113,17 @@ class JournalWriter:
             if not (self._dirty or self._wakes or self._after):
                 self._something_to_do.clear()
                 await self._something_to_do.wait()
+            connection: RespConnection | None = None
             try:
-                connection = await self._connected()
+                connection = await self._shared.get()
                 async with asyncio.timeout(self._settings.redis.response_timeout_s):
                     refused = await self._flush(connection)
                 self._failures = 0 if not refused else self._failures + 1
                 outage.failed(refused) if refused else outage.over()
             except (JournalUnavailable, TimeoutError) as error:
                 self._failures += 1
-                if self._connection is not None:
-                    self._connection.abort()
-                    self._connection = None
+                if connection is not None:
+                    connection.abort()
                 outage.failed(f"{str(error) or 'no answer from Redis'}; {len(self._attempts)} attempts wait")
             if self._failures:
                 await asyncio.sleep(jittered(_RETRY_S[min(self._failures, len(_RETRY_S)) - 1]))
@@ -207,10 +206,10 @@ class JournalWriter:
             now = {name: attempt.last_built for name, attempt in self._attempts.items() if not attempt.pending}
             silent = [self._attempts[name] for name, built in now.items() if before.get(name) == built]
             before = now
-            if silent and self._connection is not None:
+            if silent and (connection := self._shared.current) is not None:
                 with suppress(JournalUnavailable, TimeoutError):
                     async with asyncio.timeout(self._settings.redis.response_timeout_s):
-                        await self._look_at(self._connection, silent)
+                        await self._look_at(connection, silent)
 
     async def _look_at(self, connection: RespConnection, attempts: Sequence[Attempt]) -> None:
         commands = [("XREVRANGE", attempt.key, "+", "-", "COUNT", "1") for attempt in attempts]
@@ -248,18 +247,15 @@ class JournalWriter:
 
     # -- connection ------------------------------------------------------------------------------------------
 
-    async def _connected(self) -> RespConnection:
-        async with self._connecting:
-            if self._connection is None or not self._connection.usable:
-                connection = await connect(self._settings.redis)
-                try:
-                    async with asyncio.timeout(self._settings.redis.response_timeout_s):
-                        await self._make_whole(connection)
-                except BaseException:
-                    connection.abort()
-                    raise
-                self._connection = connection
-            return self._connection
+    async def _connect(self) -> RespConnection:
+        connection = await connect(self._settings.redis)
+        try:
+            async with asyncio.timeout(self._settings.redis.response_timeout_s):
+                await self._make_whole(connection)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
 
     async def _make_whole(self, connection: RespConnection) -> None:
         """After a reconnect: Redis may have come back a little older; append again what it lost."""

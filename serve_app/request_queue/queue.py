@@ -7,7 +7,8 @@ Fields of a queue entry: r request id, t tenant, s session key, d deadline (Unix
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,36 +20,18 @@ from serve_app.journal.bodies import body_key
 from serve_app.journal.client import reaching
 from serve_app.journal.connection import RedisLink
 from serve_app.redis_clock import RedisClock
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.entry import QueueEntry, decode_entry
 from serve_app.scheduling.order import CLASSES
 from serve_app.storage import Memory
+
+log = logging.getLogger("hermes.dispatcher")
 
 GROUP = "ingress"
 _TAKEN_MS = 1_000
 _ANSWER_LOST_MS = 8_000
 _TAKE_AT_MOST = 1_000
 _BLOCK_MS = 1_000  # below redis-py's socket timeout, or an idle queue would look like a dead Redis
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """A claimed entry. `entry_id` says when it was enqueued, by Redis's clock."""
-
-    stream: str
-    entry_id: str
-    request_class: str
-    request_id: str
-    tenant: str
-    session: str
-    deadline_ms: int
-    cost_tokens: int
-    trace: str = ""
-    taken_over: bool = False
-    """Whether another ingress had claimed it before: somebody may be working on it."""
-
-    @property
-    def enqueued_ms(self) -> int:
-        """Unix milliseconds."""
-        return int(self.entry_id.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +47,14 @@ class RequestQueue:
     """The lines of one model."""
 
     def __init__(
-        self, redis: Redis, link: RedisLink, namespace: str, model: str, consumer: str, clock: RedisClock | None = None
+        self,
+        redis: Redis,
+        link: RedisLink,
+        namespace: str,
+        model: str,
+        consumer: str,
+        clock: RedisClock | None = None,
+        dead: DeadLetters | None = None,
     ) -> None:
         self._redis = redis
         self._link = link
@@ -73,6 +63,7 @@ class RequestQueue:
         self._consumer = consumer
         self._streams = {name: f"{namespace}:q:{model}:{name}" for name in CLASSES}
         self._classes = {stream: name for name, stream in self._streams.items()}
+        self._dead = dead or DeadLetters(link, namespace, keep=100)
         self._prepared = False
 
     def stream(self, request_class: str) -> str:
@@ -131,7 +122,10 @@ class RequestQueue:
             for consumer in summary["consumers"]:
                 name = _text(consumer["name"])
                 if name == self._consumer:
-                    taken += await self._claim_from(stream, name, _ANSWER_LOST_MS, carried)
+                    lost = await self._claim_from(stream, name, _ANSWER_LOST_MS, carried)
+                    if lost:
+                        log.warning("queue: %d claims whose answer was lost are taken up", len(lost))
+                    taken += lost
                 elif alive is not None and name not in alive:
                     taken += await self._claim_from(stream, name, _TAKEN_MS, ())
         return taken
@@ -153,7 +147,7 @@ class RequestQueue:
             deleted = [entry_id for entry_id, found in zip(gone, held, strict=True) if found == []]
             if deleted:
                 await self._link.call([("XACK", stream, GROUP, *deleted)])
-        return [replace(self._entry(stream, item), taken_over=True) for item in there]
+        return [replace(entry, taken_over=True) for entry in await self._entries(stream, there)]
 
     async def is_ours(self, entry: QueueEntry) -> bool:
         """Whether nobody has taken this claim over.
@@ -203,8 +197,11 @@ class RequestQueue:
             raise
         firsts = self._redis.pipeline(transaction=False)
         for stream, groups in zip(self._streams.values(), replies[2::3], strict=True):
-            last = _text(next(group for group in groups if _text(group["name"]) == GROUP)["last-delivered-id"])
-            ms, _, seq = last.partition("-")
+            named = [group["last-delivered-id"] for group in groups if _text(group["name"]) == GROUP]
+            if not named:
+                self._prepared = False
+                raise JournalUnavailable(f"Redis: {stream} has no consumer group")
+            ms, _, seq = _text(named[0]).partition("-")
             firsts.xrange(stream, min=f"{ms}-{int(seq) + 1}", count=1)
         first_entries = await reaching(lambda: firsts.execute())
         depths = {}
@@ -232,21 +229,35 @@ class RequestQueue:
         except _NoGroup:  # Redis came back empty: make the groups again
             self._prepared = False
             return []
-        return [self._entry(_text(stream), item) for stream, items in raw or [] for item in items]
+        return [entry for stream, items in raw or [] for entry in await self._entries(_text(stream), items)]
 
-    def _entry(self, stream: str, item: Any) -> QueueEntry:
-        entry_id, fields = item
-        return QueueEntry(
-            stream=stream,
-            entry_id=_text(entry_id),
-            request_class=self._classes[stream],
-            request_id=_text(fields[b"r"]),
-            tenant=_text(fields[b"t"]),
-            session=_text(fields[b"s"]),
-            deadline_ms=int(fields[b"d"]),
-            cost_tokens=int(fields[b"c"]),
-            trace=_text(fields.get(b"p", b"")),
-        )
+    async def _entries(self, stream: str, items: Sequence[Any]) -> list[QueueEntry]:
+        """What can be read of claimed items. What cannot becomes a dead letter: it must not hide the others."""
+        entries = []
+        for entry_id, fields in items:
+            try:
+                entries.append(decode_entry(stream, self._classes[stream], entry_id, fields))
+            except (LookupError, ValueError) as error:
+                log.error("queue: an entry of %s that cannot be read becomes a dead letter: %r", stream, error)
+                try:
+                    await self._bury(stream, _text(entry_id), fields)
+                except JournalUnavailable as unavailable:  # it stays claimed, and is found again
+                    log.warning("queue: it could not be kept yet: %s", unavailable)
+        return entries
+
+    async def bury(self, entry: QueueEntry) -> None:
+        """Keep an entry, whose journal cannot be read, as a dead letter. The queue has it until it is acknowledged.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        found: Any = await reaching(lambda: self._redis.xrange(entry.stream, entry.entry_id, entry.entry_id))
+        for entry_id, fields in found:
+            await self._dead.add_unreadable(f"{entry.stream} {_text(entry_id)}", fields)
+
+    async def _bury(self, stream: str, entry_id: str, fields: Mapping[bytes, bytes]) -> None:
+        await self._dead.add_unreadable(f"{stream} {entry_id}", fields)
+        await self._link.call([("XDEL", stream, entry_id), ("XACK", stream, GROUP, entry_id)])
 
     async def _prepare(self) -> None:
         if self._prepared:

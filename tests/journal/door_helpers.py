@@ -12,7 +12,7 @@ import httpx
 import uvicorn
 from journal_helpers import eventually
 
-from serve_app.carrier import Outcome
+from serve_app.attempts import Outcome
 from serve_app.ingress.app import build_app
 from serve_app.ingress.runtime import Ingress
 from serve_app.routing.fleet import Fleet

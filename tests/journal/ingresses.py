@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from journal_helpers import OPENED, World, add, finish
 
-from serve_app.carrier import Outcome
+from serve_app.attempts import Outcome
 from serve_app.ingress.runtime import Ingress
 from serve_app.journal.client import connect_redis
 from serve_app.journal.writer import JournalWriter

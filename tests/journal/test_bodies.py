@@ -8,7 +8,8 @@ import time
 import pytest
 from journal_helpers import LINE, OPENED, SUMMARY, World, add, events, eventually, finish, world
 
-from serve_app.carrier import Carrier, Outcome, WorkerLost
+from serve_app.attempts import Outcome, WorkerLost
+from serve_app.carrier import Carrier
 from serve_app.errors import Reason
 from serve_app.journal.entries import MAX_ID_PART, AttemptFacts, RequestFacts, Summary, decode_facts, has_ended, seal_id
 from serve_app.redis_clock import RedisClock

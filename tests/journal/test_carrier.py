@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from journal_helpers import LINE, SUMMARY, World, world
 
-from serve_app.carrier import Carrier, Outcome
+from serve_app.attempts import Outcome
+from serve_app.carrier import Carrier
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import AttemptFacts, RequestFacts, decode_facts

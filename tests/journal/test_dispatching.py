@@ -9,7 +9,7 @@ import pytest
 from ingresses import ended, ingresses
 from journal_helpers import eventually, world
 
-from serve_app import dispatcher, membership
+from serve_app import carrier, dispatcher, membership
 from serve_app.request_queue import queue
 
 
@@ -61,3 +61,22 @@ def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_lags(
                 lagging.cancel()
 
     asyncio.run(main())
+
+
+def test_a_call_that_no_worker_opens_is_sent_again(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that waits for ever in a router, or whose answer was lost: the journal says that nobody has begun."""
+    monkeypatch.setattr(carrier, "_CALL_OPENS_WITHIN_S", 0.3)
+    monkeypatch.setattr(dispatcher, "TELL_AFTER_S", 0.1)
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (worker, (ingress,)):
+            worker.opens = lambda request_id, epoch: len(worker.calls) > 1
+            await w.admit("req_1")
+            await eventually(lambda: ended(w, "req_1"))
+            assert worker.calls == [("req_1", 1), ("req_1", 1)]
+            assert ingress.dispatcher._carrier.waits.longer_than(0, time.monotonic()) == []
+
+    asyncio.run(main())
+    assert "req_1 has waited for 0 s: opening" in caplog.text

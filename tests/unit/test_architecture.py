@@ -18,6 +18,7 @@ PURE = (
     "serve_app.settings", "serve_app.door_settings", "serve_app.request_limits", "serve_app.section",
     "serve_app.storage",
     "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
+    "serve_app.waits", "serve_app.attempts", "serve_app.request_queue.entry",
     "serve_app.scheduling.order",
     "serve_app.routing.key",
     "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
@@ -65,6 +66,8 @@ LAYERS = (
         "serve_app.tracing",
         "serve_app.logs",
         "serve_app.loops",
+        "serve_app.waits",
+        "serve_app.attempts",
     ),
 )
 

@@ -1,0 +1,53 @@
+"""A way to Redis that can go dead without a word, as behind a firewall that has forgotten a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
+
+
+class Proxy:
+    """Forwards to Redis, unless it is `dead`: then it accepts, reads, and says nothing."""
+
+    def __init__(self, url: str) -> None:
+        self._to = urlsplit(url)
+        self.dead = False
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        redis_reader, redis_writer = await asyncio.open_connection(self._to.hostname, self._to.port)
+        try:
+            await asyncio.gather(self._pump(reader, redis_writer), self._pump(redis_reader, writer))
+        except asyncio.CancelledError:
+            pass  # the test is over
+        finally:
+            redis_writer.close()
+            writer.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                if not self.dead:
+                    writer.write(data)
+        except OSError:
+            pass  # the other end has gone
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def proxy(url: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of a Redis; its `url` has the login of the other."""
+    made = Proxy(url)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    parts = urlsplit(url)
+    login = parts.netloc.rpartition("@")[0]
+    made.url = urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{port}" if login else f"127.0.0.1:{port}"))
+    try:
+        yield made
+    finally:
+        server.close()
