@@ -104,7 +104,7 @@ class Hostile:
 
     async def readers_that_do_not_read(self, count: int = 200) -> None:
         """Of one long answer, all at once; each takes the head and no more."""
-        body = {"model": self._model, "messages": HELLO, "max_tokens": 400, "ignore_eos": True}
+        body = {"model": self._model, "messages": HELLO, "max_tokens": 200, "ignore_eos": True}
         done = await self._send("an answer", lambda: self._http.post(CHAT, json={**body, "stream": False}))
         assert done is not None
         url = f"/v1/requests/{done.headers['x-request-id']}/events"
@@ -119,7 +119,7 @@ class Hostile:
 
         await asyncio.gather(*(hold() for _ in range(count)))
 
-    async def pages(self, count: int = 200) -> None:
+    async def pages(self, count: int = 100) -> None:
         """Metrics, and lists of nothing."""
         for path in ("/metrics", "/v1/models", "/v1/requests/req_nothing"):
             await asyncio.gather(*(self._send(path, lambda path=path: self._http.get(path)) for _ in range(count)))
@@ -130,8 +130,9 @@ class Hostile:
             headers = {"idempotency-key": "the same"} if number % 2 else {}
             body = {"model": self._model, "messages": HELLO, "max_tokens": 500, "stream": True}
             try:
-                await self._http.post(CHAT, json=body, headers=headers, timeout=0.05)
-            except httpx.TransportError:
+                async with asyncio.timeout(0.02 * (number % 4)):
+                    await self._http.post(CHAT, json=body, headers=headers)
+            except (httpx.TransportError, TimeoutError):
                 self._count("left", None)
 
     async def fill(self, running: int, waiting_bytes: int) -> None:
