@@ -146,7 +146,8 @@ def test_a_key_is_added_and_taken_away_while_the_service_runs(closed: Closed) ->
     "command",
     [
         ("SET", "other:key", "x"), ("GET", "RAY_gcs"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*"),
-        ("ACL", "LIST"), ("SHUTDOWN",), ("RESTORE", "hermes:x", "0", "x"), ("CLIENT", "PAUSE", "1"), ("REPLICAOF", "NO", "ONE"), ("SUBSCRIBE", "other"),
+        ("ACL", "LIST"), ("SHUTDOWN",), ("RESTORE", "hermes:x", "0", "x"),
+        ("CLIENT", "PAUSE", "1"), ("REPLICAOF", "NO", "ONE"), ("SUBSCRIBE", "other"),
     ],
 )  # fmt: skip
 def test_the_applications_redis_user_can_touch_its_own_keys_and_nothing_else(
