@@ -29,6 +29,9 @@ log = logging.getLogger("hermes.deploy")
 _A_LITTLE = 0.001
 """Of a custom resource: it says where, not how many."""
 
+_SHORT_REQUESTS = 128
+"""At a time, for which there is room beside the long ones: probes, states, `DELETE`."""
+
 
 def make_engine(settings: Settings) -> Engine:
     """The engine that the settings name."""
@@ -125,7 +128,7 @@ def build(args: dict[str, Any]) -> Application:
     ingress = Ingress.options(  # type: ignore[attr-defined]  # decorated
         num_replicas=settings.ingress.replicas,
         max_replicas_per_node=settings.ingress.max_replicas_per_node,
-        max_ongoing_requests=settings.ingress.max_connections,
+        max_ongoing_requests=settings.ingress.max_connections + settings.ingress.max_readers + _SHORT_REQUESTS,
         graceful_shutdown_timeout_s=settings.ingress.graceful_shutdown_timeout_s,
         ray_actor_options={
             "num_cpus": settings.ingress.cpus_per_replica,

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     STORAGE_FULL = "storage_full"
     TENANT_LIMIT = "tenant_limit"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
     JOURNAL_LOST = "journal_lost"
     DEADLINE = "deadline"
@@ -66,6 +67,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.QUEUE_FULL: _Shape(429, "rate_limit_error", retryable=True),
     Reason.STORAGE_FULL: _Shape(429, "rate_limit_error", retryable=True),
     Reason.TENANT_LIMIT: _Shape(429, "rate_limit_error", retryable=True),
+    Reason.TOO_MANY_CONNECTIONS: _Shape(429, "rate_limit_error", retryable=True),
     Reason.JOURNAL_UNAVAILABLE: _Shape(503, "service_unavailable_error", retryable=True),
     Reason.JOURNAL_LOST: _Shape(410, "invalid_request_error"),
     Reason.DEADLINE: _Shape(504, "timeout_error", retryable=True),

@@ -7,6 +7,8 @@ Ray Serve cancels this task when the client leaves.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,7 +19,10 @@ from serve_app.ingress.departures import Departures
 from serve_app.journal.entries import Head
 from serve_app.journal.events import HEARTBEAT, SEPARATOR, after_event, body_event, error_events
 from serve_app.journal.hub import Follower
+from serve_app.journal.pieces import PIECE_BYTES
 from serve_app.journal.reader import MESSAGES
+
+log = logging.getLogger("hermes.ingress")
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _EVENT_STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")])
@@ -78,10 +83,21 @@ class Answer:
         self.status = 0
         """Of the response, once it has begun."""
         self._last_sent_s = time.monotonic()
+        self.sending_since_s = math.inf
+        """Since when the client takes nothing, by `time.monotonic`; infinite while nothing is sent."""
+        self._task: asyncio.Task[Any] | None = None
+        self._cut = False
+
+    def cut(self) -> None:
+        """The client takes nothing any more: treat it as one that has left."""
+        if self._task is not None and not self._cut:
+            self._cut = True
+            self._task.cancel()
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         """Run until the request has ended, or the client leaves (then this task is cancelled)."""
         departed = True
+        self._task = asyncio.current_task()
         if self._deadline_ms:
             self._set_alarm(self._deadlines.due_in_s(self._deadline_ms))
         try:
@@ -90,6 +106,11 @@ class Answer:
         except _Overdue:
             departed = False
             raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
+        except asyncio.CancelledError:
+            if not self._cut or self._task is None:
+                raise
+            self._task.uncancel()
+            log.info("request %s: a client that takes nothing is cut", self._follower.request_id)
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -100,8 +121,7 @@ class Answer:
         self._alarm = asyncio.get_running_loop().call_at(self._follower.due_at, self._ring)
 
     def _ring(self) -> None:
-        self._overdue = True
-        self._follower.due_at = None
+        self._overdue = True  # and `due_at` is past: nothing more of Redis is waited for before `_expire`
         self._follower.wake()
 
     async def _expire(self) -> None:
@@ -133,6 +153,8 @@ class Answer:
                     await self._send(send, reader.head, body)
             elif body:
                 held.append(body)
+            if reader.more and ended:  # a long transcript: the next piece, once this one was taken
+                continue
             if ended:
                 await self._finish(send, b"".join(held))
                 return
@@ -171,7 +193,7 @@ class Answer:
             tail = after_event(tail, last + 1, reader.seen)
         if tail or not self._started:
             await self._send(send, _EVENT_STREAM if tail else head or _EVENT_STREAM, tail)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._take(send, b"", more=False)
 
     async def _send(self, send: Send, head: Head, body: bytes, more: bool = True) -> None:
         if not self._started:
@@ -181,8 +203,15 @@ class Answer:
             if not more:
                 headers.append((b"content-length", str(len(body)).encode()))
             await send(ResponseStart(type="http.response.start", status=head.status, headers=headers))
-        self._last_sent_s = time.monotonic()
+        for start in range(0, max(1, len(body)), PIECE_BYTES):
+            piece = body[start : start + PIECE_BYTES] if len(body) > PIECE_BYTES else body
+            await self._take(send, piece, more or start + PIECE_BYTES < len(body))
+
+    async def _take(self, send: Send, body: bytes, more: bool) -> None:
+        """Hand bytes to the client; it returns when there is room for more behind them."""
+        self.sending_since_s = self._last_sent_s = time.monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": more})
+        self.sending_since_s = math.inf
 
     def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
         headers = [*head.headers, *self.own_headers().items()]

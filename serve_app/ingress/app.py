@@ -59,7 +59,7 @@ class InferenceEndpoint:
         with self._ingress.tracing.begin(f"POST {scope['path']}", caller, what, SERVER) as span:
             answer = await self._accept(scope, receive, headers, span)
             try:
-                await answer(scope, receive, send)
+                await self._ingress.readers.serve(answer, scope, receive, send)
                 span.tell({"http.response.status_code": answer.status})
             except RequestRefused as refusal:
                 span.refused(refusal.status, refusal.reason)
@@ -122,6 +122,10 @@ class _Guard:
                 authorization = next((v for k, v in scope["headers"] if k.lower() == b"authorization"), b"")
                 tenant = self._ingress.keys.tenant(authorization.decode("latin-1"))
                 scope["state"] = {**scope.get("state", {}), "tenant": tenant}
+                if scope["path"] in INFERENCE_PATHS:  # what is short, such as a `DELETE`, always finds room
+                    with self._ingress.readers.connections.taken(tenant):
+                        await self._app(scope, receive, send)
+                    return
             await self._app(scope, receive, send)
         except RequestRefused as refusal:
             _note(self._ingress, refusal, scope.get("state", {}).get("tenant", ""))

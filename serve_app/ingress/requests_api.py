@@ -30,20 +30,7 @@ def routes(ingress: Ingress) -> APIRouter:
     async def events(request_id: str, request: Request) -> Any:
         seen = _last_event_id(request.headers.get("last-event-id"))
         entries = await _entries(ingress, request_id, request.state.tenant)
-        try:
-            follower = await ingress.departures.attach(request_id, seen, has_ended(entries))
-        except JournalUnavailable:
-            raise _unavailable() from None
-        reader = follower.reader
-        line = _line(entries)
-        return _Streaming(
-            Answer(
-                follower, ingress.departures, ingress.deadlines, line.path if line else "", streamed=True,
-                as_events=True, admitted_ms=reader.facts.admitted_ms if reader.facts else 0,
-                deadline_ms=reader.facts.deadline_ms if reader.facts else 0,
-                heartbeat_s=ingress.settings.ingress.heartbeat_s,
-            )
-        )  # fmt: skip
+        return _Events(ingress, request_id, request.state.tenant, seen, entries)
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
     async def cancel(request_id: str, request: Request) -> JSONResponse:
@@ -63,15 +50,33 @@ def routes(ingress: Ingress) -> APIRouter:
     return router
 
 
-class _Streaming(Response):
-    """Lets FastAPI pass an `Answer` through as it is."""
+class _Events(Response):
+    """Follows a request for one of its tenant's readers; FastAPI passes it through as it is."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, ingress: Ingress, request_id: str, tenant: str, seen: int, entries: list[Entry]) -> None:
         super().__init__()
-        self._answer = answer
+        self._ingress = ingress
+        self._request_id = request_id
+        self._tenant = tenant
+        self._seen = seen
+        self._entries = entries
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._answer(scope, receive, send)
+        with self._ingress.readers.of_events.taken(self._tenant):
+            await self._ingress.readers.serve(await self._answer(), scope, receive, send)
+
+    async def _answer(self) -> Answer:
+        ingress = self._ingress
+        try:
+            follower = await ingress.departures.attach(self._request_id, self._seen, has_ended(self._entries))
+        except JournalUnavailable:
+            raise _unavailable() from None
+        facts, line = follower.reader.facts, _line(self._entries)
+        return Answer(
+            follower, ingress.departures, ingress.deadlines, line.path if line else "", streamed=True,
+            as_events=True, admitted_ms=facts.admitted_ms if facts else 0,
+            deadline_ms=facts.deadline_ms if facts else 0, heartbeat_s=ingress.settings.ingress.heartbeat_s,
+        )  # fmt: skip
 
 
 def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:

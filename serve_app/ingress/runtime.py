@@ -15,6 +15,7 @@ from serve_app.ingress.admission import Admission
 from serve_app.ingress.checks import Checks
 from serve_app.ingress.departures import Departures
 from serve_app.ingress.keys import Keys
+from serve_app.ingress.readers import Readers
 from serve_app.ingress.waiting_room import WaitingRoom
 from serve_app.journal.client import connect_redis
 from serve_app.journal.connection import RedisLink
@@ -69,6 +70,7 @@ class Ingress:
         self.departures = Departures(
             settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock, self.loops
         )
+        self.readers = Readers(settings, self.loops)
         self.storage = Storage(settings)
         self.waiting_room = WaitingRoom(settings)
         keyed = KeyedRequests(settings, self.store, self._link)
@@ -107,6 +109,7 @@ class Ingress:
         """Start every part; a Redis that is away is waited for by each of them."""
         await self.hub.start()
         await self.departures.start()
+        await self.readers.start()
         await self.deadlines.start()
         await self.dispatcher.start()
         await self.membership.join_as_ingress(self.id, self._cluster, self._whole)
@@ -125,6 +128,7 @@ class Ingress:
         await self.membership.leave()
         await self.loops.end(*self._watches)
         await self._snapshots.stop()
+        await self.readers.stop()
         await self.departures.stop()
         await self.deadlines.stop()
         await self.hub.stop()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from serve_app.errors import JournalUnavailable, Reason
+from serve_app.journal.bulk import PAGE_ENTRIES, BulkReads
 from serve_app.journal.connection import Command, RespConnection, connect
 from serve_app.journal.entries import REQUEST_ID, Entry, decode_wakes, wake_channel
 from serve_app.journal.reader import Ending, JournalReader
@@ -29,6 +30,7 @@ log = logging.getLogger("hermes.journal")
 SILENCE_S = 1.0
 _FOREIGN_S = 0.1
 _LOOK_AT = 500
+_LOOK_AT_ENTRIES = 64
 _RECONNECT_S = 0.1
 _PING_S = 1.5
 _ANSWER_S = 2.5
@@ -37,9 +39,9 @@ _ANSWER_S = 2.5
 class Follower:
     """Reads one journal for one connection."""
 
-    __slots__ = ("_store", "_woken", "due_at", "fed_at", "on_begun", "reader", "request_id", "stale")
+    __slots__ = ("_bulk", "_woken", "due_at", "fed_at", "on_begun", "reader", "request_id", "stale")
 
-    def __init__(self, store: JournalStore, request_id: str, reader: JournalReader) -> None:
+    def __init__(self, bulk: BulkReads, request_id: str, reader: JournalReader) -> None:
         self.request_id = request_id
         self.reader = reader
         self.stale = False
@@ -48,7 +50,7 @@ class Follower:
         """When somebody waits no longer for an answer of Redis, by the event loop's clock."""
         self.on_begun: Callable[[], None] | None = None
         """Called once, when somebody works on the request, or nobody will."""
-        self._store = store
+        self._bulk = bulk
         self._woken = asyncio.Event()
 
     def wake(self, stale: bool = False) -> None:
@@ -79,15 +81,17 @@ class Follower:
                 self.stale = True  # the hub's next look wakes it again
 
     async def catch_up(self) -> None:
-        """Read the stream from the position on.
+        """Read the stream from the position on: a page of it, and the next when that has been taken.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
-        self.feed(await self._store.read(self.request_id, self.reader.position))
+        self.feed(await self._bulk.page(self.request_id, self.reader.position), PAGE_ENTRIES)
 
-    def feed(self, entries: list[Entry] | None) -> None:
-        """What a read of the stream has brought; None: the journal is gone."""
+    def feed(self, entries: list[Entry] | None, at_most: int = 0) -> None:
+        """What a wake-up, or a read of `at_most` entries of the stream has brought; None: the journal is gone."""
+        if at_most and entries is not None and len(entries) == at_most:
+            self.wake(stale=True)
         if entries is None:
             self.reader.ending = self.reader.ending or Ending("failed", "journal_lost", None)
         try:
@@ -106,6 +110,7 @@ class FollowerHub:
         self._settings = settings
         self._store = store
         self._loops = loops or Loops()
+        self._bulk = BulkReads(settings)
         self._followers: dict[str, set[Follower]] = {}
         self._connection: RespConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,6 +125,7 @@ class FollowerHub:
     async def stop(self) -> None:
         """Drop the subscription."""
         await self._loops.end(*self._tasks)
+        await self._bulk.close()
         if self._connection is not None:
             self._connection.abort()
 
@@ -148,7 +154,7 @@ class FollowerHub:
         return follower
 
     def _add(self, request_id: str, reader: JournalReader) -> Follower:
-        follower = Follower(self._store, request_id, reader)
+        follower = Follower(self._bulk, request_id, reader)
         self._followers.setdefault(request_id, set()).add(follower)
         return follower
 
@@ -170,7 +176,9 @@ class FollowerHub:
             return
         for request_id, entry in wakes:
             for follower in self._followers.get(request_id, ()):
-                if follower.reader.contiguous(entry):
+                if follower.reader.full:  # its client takes nothing: it stays in the stream
+                    follower.wake(stale=True)
+                elif follower.reader.contiguous(entry):
                     follower.feed([entry])
                     follower.wake()
                 elif entry.id > follower.reader.position:
@@ -225,7 +233,7 @@ class FollowerHub:
                 f
                 for group in self._followers.values()
                 for f in group
-                if f.fed_at < now - (_FOREIGN_S if f in foreign else SILENCE_S)
+                if f.fed_at < now - (_FOREIGN_S if f in foreign else SILENCE_S) and not f.reader.full
             ]
             for start in range(0, len(silent), _LOOK_AT):
                 try:
@@ -241,7 +249,7 @@ class FollowerHub:
 
     async def _look_at(self, followers: list[Follower]) -> None:
         wanted = [(follower.request_id, follower.reader.position) for follower in followers]
-        for follower, entries in zip(followers, await self._store.read_many(wanted), strict=True):
+        for follower, entries in zip(followers, await self._store.read_many(wanted, _LOOK_AT_ENTRIES), strict=True):
             follower.fed_at = time.monotonic()
-            follower.feed(entries)
+            follower.feed(entries, _LOOK_AT_ENTRIES)
             follower.wake()  # also for nothing: its connection may be due a heartbeat

@@ -11,7 +11,17 @@ from typing import Any
 
 from serve_app.journal.bodies import without_bytes
 from serve_app.journal.connection import Command
-from serve_app.journal.entries import REQUEST_ID, Entry, EntryId, entry_from_redis, seal_id
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    RequestFacts,
+    Summary,
+    decode_facts,
+    entry_from_redis,
+    seal_id,
+)
 
 
 def first_questions(key: str) -> list[Command]:
@@ -40,6 +50,17 @@ def put_together(replies: Sequence[Any]) -> list[Entry]:
     last = max(found, default=None)
     kept = (found[at] for at in sorted(found) if at in (REQUEST_ID, last) or at.seq == 0 or found[at].ends)
     return [without_bytes(entry) for entry in kept]
+
+
+def summary_of(entries: Sequence[Entry], ended_ms: int) -> Summary:
+    """What a terminal entry from outside says of the request; an outline of its journal tells all of it."""
+    opened = [entry for entry in entries if entry.id.epoch > 0 and entry.id.seq == 0]
+    return Summary(
+        request=decode_facts(entries[0], RequestFacts) if entries else None,
+        attempt=decode_facts(opened[-1], AttemptFacts) if opened else None,
+        attempts=opened[-1].id.epoch if opened else 0,
+        ended_ms=ended_ms,
+    )
 
 
 def _one(key: str, entry_id: EntryId) -> Command:

@@ -5,6 +5,7 @@ The same state machine serves wake-up messages, stream reads and the compacted j
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 from serve_app.errors import Reason
@@ -18,9 +19,11 @@ from serve_app.journal.entries import (
     RequestFacts,
     Summary,
     decode_facts,
-    transcript,
 )
 from serve_app.journal.events import after_event
+from serve_app.journal.pieces import Pieces
+
+_HOLD_BYTES = 256 * 1024
 
 MESSAGES = {
     Reason.CANCELLED: "The request was cancelled.",
@@ -56,7 +59,8 @@ class JournalReader:
     """
 
     __slots__ = (
-        "_before_opening", "_body", "_bytes_at", "_event", "_passed_bytes", "_passed_event", "_seen",
+        "_before_opening", "_body", "_bytes_at", "_event", "_held_bytes", "_passed_bytes", "_passed_event", "_pieces",
+        "_seen",
         "attempt", "attempts", "ending", "facts", "head", "position",
     )  # fmt: skip
 
@@ -68,6 +72,8 @@ class JournalReader:
         self.attempts = 0
         self.ending: Ending | None = None
         self._body: list[bytes] = []
+        self._held_bytes = 0
+        self._pieces: Pieces | None = None
         self._bytes_at = BEGINNING
         self._before_opening = position
         self._event = 0
@@ -85,13 +91,34 @@ class JournalReader:
         """Number of the last event that the client has from another connection."""
         return self._seen
 
+    @property
+    def full(self) -> bool:
+        """Whether so much has not been taken that no more should be fed: it stays in the stream."""
+        return self._held_bytes > _HOLD_BYTES
+
+    @property
+    def more(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._body) or (self._pieces is not None and not self._pieces.done)
+
     def take(self) -> bytes:
-        """The response bytes that are new since the last call."""
+        """The response bytes that are new since the last call; of a transcript, a piece of it."""
+        if self._pieces is not None:
+            return self._next_piece(self._pieces)
         body = b"".join(self._body)
         self._body.clear()
+        self._held_bytes = 0
         self._passed_bytes += len(body)
         self._passed_event = max(self._passed_event, self._event)
         return body
+
+    def _next_piece(self, pieces: Pieces) -> bytes:
+        try:
+            return pieces.take()
+        except zlib.error:  # what has been sent of it stands
+            pieces.done = True
+            self.ending = Ending("failed", Reason.JOURNAL_LOST, None)
+            return b""
 
     def contiguous(self, entry: Entry) -> bool:
         """Whether nothing that a reader needs can be missing between the position and this entry."""
@@ -108,7 +135,7 @@ class JournalReader:
         """Take in the next entry; one at or before the position is an echo and changes nothing."""
         if entry.id <= self.position or self.ending is not None:
             return
-        whole = transcript(entry) if entry.ends and not self.contiguous(entry) else None
+        whole = entry.fields.get(b"z") if entry.ends and not self.contiguous(entry) else None
         if not self._continues(entry):
             self.ending = Ending("failed", Reason.JOURNAL_LOST, None)
             return
@@ -143,6 +170,7 @@ class JournalReader:
             self._event = events
         if body:
             self._body.append(body)
+            self._held_bytes += len(body)
 
     def _end(self, entry: Entry, whole: bytes | None) -> None:
         summary = decode_facts(entry, Summary) if b"m" in entry.fields else None
@@ -156,8 +184,7 @@ class JournalReader:
         else:
             # What came before was trimmed: the transcript replaces all that this reader has not passed on.
             self._body.clear()
-            self._body.append(
-                after_event(whole, 1, self._passed_event) if entry.events else whole[self._passed_bytes :]
-            )
+            self._held_bytes = 0
+            self._pieces = Pieces(whole, self._passed_event) if entry.events else Pieces(whole, 0, self._passed_bytes)
             self._event = entry.events
         self.ending = Ending(entry.state, entry.reason, summary)

@@ -16,12 +16,10 @@ from serve_app.journal.entries import (
     BEGINNING,
     REQUEST_ID,
     TERMINAL_ID,
-    AttemptFacts,
     Entry,
     EntryId,
     RequestFacts,
     RequestLine,
-    Summary,
     encode_wakes,
     entry_from_redis,
     following,
@@ -99,16 +97,17 @@ class JournalStore:
         (entries,) = await self.read_many([(request_id, after)])
         return entries
 
-    async def read_many(self, wanted: Sequence[tuple[str, EntryId]]) -> list[list[Entry] | None]:
-        """`read` for many journals in one round trip.
+    async def read_many(self, wanted: Sequence[tuple[str, EntryId]], at_most: int = 0) -> list[list[Entry] | None]:
+        """`read` for many journals in one round trip, of each the first `at_most` entries (0: all).
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
         commands: list[Command] = []
+        page = ("COUNT", at_most) if at_most else ()
         for request_id, after in wanted:
             key = self.key(request_id)
-            commands += [("XRANGE", key, following(after), "+"), ("EXISTS", key)]
+            commands += [("XRANGE", key, following(after), "+", *page), ("EXISTS", key)]
         replies = iter(await self._link.call(commands))
         journals: list[list[Entry] | None] = []
         for raw, exists in zip(replies, replies, strict=True):
@@ -204,7 +203,7 @@ class JournalStore:
         """
         if has_ended(entries):  # what a compacted journal holds is no beginning of a summary either
             return False
-        summary = _summary_of(entries, self._clock.now_ms())
+        summary = outline.summary_of(entries, self._clock.now_ms())
         fields: dict[bytes, bytes] = {
             b"n": secrets.token_bytes(8),
             b"k": state.encode(),
@@ -255,16 +254,3 @@ def _answered(reply: Reply) -> Any:
 def _refused(error: Exception) -> bool:
     """The id is not free: the request has ended already."""
     return "exhausted" in str(error) or "equal or smaller" in str(error)
-
-
-def _summary_of(entries: list[Entry], ended_ms: int) -> Summary:
-    """What a terminal entry from outside says of the request."""
-    request = msgspec.json.decode(entries[0].fields[b"m"], type=RequestFacts) if entries else None
-    opened = [entry for entry in entries if entry.id.epoch > 0 and entry.id.seq == 0]
-    attempt = msgspec.json.decode(opened[-1].fields[b"m"], type=AttemptFacts) if opened else None
-    return Summary(
-        request=request,
-        attempt=attempt,
-        attempts=opened[-1].id.epoch if opened else 0,
-        ended_ms=ended_ms,
-    )

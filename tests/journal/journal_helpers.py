@@ -172,8 +172,10 @@ async def everything(follower: Follower) -> bytes:
     got = []
     while True:
         got.append(follower.reader.take())
-        if follower.reader.ending is not None:
+        if follower.reader.ending is not None and not follower.reader.more:
             return b"".join(got)
+        if follower.reader.more:
+            continue
         await follower.wait()
 
 

@@ -32,8 +32,8 @@ def test_every_reason_stands_in_the_header_and_says_whether_to_retry(reason: Rea
 
 
 _RETRYABLE = {
-    Reason.QUEUE_FULL, Reason.STORAGE_FULL, Reason.TENANT_LIMIT, Reason.JOURNAL_UNAVAILABLE, Reason.DEADLINE,
-    Reason.ATTEMPT_LOST,
+    Reason.QUEUE_FULL, Reason.STORAGE_FULL, Reason.TENANT_LIMIT, Reason.TOO_MANY_CONNECTIONS,
+    Reason.JOURNAL_UNAVAILABLE, Reason.DEADLINE, Reason.ATTEMPT_LOST,
 }  # fmt: skip
 
 

@@ -1,0 +1,70 @@
+"""A transcript, decompressed as it is taken: many may read a long one at once, and not all as fast as it comes.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from serve_app.journal.events import SEPARATOR
+
+PIECE_BYTES = 64 * 1024
+_INPUT_BYTES = 16 * 1024
+
+
+class Pieces:
+    """The response bytes behind an event (or a byte) that the reader has already.
+
+    Args:
+        packed: the transcript, as the terminal entry holds it.
+        seen_events: where the response is a stream; 0 for all of it.
+        seen_bytes: where it is none.
+    """
+
+    __slots__ = ("_inflater", "_packed", "_position", "_seen_bytes", "_seen_events", "_tail", "done")
+
+    def __init__(self, packed: bytes, seen_events: int = 0, seen_bytes: int = 0) -> None:
+        self.done = False
+        self._packed = memoryview(packed)
+        self._position = 0
+        self._inflater = zlib.decompressobj()
+        self._seen_events = seen_events
+        self._seen_bytes = seen_bytes
+        self._tail = b""
+
+    def take(self) -> bytes:
+        """The next bytes, about `PIECE_BYTES` at most; empty at the end."""
+        while not self.done:
+            piece = self._inflate()
+            if self._seen_bytes:
+                known = min(len(piece), self._seen_bytes)
+                self._seen_bytes -= known
+                piece = piece[known:]
+            if self._seen_events and piece:
+                piece = self._behind_the_seen(self._tail + piece)
+            if piece:
+                return piece
+        return b""
+
+    def _inflate(self) -> bytes:
+        data = self._inflater.unconsumed_tail
+        if not data:
+            data = bytes(self._packed[self._position : self._position + _INPUT_BYTES])
+            self._position += len(data)
+        piece = self._inflater.decompress(data, PIECE_BYTES)
+        self.done = self._inflater.eof or not (piece or data)
+        return piece
+
+    def _behind_the_seen(self, events: bytes) -> bytes:
+        position = 0
+        while self._seen_events:
+            end = events.find(SEPARATOR, position)
+            if end < 0:
+                self._tail = events[position:]
+                return b""
+            if not events.startswith(b":", position):  # a comment is no event
+                self._seen_events -= 1
+            position = end + len(SEPARATOR)
+        self._tail = b""
+        return events[position:]
