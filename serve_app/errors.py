@@ -17,6 +17,7 @@ class Reason(StrEnum):
     """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
 
     INVALID_API_KEY = "invalid_api_key"
+    KEY_NOT_PERMITTED = "key_not_permitted"
     MALFORMED_JSON = "malformed_json"
     INVALID_REQUEST = "invalid_request"
     MODEL_NOT_FOUND = "model_not_found"
@@ -56,6 +57,7 @@ class _Shape:
 
 _SHAPES: dict[Reason, _Shape] = {
     Reason.INVALID_API_KEY: _Shape(401, "invalid_request_error"),
+    Reason.KEY_NOT_PERMITTED: _Shape(403, "invalid_request_error"),
     Reason.MALFORMED_JSON: _Shape(400, "invalid_request_error"),
     Reason.INVALID_REQUEST: _Shape(400, "invalid_request_error"),
     Reason.MODEL_NOT_FOUND: _Shape(404, "invalid_request_error"),

@@ -25,6 +25,7 @@ log = logging.getLogger("hermes.ingress")
 
 _OPEN_PATHS = ("/healthz", "/readyz")
 """Probes have no key."""
+_METRICS_PATH = "/metrics"
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -118,9 +119,13 @@ class _Guard:
             return
         try:
             check_headers(scope["headers"], self._ingress.settings.ingress.max_header_bytes)
-            if scope["path"] not in _OPEN_PATHS:
-                authorization = next((v for k, v in scope["headers"] if k.lower() == b"authorization"), b"")
-                tenant = self._ingress.keys.tenant(authorization.decode("latin-1"))
+            authorization = next((v for k, v in scope["headers"] if k.lower() == b"authorization"), b"").decode(
+                "latin-1"
+            )
+            if scope["path"] == _METRICS_PATH:
+                self._ingress.keys.check_scraper(authorization)
+            elif scope["path"] not in _OPEN_PATHS:
+                tenant = self._ingress.keys.tenant(authorization)
                 scope["state"] = {**scope.get("state", {}), "tenant": tenant}
                 if scope["path"] in INFERENCE_PATHS:  # what is short, such as a `DELETE`, always finds room
                     with self._ingress.readers.connections.taken(tenant):

@@ -1,7 +1,8 @@
 """API keys: who may ask, and for which tenant. Only hashes are kept, and the file may change at any time.
 
 A line of the file is `<tenant> sha256:<64 hex digits>`; empty lines and what follows a `#` are ignored. A key is 256
-random bits (`scripts/api-key`), so a plain hash hides it: there is no dictionary to try.
+random bits (`scripts/api-key`), so a plain hash hides it: there is no dictionary to try. In the place of the tenant
+`@metrics` stands for a key that opens `/metrics` and nothing else, which no tenant's key does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from serve_app.settings import DEFAULT_TENANT, AuthSettings
 
 log = logging.getLogger("hermes.ingress")
 
-_LINE = re.compile(r"(?P<tenant>[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+SCRAPER = "@metrics"
+"""Who reads metrics: no tenant's name has an `@`."""
+
+_LINE = re.compile(r"(?P<tenant>@metrics|[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
 _LOOK_S = 1.0
 
 
@@ -44,10 +48,28 @@ class Keys:
         """Whose key the `Authorization` header holds.
 
         Raises:
-            RequestRefused: `invalid_api_key`.
+            RequestRefused: `invalid_api_key`, `key_not_permitted`.
         """
         if not self._required:
             return DEFAULT_TENANT
+        found = self._whose(authorization)
+        if found == SCRAPER:
+            raise RequestRefused(Reason.KEY_NOT_PERMITTED, "This API key is for /metrics only.")
+        return found
+
+    def check_scraper(self, authorization: str) -> None:
+        """Whether the `Authorization` header holds a key for `/metrics`.
+
+        Raises:
+            RequestRefused: `invalid_api_key`, `key_not_permitted`.
+        """
+        if self._required and self._whose(authorization) != SCRAPER:
+            raise RequestRefused(
+                Reason.KEY_NOT_PERMITTED,
+                "The metrics are of all tenants: ask the operator for a key of their own (scripts/api-key --metrics).",
+            )
+
+    def _whose(self, authorization: str) -> str:
         self._look()
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:

@@ -15,6 +15,7 @@ from serve_app.ingress.admission import Admission
 from serve_app.ingress.checks import Checks
 from serve_app.ingress.departures import Departures
 from serve_app.ingress.keys import Keys
+from serve_app.ingress.metrics_page import MetricsPage
 from serve_app.ingress.readers import Readers
 from serve_app.ingress.waiting_room import WaitingRoom
 from serve_app.journal.client import connect_redis
@@ -71,6 +72,7 @@ class Ingress:
             settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock, self.loops
         )
         self.readers = Readers(settings, self.loops)
+        self.metrics = MetricsPage(self._metrics_page)
         self.storage = Storage(settings)
         self.waiting_room = WaitingRoom(settings)
         keyed = KeyedRequests(settings, self.store, self._link)
@@ -186,7 +188,7 @@ class Ingress:
             "ingresses_wanted": self.settings.ingress.replicas,
         }
 
-    async def metrics_page(self) -> bytes:
+    async def _metrics_page(self) -> bytes:
         """The application's metrics: one page, each sample labelled with its replica."""
         members = self.membership.members
         pages = await self._snapshots.pages([*members.names, *(name for name, _ in members.workers)])

@@ -44,7 +44,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/metrics", summary="Metrics of the whole application, by replica")
     async def metrics() -> Response:
-        return Response(await ingress.metrics_page(), media_type=CONTENT_TYPE)
+        return Response(await ingress.metrics.read(), media_type=CONTENT_TYPE)
 
     return router
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from door_helpers import Door, door
@@ -108,6 +110,63 @@ def test_looking_at_a_large_waiting_request_costs_redis_nothing(full_redis: Priv
             print(f"60 looks: {info['total_net_output_bytes']} bytes sent, peak {info['used_memory_peak'] - before}")
             assert info["total_net_output_bytes"] < MIB
             await leave([task])  # type: ignore[list-item]
+
+    asyncio.run(main())
+
+
+def keys_file(folder: Path, *tenants: str) -> str:
+    """The key of each is its name."""
+    lines = [f"{tenant} sha256:{hashlib.sha256(tenant.encode()).hexdigest()}\n" for tenant in tenants]
+    (folder / "keys").write_text("".join(lines))
+    return str(folder / "keys")
+
+
+def bearer(tenant: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {tenant}"}
+
+
+@pytest.mark.parametrize("section", [{"ingress": {"max_connections": 4}}, {"queue": {"max_waiting_standard": 4}}])
+def test_a_tenant_that_takes_all_it_can_leaves_room_for_others(
+    redis_url: str, namespace: str, tmp_path: Path, section: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        auth = {"required": True, "keys_file": keys_file(tmp_path, "acme", "zeta")}
+        async with door(redis_url, namespace, auth=auth, **section) as d:
+            tasks = [d.posted("Hi", **bearer("acme")) for _ in range(2)]
+            (mine, *_) = await d.waiting(2)
+            refused = await d.post("Hi", **bearer("acme"))
+            assert (refused.status_code, refused.headers["x-hermes-reason"]) == (429, "tenant_limit")
+            tasks.append(d.posted("Hi", **bearer("zeta")))
+            await d.waiting(3)
+            assert (await d.http.delete(f"/v1/requests/{mine}", headers=bearer("acme"))).status_code == 200
+            await d.waiting(2)
+            tasks.append(d.posted("Hi", **bearer("acme")))
+            await d.waiting(3)
+            await leave(tasks)
+
+    asyncio.run(main())
+
+
+def test_metrics_are_put_together_once_a_second_and_not_for_tenants(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        auth = {"required": True, "keys_file": keys_file(tmp_path, "acme", "@metrics")}
+        async with door(redis_url, namespace, auth=auth) as d:
+            made, make = [], d.ingress.metrics._make
+
+            async def counted() -> bytes:
+                made.append(1)
+                return await make()
+
+            d.ingress.metrics._make = counted
+            pages = await asyncio.gather(*(d.http.get("/metrics", headers=bearer("@metrics")) for _ in range(50)))
+            assert {page.status_code for page in pages} == {200}
+            assert len(made) <= 2
+            assert len({page.text for page in pages}) == len(made)
+            for headers, status in ((bearer("acme"), 403), ({}, 401)):
+                assert (await d.http.get("/metrics", headers=headers)).status_code == status
+            assert (await d.post("Hi", **bearer("@metrics"))).status_code == 403
 
     asyncio.run(main())
 

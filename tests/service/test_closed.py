@@ -31,7 +31,7 @@ from tests.service.politeness import Polite
 from tests.service.services import CONFIG, KINDS, Services
 from tests.service.support import until
 
-KEYS = {tenant: f"hk-{secrets.token_urlsafe(32)}" for tenant in ("acme", "zeta", "late")}
+KEYS = {tenant: f"hk-{secrets.token_urlsafe(32)}" for tenant in ("acme", "zeta", "late", "@metrics")}
 MAX_MEMORY_BYTES = 300 << 20
 NOISE_S = 0.4  # what two cores, shared with who sends all this, may add
 HELLO = [{"role": "user", "content": "Who may ask?"}]
@@ -55,7 +55,8 @@ class Closed:
         return Redis(port=self.server.port, username=user, password=password, protocol=2)
 
     def let_in(self, *tenants: str) -> None:
-        lines = [f"{tenant} sha256:{hashlib.sha256(KEYS[tenant].encode()).hexdigest()}\n" for tenant in tenants]
+        names = (*tenants, "@metrics")
+        lines = [f"{tenant} sha256:{hashlib.sha256(KEYS[tenant].encode()).hexdigest()}\n" for tenant in names]
         self.keys_file.write_text("".join(lines))
 
 
@@ -168,7 +169,11 @@ def test_redis_knows_nobody_without_a_password(closed: Closed) -> None:
 def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(closed: Closed) -> None:
     with closed.client("acme") as acme:
         answer = acme.post("/v1/chat/completions", json=BODY)
-        metrics = acme.get("/metrics").text
+        assert acme.get("/metrics").status_code == 403
+        with closed.client("@metrics") as scraper:
+            metrics = scraper.get("/metrics").text
+            assert scraper.get("/v1/models").status_code == 403
+        assert "hermes_requests_admitted_total" in metrics
         shown = httpx.get(f"{closed.service.dashboard_url}/api/serve/applications/", timeout=30).text
     hidden = [*KEYS.values(), closed.server.password]
     places = {"metrics": metrics, "dashboard": shown, "answer": answer.text + str(answer.headers)}

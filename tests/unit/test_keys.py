@@ -121,3 +121,24 @@ def test_the_script_makes_a_key_and_the_line_that_lets_it_in(tmp_path: Path) -> 
         assert subprocess.run([sys.executable, SCRIPT, *name], capture_output=True, check=False).returncode != 0
     helped = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True, check=True)
     assert "hk-" not in helped.stdout + helped.stderr
+
+
+def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path) -> None:
+    file.write_text(file.read_text() + line("@metrics", "hk-m"))
+    keys = made(file)
+    keys.check_scraper("Bearer hk-m")
+    for call, authorization in ((keys.tenant, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
+        with pytest.raises(RequestRefused) as refused:
+            call(authorization)
+        assert (refused.value.status, refused.value.reason) == (403, Reason.KEY_NOT_PERMITTED)
+    with pytest.raises(RequestRefused) as refused:
+        keys.check_scraper("Bearer hk-wrong")
+    assert refused.value.reason is Reason.INVALID_API_KEY
+    Keys(AuthSettings()).check_scraper("")  # where no key is required
+
+
+def test_a_key_for_metrics_is_made_by_the_same_script() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--metrics"], capture_output=True, text=True, check=True)
+    (digest,) = parse(done.stdout)
+    assert parse(done.stdout)[digest] == "@metrics"
+    assert hashlib.sha256(done.stderr.strip().rpartition(" ")[2].encode()).digest() == digest
