@@ -38,11 +38,12 @@ class Reason(StrEnum):
     ENGINE_ERROR = "engine_error"
     ATTEMPT_LOST = "attempt_lost"
     POISON = "poison"
+    LOOP_HELD = "loop_held"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INTERNAL = "internal"
 
 
-LASTING = frozenset({Reason.INVALID_REQUEST, Reason.POISON})
+LASTING = frozenset({Reason.INVALID_REQUEST, Reason.POISON, Reason.LOOP_HELD})
 """Failures that a repeat would meet again: only these does an `Idempotency-Key` answer with."""
 
 
@@ -78,6 +79,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.ENGINE_ERROR: _Shape(500, "server_error"),
     Reason.ATTEMPT_LOST: _Shape(503, "service_unavailable_error", retryable=True),
     Reason.POISON: _Shape(500, "server_error"),
+    Reason.LOOP_HELD: _Shape(400, "invalid_request_error"),
     Reason.IDEMPOTENCY_CONFLICT: _Shape(422, "invalid_request_error"),
     Reason.INTERNAL: _Shape(500, "server_error"),
 }

@@ -105,6 +105,7 @@ class WorkerSettings(Section):
     health_check_period_s: float = Field(5.0, gt=0, description="how often Ray Serve asks a worker for its health")
     health_check_timeout_s: float = Field(30.0, gt=0, description="silence after which a worker is replaced")
     graceful_shutdown_timeout_s: float = Field(20.0, ge=0, description="to finish, before a leaving worker is killed")
+    held_s: float = Field(1.0, ge=0.1, description="of a worker's event loop (CPU time), for one step of a request")
     stall_s: float = Field(6.0, gt=0, description="without a step while requests run, before an engine counts as sick")
 
     @property

@@ -41,6 +41,7 @@ from serve_app.telemetry import Telemetry
 from serve_app.tracing import Facts, Tracing
 from workers import recorder as recording
 from workers.engine import Engine, EngineFailed
+from workers.loop_watch import LoopWatch
 from workers.recorder import Recorder
 from workers.replay import recorded
 
@@ -74,6 +75,7 @@ class WorkerReplica:
             self._redis, settings.namespace, replica, self._telemetry, settings.telemetry.snapshot_period_s,
             self._loops,
         )  # fmt: skip
+        self._loop_watch = LoopWatch(settings.workers.held_s)
         self._work: set[asyncio.Task[Outcome]] = set()
         self._disowning: set[asyncio.Task[None]] = set()
         self._sick: asyncio.Future[None] = asyncio.Future()
@@ -90,12 +92,14 @@ class WorkerReplica:
             port = self._telemetry.serve_page(self._settings.telemetry.process_port)
             log.info("metrics of this process on port %d", port)
         self._watch = self._loops.keep("engine-health", self._watch_engine)
+        self._loop_watch.start()
         log.info("engine %s ready after %.1f s", self._engine.name, time.monotonic() - began)
 
     async def stop(self) -> None:
         """Give the lease back and end the engine."""
         if self._watch is not None:
             await self._loops.end(self._watch)
+        self._loop_watch.stop()
         for task in self._disowning:
             task.cancel()
         await self._membership.leave()
@@ -234,12 +238,15 @@ class WorkerReplica:
             line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
         serving = asyncio.create_task(self._engine.serve(attempt.request_id, line, request.body, recorder))
         left_s = facts.deadline_ms / 1000 - self._clock.now_s()
-        awaited: set[asyncio.Future[Any]] = {serving, attempt.closed, self._sick}
-        await asyncio.wait(awaited, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+        with self._loop_watch.watched(attempt.request_id) as held:
+            awaited: set[asyncio.Future[Any]] = {serving, attempt.closed, self._sick, held}
+            await asyncio.wait(awaited, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             self._conclude(serving, recorder)
         elif attempt.closed.done() or not self._sick.done():
-            if not attempt.closed.done():
+            if held.done() and not attempt.closed.done():
+                recorder.end("failed", Reason.LOOP_HELD, None)
+            elif not attempt.closed.done():
                 recorder.end("expired", Reason.DEADLINE, None)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

@@ -30,6 +30,9 @@ _WORDS = (
 ).split()
 
 
+_HOLD_S = 1.5
+
+
 class Fault(StrEnum):
     """What can befall an engine."""
 
@@ -39,6 +42,8 @@ class Fault(StrEnum):
     """The whole process ends at once."""
     HANG = "hang"
     """The engine makes no further step."""
+    HOLD = "hold"
+    """The engine's code computes on the worker's event loop, and nobody else has a turn."""
 
 
 class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -192,6 +197,11 @@ class SimulatedEngine:
     async def _suffer(self, fault: Fault | None, recorder: Recorder) -> None:
         if fault is Fault.EXIT:
             os._exit(1)
+        if fault is Fault.HOLD:
+            until_s = time.thread_time() + _HOLD_S
+            while time.thread_time() < until_s:
+                pass
+            return
         if fault is Fault.HANG:
             if self._steps is not None:
                 self._steps.cancel()

@@ -32,6 +32,7 @@ MESSAGES = {
     Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; please try again.",
     Reason.JOURNAL_LOST: "Redis lost a part of this request's journal; please send the request again.",
     Reason.POISON: "This request ended every engine that worked on it and will not be tried again.",
+    Reason.LOOP_HELD: "One step of this request kept all others of its engine waiting; make it smaller or simpler.",
     Reason.ENGINE_ERROR: "The engine failed on this request.",
 }
 """What the caller is told, by the reason of the end."""

@@ -43,12 +43,12 @@ MODEL = "hermes-tiny"
 class Door:
     """An ingress and a worker on a loop of their own."""
 
-    def __init__(self, redis_url: str, namespace: str) -> None:
+    def __init__(self, redis_url: str, namespace: str, **engine: Any) -> None:
         self.settings = Settings.model_validate(
             {
                 "namespace": namespace,
                 "redis": {"url": redis_url},
-                "engine": {"kind": "simulated", "args": {"tokens_per_s": 20_000, "max_output_tokens": 8}},
+                "engine": {"kind": "simulated", "args": {"tokens_per_s": 20_000, "max_output_tokens": 8, **engine}},
                 "workers": {"replicas": 1},
                 "ingress": {"replicas": 1},
                 "telemetry": {"log_level": "ERROR"},

@@ -1,0 +1,125 @@
+"""A request that holds the worker's loop is named; nobody is blamed for what another did, or for a slow machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workers.loop_watch import LoopWatch
+from workers.recorder import current
+
+HELD_S = 0.3
+MINE, OTHER = "req_mine", "req_other"
+
+
+def compute(seconds: float) -> None:
+    """In Python, step by step."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+def compute_in_one_call(seconds: float) -> None:
+    """Without letting go of the interpreter."""
+    until_s = time.thread_time() + seconds
+    length = 1_000_000
+    while time.thread_time() < until_s:
+        began_s = time.thread_time()
+        sum(range(length))
+        length = int(length * max(1.0, seconds / (time.thread_time() - began_s)))
+
+
+async def by_a_request(work: Callable[[float], None]) -> None:
+    async def of_a_request() -> None:
+        async def part() -> None:
+            work(3 * HELD_S)
+
+        await asyncio.create_task(part())  # as the server's middleware does
+
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    await asyncio.create_task(of_a_request())
+
+
+async def in_python() -> None:
+    await by_a_request(compute)
+
+
+async def in_one_call() -> None:
+    await by_a_request(compute_in_one_call)
+
+
+async def by_what_works_for_all() -> None:
+    """As vLLM's handler of outputs."""
+    internal_id = f"chatcmpl-{MINE}-1a2b"
+    compute(3 * HELD_S)
+    assert internal_id
+
+
+async def many_small_steps() -> None:
+    async def small() -> None:
+        current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+        compute(HELD_S / 8)
+
+    await asyncio.gather(*(small() for _ in range(24)))
+
+
+async def steps_with_turns_between() -> None:
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    for _ in range(12):
+        compute(HELD_S / 4)
+        await asyncio.sleep(0)
+
+
+async def waiting() -> None:
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    time.sleep(3 * HELD_S)  # noqa: ASYNC251
+
+
+async def another_thread() -> None:
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    thread = threading.Thread(target=compute_in_one_call, args=(2 * HELD_S,))
+    thread.start()
+    while thread.is_alive():
+        compute(0.01)
+        await asyncio.sleep(0)
+
+
+async def a_stopped_process() -> None:
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    stop = f"kill -STOP {os.getpid()}; sleep {2 * HELD_S}; kill -CONT {os.getpid()}"
+    with subprocess.Popen(["sh", "-c", stop]) as stopping:  # noqa: ASYNC220
+        while stopping.poll() is None:
+            compute(0.01)
+            await asyncio.sleep(0)
+
+
+async def held_by(work: Callable[[], Awaitable[None]]) -> list[str]:
+    watch = LoopWatch(HELD_S)
+    watch.start()
+    try:
+        with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
+            await asyncio.create_task(work())  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            return [name for name, held in ((MINE, mine), (OTHER, other)) if held.done()]
+    finally:
+        watch.stop()
+
+
+@pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])
+def test_who_holds_the_loop_is_named(work: Any) -> None:
+    assert asyncio.run(held_by(work)) == [MINE]
+
+
+@pytest.mark.parametrize(
+    "work", [many_small_steps, steps_with_turns_between, waiting, another_thread, a_stopped_process]
+)
+def test_nobody_is_blamed_for(work: Any) -> None:
+    assert asyncio.run(held_by(work)) == []

@@ -1,0 +1,117 @@
+"""Who holds the worker's event loop: a request whose one step takes a second of it is named, and ended.
+
+All requests of a worker share one loop; while one of them computes there, nobody else's tokens are sent and the lease
+is not renewed. The watch is a thread, since a loop that is held cannot watch itself. It counts the CPU time of the
+loop's thread and no other: a process that is stopped, starved or waits for something blames nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from types import FrameType
+
+from workers.recorder import current
+
+log = logging.getLogger("hermes.worker")
+
+_LOOK_S = 0.2
+
+
+class LoopWatch:
+    """Watches the loop that starts it.
+
+    Args:
+        held_s: CPU seconds that one step of one request may take.
+    """
+
+    def __init__(self, held_s: float) -> None:
+        self._held_s = held_s
+        self._watched: dict[str, asyncio.Future[float]] = {}
+        self._beat_cpu_s = 0.0
+        self._stopped = threading.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Watch the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._clock = time.pthread_getcpuclockid(self._loop_thread)
+        self._beat()
+        threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._stopped.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @contextmanager
+    def watched(self, request_id: str) -> Iterator[asyncio.Future[float]]:
+        """A future that is done when the request has held the loop: its result is for how long."""
+        held: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._watched[request_id] = held
+        try:
+            yield held
+        finally:
+            if self._watched.get(request_id) is held:
+                del self._watched[request_id]
+
+    def _beat(self) -> None:
+        """A turn of the loop: whatever held it has let go."""
+        self._beat_cpu_s = time.thread_time()
+        self._timer = self._loop.call_later(_LOOK_S, self._beat)
+
+    def _watch(self) -> None:
+        step: tuple[float, object] = (0.0, None)
+        began_s = looked_s = time.clock_gettime(self._clock)
+        told = False
+        while not self._stopped.wait(_LOOK_S):
+            now_s = time.clock_gettime(self._clock)
+            task = asyncio.current_task(self._loop)
+            if task is None or (self._beat_cpu_s, task) != step:
+                # Within one turn of the loop a task makes one step. What was not seen yet began after both of these.
+                step, told = (self._beat_cpu_s, task), False
+                began_s = max(looked_s, self._beat_cpu_s)
+            if task is not None and not told and now_s - began_s >= self._held_s:
+                told = True
+                self._tell(task, now_s - began_s)
+            looked_s = now_s
+
+    def _tell(self, task: asyncio.Task[object], seconds: float) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        request_id = _request_of(task) or self._named_in(frame)
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
+        log.warning("the loop is held for %.1f s by %s, at %s", seconds, request_id or "nobody known", where)
+        if request_id and not self._stopped.is_set():
+            self._loop.call_soon_threadsafe(self._held, request_id, seconds)
+
+    def _held(self, request_id: str, seconds: float) -> None:
+        held = self._watched.get(request_id)
+        if held is not None and not held.done():
+            held.set_result(seconds)
+
+    def _named_in(self, frame: FrameType | None) -> str:
+        """The request that a task of all requests works on, such as vLLM's handler of outputs: one that it names."""
+        known = list(self._watched)
+        while frame is not None:
+            texts = [value for value in list(frame.f_locals.values()) if isinstance(value, str) and len(value) < 200]
+            for request_id in known:
+                if any(request_id in text for text in texts):
+                    return request_id
+            frame = frame.f_back
+        return ""
+
+
+def _request_of(task: asyncio.Task[object]) -> str:
+    """The request that a task was started for, by its context; Python 3.11 shows it to the garbage collector alone."""
+    context = next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)
+    recorder = context.get(current) if context is not None else None
+    return recorder.request_id if recorder is not None else ""
