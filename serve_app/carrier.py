@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from serve_app.adopted import Adopted
 from serve_app.attempts import LOST, NOT_OPENED, Execute, Next, NotOurs, Outcome, WorkerLost
 from serve_app.errors import JournalUnavailable, Reason
 from serve_app.journal.entries import AttemptFacts, Entry, decode_facts, has_ended
@@ -37,7 +38,6 @@ T = TypeVar("T")
 
 _RETRY_S = 0.2
 _RETRY_AT_MOST_S = 2.0
-_LOOK_S = 0.5
 _OPEN_WITHIN_S = 3.0
 _CALL_OPENS_WITHIN_S = 10.0
 _EXPIRE_AFTER_S = 2.0
@@ -65,6 +65,7 @@ class Carrier:
         self._losses: dict[str, asyncio.Future[str]] = {}
         self._outage = Outage(log, "dispatcher: waiting for Redis")
         self.waits = WhyItWaits()
+        self._adopted = Adopted(store, queue)
         fleet.on_loss = self._on_loss
 
     def _on_loss(self, request_id: str, cause: str) -> None:
@@ -220,7 +221,9 @@ class Carrier:
         began_s = time.monotonic()
         self._waits(entry, Waits.ADOPTED)
         while True:
-            entries = await self._until_reached(lambda: self._store.read_tail(entry.request_id))
+            entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
+            if not ours:
+                raise NotOurs
             if not entries or has_ended(entries):
                 return None
             if entries[-1].quit:
@@ -233,9 +236,7 @@ class Carrier:
             if self._left_s(entry) < -_EXPIRE_AFTER_S:
                 await self._end(entry, "expired", Reason.DEADLINE)
                 return None
-            await asyncio.sleep(_LOOK_S)
-            if not await self._until_reached(lambda: self._queue.is_ours(entry)):
-                raise NotOurs
+            await self._adopted.pause()
 
     async def _keep_dead(self, entry: QueueEntry, entries: Sequence[Entry]) -> None:
         request = await self._store.read_request(entry.request_id)

@@ -142,20 +142,24 @@ class JournalStore:
         found = with_body([entry_from_redis(item) for item in _answered(raw)], _answered(body))
         return found[0] if found else None
 
-    async def read_tail(self, request_id: str) -> list[Entry] | None:
-        """The opening of the last attempt, if there is one, and the last entry; None if there is no journal.
+    async def read_tails(self, request_ids: Sequence[str]) -> list[list[Entry] | None]:
+        """Of many journals the opening of the last attempt, if there is one, and the last entry; None of one that is
+        not there. Two round trips.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
-        key = self.key(request_id)
-        (raw,) = await self._link.call([("XREVRANGE", key, "+", "-", "COUNT", "1")])
-        found = [entry_from_redis(item) for item in _answered(raw)]
-        if not found or found[0].ends or found[0].id.seq == 0 or found[0].id.epoch == 0:
-            return found or None
-        opening = f"{found[0].id.epoch}-0"
-        (raw,) = await self._link.call([("XRANGE", key, opening, opening)])
-        return [*(entry_from_redis(item) for item in _answered(raw)), *found]
+        replies = await self._link.call(
+            [("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1") for request_id in request_ids]
+        )
+        tails = {request_id: _of_one(raw) for request_id, raw in zip(request_ids, replies, strict=True)}
+        begun = [name for name, tail in tails.items() if tail and _is_output(tail[0])]
+        if begun:
+            openings = [(self.key(name), f"{tails[name][0].id.epoch}-0") for name in begun]
+            replies = await self._link.call([("XRANGE", key, at, at) for key, at in openings])
+            for name, raw in zip(begun, replies, strict=True):
+                tails[name] = [*_of_one(raw), *tails[name]]
+        return [tails[request_id] or None for request_id in request_ids]
 
     async def last_id(self, request_id: str) -> EntryId | None:
         """Id of the last entry; None if there is no journal.
@@ -254,3 +258,14 @@ def _answered(reply: Reply) -> Any:
 def _refused(error: Exception) -> bool:
     """The id is not free: the request has ended already."""
     return "exhausted" in str(error) or "equal or smaller" in str(error)
+
+
+def _is_output(last: Entry) -> bool:
+    return not (last.ends or last.id.seq == 0 or last.id.epoch == 0)
+
+
+def _of_one(raw: Reply) -> list[Entry]:
+    """Of many journals asked for at once: a key that is none of ours must not hide the others."""
+    if isinstance(raw, Exception) and str(raw).startswith("WRONGTYPE"):
+        return []
+    return [entry_from_redis(item) for item in _answered(raw)]

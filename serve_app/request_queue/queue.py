@@ -8,7 +8,7 @@ Fields of a queue entry: r request id, t tenant, s session key, d deadline (Unix
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,10 +155,22 @@ class RequestQueue:
         Raises:
             JournalUnavailable: Redis cannot be reached.
         """
-        found: Any = await reaching(
-            lambda: self._redis.xpending_range(entry.stream, GROUP, entry.entry_id, entry.entry_id, 1)
+        (ours,) = await self.are_ours([entry])
+        return ours
+
+    async def are_ours(self, entries: Sequence[QueueEntry]) -> list[bool]:
+        """`is_ours` of many, in one round trip.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached.
+        """
+        replies = await self._link.call(
+            [("XPENDING", entry.stream, GROUP, entry.entry_id, entry.entry_id, "1") for entry in entries]
         )
-        return bool(found) and _text(found[0]["consumer"]) == self._consumer
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise JournalUnavailable(f"Redis: {reply}")
+        return [bool(found) and _text(found[0][1]) == self._consumer for found in replies]
 
     async def acknowledge(self, entry: QueueEntry) -> None:
         """The terminal entry has been read: the queue forgets the request, and its body goes, whatever its end was.
@@ -240,7 +252,8 @@ class RequestQueue:
             except (LookupError, ValueError) as error:
                 log.error("queue: an entry of %s that cannot be read becomes a dead letter: %r", stream, error)
                 try:
-                    await self._bury(stream, _text(entry_id), fields)
+                    await self._dead.add_unreadable(f"{stream} {_text(entry_id)}", fields)
+                    await self._link.call([("XDEL", stream, entry_id), ("XACK", stream, GROUP, entry_id)])
                 except JournalUnavailable as unavailable:  # it stays claimed, and is found again
                     log.warning("queue: it could not be kept yet: %s", unavailable)
         return entries
@@ -254,10 +267,6 @@ class RequestQueue:
         found: Any = await reaching(lambda: self._redis.xrange(entry.stream, entry.entry_id, entry.entry_id))
         for entry_id, fields in found:
             await self._dead.add_unreadable(f"{entry.stream} {_text(entry_id)}", fields)
-
-    async def _bury(self, stream: str, entry_id: str, fields: Mapping[bytes, bytes]) -> None:
-        await self._dead.add_unreadable(f"{stream} {entry_id}", fields)
-        await self._link.call([("XDEL", stream, entry_id), ("XACK", stream, GROUP, entry_id)])
 
     async def _prepare(self) -> None:
         if self._prepared:

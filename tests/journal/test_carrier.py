@@ -136,7 +136,7 @@ def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(redis_url: 
                 await writer.open("req_1", epoch, b"%d" % epoch, AttemptFacts("replica-0", "e", 0, cause))
             its.fleet.leased(REPLICAS[1:])
             (entry,) = await its.w.queue("ingress-2")._claim_from(its.w.queue().stream("standard"), "ingress-1", 0, ())
-            its.carrier._queue = its.w.queue("ingress-2")
+            its.carrier._queue = its.carrier._adopted._queue = its.w.queue("ingress-2")
             await its.carrier.carry(entry)
             assert await its.ending() == ("failed", "poison")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 from ingresses import ended, ingresses
-from journal_helpers import eventually, world
+from journal_helpers import OPENED, World, eventually, world
 
 from serve_app import carrier, dispatcher, membership
 from serve_app.request_queue import queue
@@ -80,3 +81,40 @@ def test_a_call_that_no_worker_opens_is_sent_again(
 
     asyncio.run(main())
     assert "req_1 has waited for 0 s: opening" in caplog.text
+
+
+def test_two_thousand_adopted_requests_leave_membership_trusted_and_the_ingress_ready(
+    redis_url: str, namespace: str
+) -> None:
+    many = 2_000
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            queue = w.queue("ingress-2")
+            stream = queue.stream("standard")
+            deadline_ms = int(time.time() * 1000) + 600_000
+            pipeline = w.redis.pipeline(transaction=False)
+            for number in range(many):
+                pipeline.xadd(stream, {**queue.fields(f"req_{number}", "t", "s", deadline_ms, 7)})
+                pipeline.xadd(w.store.key(f"req_{number}"), {"m": b"{}"}, id="0-1")
+                pipeline.xadd(w.store.key(f"req_{number}"), {"n": b"n", "m": msgspec.json.encode(OPENED)}, id="1-0")
+                pipeline.xadd(w.store.key(f"req_{number}"), {"n": b"n", "b": b"id: 1\n\n", "e": b"1"}, id="1-1")
+            await pipeline.execute()
+            await queue._prepare()
+            await w.redis.xreadgroup("ingress", "ingress-2", {stream: ">"}, count=many)
+            async with ingresses(w, "ingress-1") as (_, (ingress,)):
+                await eventually(lambda: ingress.dispatcher.in_flight == many)
+                before, began_s = await _commands(w), time.monotonic()
+                trusted = 0
+                async with asyncio.timeout(30):  # a machine that is busy otherwise trusts its looks later
+                    while time.monotonic() < began_s + 3 or not trusted:
+                        trusted += ingress.membership.members.trusted
+                        assert (await ingress.readiness())[0]
+                        await asyncio.sleep(0.05)
+                assert (await _commands(w) - before) / (time.monotonic() - began_s) < 4 * many
+
+    asyncio.run(main())
+
+
+async def _commands(w: World) -> int:
+    return int((await w.operator.info("stats"))["total_commands_processed"])

@@ -57,7 +57,7 @@ def test_an_opening_whose_answer_was_lost_is_disowned_so_that_nobody_waits_for_i
             assert not await w.store.disown("req_1", 1, b"nonce-2"), "somebody else's"
             assert await w.ids() == ["0-1", "1-0"]
             assert await w.store.disown("req_1", 1, b"nonce-1")
-            found = await w.store.read_tail("req_1")
+            (found,) = await w.store.read_tails(["req_1"])
             assert found is not None
             assert found[-1].quit == "not_opened"
             await w.opened(await w.writer(), 2, b"nonce-2")

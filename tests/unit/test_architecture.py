@@ -50,7 +50,7 @@ OWNERS = {
 LAYERS = (
     ("serve_app.deploy", "serve_app.client"),
     ("serve_app.ingress", "workers"),
-    ("serve_app.dispatcher", "serve_app.carrier", "serve_app.deadlines"),
+    ("serve_app.dispatcher", "serve_app.carrier", "serve_app.adopted", "serve_app.deadlines"),
     ("serve_app.membership", "serve_app.snapshots", "serve_app.request_queue", "serve_app.routing"),
     ("serve_app.journal", "serve_app.scheduling"),
     (
