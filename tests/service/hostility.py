@@ -158,7 +158,7 @@ class Hostile:
         holding = [asyncio.create_task(hold("a place", long)) for _ in range(running)]
         while sum(self.answers.get("a place", Counter()).values()) < running:
             await asyncio.sleep(0.1)
-        for _ in range(24):
+        for _ in range(40):
             holding.append(asyncio.create_task(hold("a big body that waits", big)))
             await asyncio.sleep(0.2)
         await asyncio.sleep(3)
