@@ -23,7 +23,7 @@ import httpx
 import yaml
 
 from scripts.disorder.parts import Parts
-from scripts.local import processes, ray_cluster, service
+from scripts.local import processes, ray_cluster, service, surroundings
 from scripts.local.environment import ROOT
 
 DASHBOARD = ROOT / "helm" / "hermes-serve" / "files" / "dashboard.json"
@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=16, help="at a time (16)")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "dashboard.png", help="where to")
     options = parser.parse_args()
+    surroundings.leave()
     if shutil.which("prometheus") is None:
         print("scripts/dashboard-picture needs `prometheus` on PATH (Debian: apt install prometheus)", file=sys.stderr)
         return 2

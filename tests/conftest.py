@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from scripts.local import processes, redis_server
+from scripts.local import processes, ray_cluster, redis_server, surroundings
+
+# Before anything else: no test meets the variables, the token or the Ray of whoever runs it.
+surroundings.leave()
+_token_folder = tempfile.TemporaryDirectory(prefix="hermes-token-")
+ray_cluster.use_token(Path(os.environ.get("HERMES_KEEP_SERVICES", _token_folder.name)) / "ray-token")
 
 # A loaded machine may take its time; the examples are the same for everyone.
 settings.register_profile("hermes", deadline=None, derandomize=True, database=None)

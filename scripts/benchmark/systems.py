@@ -2,11 +2,13 @@
 
 import json
 import os
+import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import ProxyHandler, Request, build_opener
 
+from scripts.local import surroundings
 from scripts.local.processes import free_port
 
 from .arguments import TINY_MODEL
@@ -100,7 +102,8 @@ def start_ray_serve_llm(options: Options, folder: Path, *, tuned: bool = False) 
     # A socket's path has 107 characters at most (HAProxy: 97), and Ray adds some 70 to this folder's.
     ray_dir = folder / ("t" if tuned else "d")
     ray_dir.mkdir()
-    environment = _environment() | (_tuning(ray_dir) if tuned else {})
+    own_token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
+    environment = _environment() | own_token | (_tuning(ray_dir) if tuned else {})
     gcs_port, port = free_port(), free_port()
     model = options.model or "bench-model"
     head = [str(python.parent / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
@@ -140,9 +143,8 @@ def _serve(
 
 
 def _environment() -> dict[str, str]:
-    """This environment with small CPU engines, without settings meant for the bench or another Ray."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
-    return kept | _CPU_ENGINE
+    """What describes this machine, and small CPU engines."""
+    return surroundings.kept(os.environ) | _CPU_ENGINE
 
 
 def _tuning(ray_dir: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from scripts.disorder.account import Account, Strike, as_json, settle, table
 from scripts.disorder.faults import FAULTS, LASTING, REAL, SIMULATED, choose
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Client, Told, keep_busy
-from scripts.local import processes, redis_server, service
+from scripts.local import processes, redis_server, service, surroundings
 from scripts.local.environment import ROOT
 
 PROMPTS = [
@@ -234,6 +234,7 @@ def main() -> int:
     """The command; returns its exit status."""
     options = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, _as_interrupt)
+    surroundings.leave()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         running = start(Path(folder), options)
         try:

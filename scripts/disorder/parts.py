@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 
@@ -53,6 +52,7 @@ class Parts:
 
     def kill(self, pid: int) -> None:
         """`kill -9`."""
+        ray_cluster.note_shared_memory(Path(self.service.state_dir))
         self.send(pid, signal.SIGKILL)
 
     def send(self, pid: int, sign: signal.Signals) -> None:
@@ -65,10 +65,6 @@ class Parts:
         """The folder of the processes' clocks, see `clocks/sitecustomize.py`."""
         return Path(self.service.state_dir) / "clocks"
 
-    def redis_port(self) -> int:
-        """Of the private Redis."""
-        return redis_server.port_of(Path(self.service.state_dir) / "redis")
-
     def operator(self) -> Redis:
         """A client of the private Redis that may do everything."""
         client: Redis = Redis.from_url(redis_server.as_operator(self.service.redis_url), protocol=2)
@@ -76,13 +72,7 @@ class Parts:
 
     def restart_redis(self) -> None:
         """Start it again on the same folder and port, once the old one has let go of the port."""
-        deadline = time.monotonic() + 20
-        while processes.is_taken(self.redis_port()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        host = urlsplit(self.service.redis_url).hostname or ""
-        folder, bind = Path(self.service.state_dir) / "redis", "" if host == "127.0.0.1" else host
-        self.service.pids["redis"] = redis_server.start(folder, self.redis_port(), bind).pid
-        self.service.save()
+        self.service.restart_redis()
 
     def until_whole(self) -> None:
         """Until every replica of the service is back."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scripts.local import environment, preflight
+from scripts.local import environment, preflight, surroundings
 from scripts.local.environment import ROOT
 
 
@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--port", type=int, default=8000, help="of the service on 127.0.0.1 (default %(default)s)")
     parser.add_argument("--model", help="a folder or a hub id (default: the tiny model that ships with the project)")
-    parser.add_argument("--replicas", type=int, help="engine replicas (default: 2)")
+    parser.add_argument("--replicas", type=int, help="engine replicas (default: 2; on GPUs as many as they can hold)")
     parser.add_argument("--ingress-replicas", type=int, help="HTTP replicas (default: 2)")
     parser.add_argument("--tensor-parallel-size", type=int, help="processes (CPU) or GPUs per replica (default: 1)")
     parser.add_argument(
@@ -36,10 +36,27 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--redis-url", help="use this Redis instead of a private one")
     parser.add_argument("--python-proxy", action="store_true", help="Ray's Python proxy instead of HAProxy")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", type=_variable,
+        help="for the service's processes, such as VLLM_LOGGING_LEVEL=DEBUG or HTTPS_PROXY=…; of your own environment "
+        "they get PATH, HOME, CUDA_*, NVIDIA_*, HF_* and the like, and nothing meant for another Ray, vLLM or proxy",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout-s", type=float, default=300.0,
+        help="give up when nothing has moved for so long: no byte fetched, nothing loaded (default %(default)g)",
+    )  # fmt: skip
     parser.add_argument("--detach", action="store_true", help="return when it is ready; end it with --down")
     parser.add_argument("--down", action="store_true", help="end what an earlier run started, and nothing else")
     parser.add_argument("--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS)
+    parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)  # where, if it does not start
     return parser.parse_args()
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
+    return name, value
 
 
 def main() -> int:
@@ -51,7 +68,8 @@ def main() -> int:
     if Path(sys.prefix).resolve() == environment.VENV.resolve():
         return up(options, options.device)
     device = preflight.device(options.device)
-    locks = environment.lock_files(device, development=False)
+    # A dry run needs no vLLM: what is installed will do.
+    locks = environment.lock_files("cpu" if options.engine == "simulated" else device, development=False)
     preflight.report(locks, device, options.redis_url)
     problems = preflight.problems(options.port, locks, options.state_dir)
     for problem in problems:
@@ -65,9 +83,10 @@ def main() -> int:
 
 def up(options: argparse.Namespace, device: str) -> int:
     """Start, print how to use it, and stay until Ctrl-C."""
-    from scripts.local import ray_cluster, service
+    from scripts.local import logs, ray_cluster, service
 
     began = time.monotonic()
+    surroundings.leave()
     ray_cluster.use_token(options.state_dir / "ray-token")
 
     def tell(line: str) -> None:
@@ -75,18 +94,25 @@ def up(options: argparse.Namespace, device: str) -> int:
 
     signal.signal(signal.SIGTERM, _as_interrupt)
     running = None
+    gpus = preflight.gpus() if device == "gpu" else 0
     try:
         running = service.start(
-            options.state_dir, ROOT / "cluster" / "local_cpu.yaml", options.port, changes(options, device),
-            redis_url=options.redis_url, haproxy=not options.python_proxy, tell=tell,
+            options.state_dir, ROOT / "cluster" / "local_cpu.yaml", options.port, changes(options, device, gpus),
+            redis_url=options.redis_url, haproxy=not options.python_proxy, environment=dict(options.env), tell=tell,
+            timeout_s=options.timeout_s, place=ray_cluster.Place(cpus=ray_cluster.LOGICAL_CPUS + 2 * gpus, gpus=gpus),
+            kept_logs=options.kept_logs,
         )  # fmt: skip
         tell("ready")
         print(usage(running.url, running.model, options), flush=True)
         if options.detach:
             return 0
-        while running.running:
-            time.sleep(0.5)
-        print("the service ended by itself; its logs: " + str(options.state_dir), file=sys.stderr)
+        service.look_after(running, tell)
+        if running.is_being_ended:
+            running = None
+            print("  ended by --down", flush=True)
+            return 0
+        kept = logs.keep(options.state_dir, options.state_dir / "logs")
+        print(f"  ✗ the service's Ray has ended; logs: {kept}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\n  ending what was started …", flush=True)
@@ -103,11 +129,12 @@ def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def changes(options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """The command line as settings over `cluster/local_cpu.yaml`."""
+def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str, Any]:
+    """The command line as settings over `cluster/local_cpu.yaml`. `gpus`: how many this machine has."""
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     if device == "gpu":
         args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
+        args["workers"]["replicas"] = max(1, gpus // (options.tensor_parallel_size or 1))
     if options.model:
         source = str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
         args["model"] = {"name": Path(options.model).name, "source": source}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +32,15 @@ def device(choice: str) -> str:
 
 
 def gpus() -> int:
-    """NVIDIA GPUs that this machine shows."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if Path("/proc/driver/nvidia/gpus").exists() else 0
+    """NVIDIA GPUs that this machine shows, or those among them that `CUDA_VISIBLE_DEVICES` leaves to us."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([name for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return sum(line.startswith("GPU ") for line in told.splitlines())
 
 
 def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:

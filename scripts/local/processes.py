@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+_SHARED = re.compile(r"/dev/shm/((?:psm_|nccl-)\S+)$", re.MULTILINE)  # no longer, where "(deleted)" follows
 
 
 def free_port() -> int:
@@ -79,14 +82,38 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """Names of the shared memory that Python's `multiprocessing` (`psm_`) and NCCL have made, as these map it."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it may end while we look
+            found.update(_SHARED.findall((Path("/proc") / str(pid) / "maps").read_text()))
+    return found
+
+
+def forget_shared_memory(names: set[str]) -> None:
+    """Remove those of these that nobody maps any more."""
+    everybody = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    for name in names - (shared_memory(everybody) if names else set()):
+        (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+
 def end(pid: int, timeout_s: float = 15.0) -> None:
-    """End a process and all below it: asked first, then made to."""
+    """End a process and all below it: asked first, then made to. None of them stays behind as a zombie of ours."""
     family = [pid, *descendants(pid)]
     for target, sign in _signals(family, timeout_s):
         with contextlib.suppress(ProcessLookupError):
             os.kill(target, sign)
-    with contextlib.suppress(ChildProcessError, OSError):
-        os.waitpid(pid, os.WNOHANG)
+    for member in family:
+        reap(member)
+
+
+def reap(pid: int, within_s: float = 5.0) -> None:
+    """Take note of the end of a child; orphans are children too, of whoever takes orphans in."""
+    deadline = time.monotonic() + within_s
+    with contextlib.suppress(ChildProcessError):  # it is not ours
+        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _signals(family: list[int], timeout_s: float) -> Iterator[tuple[int, signal.Signals]]:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.local import processes
+from scripts.local import processes, surroundings
 from scripts.local.environment import VENV
 
 # Ray counts logical CPUs: on a small machine replicas would wait for ever for CPUs that they hardly use.
 LOGICAL_CPUS = 16
 RAY = VENV / "bin" / "ray"
+_SHARED_MEMORY = "shared-memory"
 
 
 def short_folder(state: Path) -> Path:
@@ -123,7 +124,10 @@ def _launch(
     name: str = "",
 ) -> int:  # fmt: skip
     folder = short_folder(state)
-    (folder / name).mkdir(parents=True, exist_ok=True)
+    temporary = folder / name / "tmp"  # vLLM's sockets and whatever else would stay behind in the machine's
+    temporary.mkdir(parents=True, exist_ok=True)
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        use_token(state / "ray-token")
     arguments = [
         "--block", "--disable-usage-stats", "--node-ip-address", place.address,
         "--dashboard-agent-listen-port", str(processes.free_port()),
@@ -134,9 +138,11 @@ def _launch(
         "--object-store-memory", str(128 * 1024 * 1024),
     ]  # fmt: skip
     full = {
-        **os.environ,
+        **surroundings.kept(os.environ),
         **serve_environment(folder / name, haproxy),
+        **{name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")},
         "RAY_TMPDIR": str(folder),
+        "TMPDIR": str(temporary),
         "RAY_prestart_worker_first_driver": "0",
         "RAY_DEDUP_LOGS": "0",
         "PATH": f"{ray.parent}:{os.environ.get('PATH', '')}",
@@ -147,16 +153,33 @@ def _launch(
 
 def end(state: Path, pid: int) -> None:
     """End the node. HAProxy detaches itself from Ray's process tree, so what is left is known by its environment."""
+    note_shared_memory(state)
     processes.end(pid)
     sweep(state)
 
 
 def sweep(state: Path) -> None:
     """End every process that was started with this state folder's Ray, and remove its files."""
-    while found := [p for p in processes.marked("RAY_TMPDIR", str(short_folder(state))) if processes.is_alive(p)]:
+    while found := _alive(state):
+        note_shared_memory(state)
         for left in found:
             processes.end(left, timeout_s=2)
     shutil.rmtree(short_folder(state), ignore_errors=True)
+    notes = state / _SHARED_MEMORY
+    if notes.exists():
+        processes.forget_shared_memory(set(notes.read_text().split()))
+        notes.unlink()
+
+
+def _alive(state: Path) -> list[int]:
+    return [pid for pid in processes.marked("RAY_TMPDIR", str(short_folder(state))) if processes.is_alive(pid)]
+
+
+def note_shared_memory(state: Path) -> None:
+    """Before a kill: who is killed cannot unlink the shared memory that it has made, and `sweep` does."""
+    if names := processes.shared_memory(_alive(state)):
+        with (state / _SHARED_MEMORY).open("a") as notes:
+            notes.writelines(f"{name}\n" for name in names)
 
 
 def use_token(file: Path) -> None:
@@ -168,6 +191,7 @@ def use_token(file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
             new.write(secrets.token_hex())
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would take the file's place
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
 
 

@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
-from scripts.local import processes, ray_cluster, redis_server
+from scripts.local import logs, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
+from scripts.local.progress import Loading
 
 STATE_FILE = "service.json"
 _ASKED_EACH = 5
 """Answers for each ingress until each has surely given one: a proxy spreads them."""
+_TOLD_EVERY_S = 5.0
 
 
 @dataclass
@@ -54,12 +57,40 @@ class Service:
 
     def down(self) -> None:
         """End what was started, newest first, and nothing else."""
+        if self._ending.parent.exists():
+            self._ending.touch()
         if "ray" in self.pids:
             ray_cluster.end(Path(self.state_dir), self.pids["ray"])
         for name in ("cable", "redis"):
             if name in self.pids:
                 processes.end(self.pids[name])
         (Path(self.state_dir) / STATE_FILE).unlink(missing_ok=True)
+        self._ending.unlink(missing_ok=True)
+
+    @property
+    def _ending(self) -> Path:
+        return Path(self.state_dir) / "ending"
+
+    @property
+    def is_being_ended(self) -> bool:
+        """Whether somebody, perhaps another process, ends it or has ended it."""
+        return self._ending.exists() or not (Path(self.state_dir) / STATE_FILE).exists()
+
+    def restart_redis(self) -> None:
+        """Start the private Redis again on its folder and port, once the old one has let go of the port.
+
+        Raises:
+            RuntimeError: it did not start; the message holds the end of its log.
+        """
+        deadline = time.monotonic() + 20
+        folder = Path(self.state_dir) / "redis"
+        port = redis_server.port_of(folder)  # the URL may lead to something in between
+        while processes.is_taken(port) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        processes.reap(self.pids["redis"], within_s=0)
+        host = urlsplit(self.redis_url).hostname or ""
+        self.pids["redis"] = redis_server.start(folder, port, "" if host == "127.0.0.1" else host).pid
+        self.save()
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,11 +124,17 @@ def start(
     environment: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda _: None,
     timeout_s: float = 300,
+    place: ray_cluster.Place = ray_cluster.HERE,
+    kept_logs: Path | None = None,
 ) -> Service:
     """Start everything and wait until it is ready.
 
+    Args:
+        timeout_s: in which nothing at all moves, see `wait_ready`.
+        kept_logs: where Ray's and vLLM's logs are kept if it does not start; default: in the state folder.
+
     Raises:
-        RuntimeError: something did not start; the message says what, with the end of its log.
+        RuntimeError: something did not start; the message says what and why, and where the logs are.
     """
     service = Service(str(state_dir), url=f"http://127.0.0.1:{port}")
     service.save()
@@ -112,7 +149,7 @@ def start(
         service.redis_url = variables["HERMES_REDIS_URL"]
         service.save()
         tell("Ray: one private node")
-        pid, service.dashboard_url = ray_cluster.start(state_dir, haproxy, variables)
+        pid, service.dashboard_url = ray_cluster.start(state_dir, haproxy, variables, place=place)
         service.pids["ray"] = pid
         service.save()
         document = render(config, port, args)
@@ -121,11 +158,30 @@ def start(
         (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
         tell("Serve: deploying " + str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config))
         deploy(service.dashboard_url, document)
-        wait_ready(service, tell, timeout_s)
+        source = document["applications"][0]["args"]["model"].get("source", "")
+        wait_ready(service, tell, timeout_s, Loading(state_dir, source))
+    except RuntimeError as error:
+        kept = logs.keep(state_dir, kept_logs or state_dir / "logs")
+        service.down()
+        why = logs.cause(kept)
+        raise RuntimeError("\n".join([str(error), *([why] if why else []), f"logs: {kept}"])) from None
     except BaseException:
         service.down()
         raise
     return service
+
+
+def look_after(service: Service, tell: Callable[[str], None]) -> None:
+    """Until Ray ends. Whoever kills the private Redis finds it back: on its file, nothing is lost.
+
+    Raises:
+        RuntimeError: Redis does not start again.
+    """
+    while processes.is_alive(service.pids["ray"]):
+        if "redis" in service.pids and not processes.is_alive(service.pids["redis"]):
+            service.restart_redis()
+            tell("Redis had ended; it runs again, on its append-only file")
+        time.sleep(0.2)
 
 
 def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
@@ -178,14 +234,18 @@ def is_whole(ready: Mapping[str, Any]) -> bool:
     )
 
 
-def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float) -> None:
+def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float, loading: Loading | None = None) -> None:
     """Until every wanted worker has joined, in the eyes of every ingress: each sees Serve's replicas by itself.
 
+    Args:
+        timeout_s: in which nothing moves, neither Serve's states nor what is fetched and loaded.
+
     Raises:
-        RuntimeError: the deployment failed or took too long; the message is Serve's.
+        RuntimeError: the deployment failed or stood still; the message is Serve's.
     """
     deadline = time.monotonic() + timeout_s
-    said = ""
+    said = moved = ""
+    told_s = 0.0
     in_a_row = 0
     while True:
         status = application_status(service.dashboard_url)
@@ -198,11 +258,17 @@ def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float) 
         if in_a_row:
             continue
         line = _progress(status, ready)
+        now_s = time.monotonic()
         if line != said:
-            said = line
+            said, deadline = line, now_s + timeout_s
             tell(line)
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not ready after {timeout_s:.0f} s: {said}; logs: {service.state_dir}")
+        if loading is not None and (now := loading.line()) != moved:
+            moved, deadline = now, now_s + timeout_s
+            if now_s > told_s + _TOLD_EVERY_S:
+                told_s = now_s
+                tell(moved)
+        if now_s > deadline:
+            raise RuntimeError(f"not ready, and nothing has moved for {timeout_s:.0f} s: {moved or said}")
         time.sleep(0.25)
 
 

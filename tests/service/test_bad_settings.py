@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from scripts.local import ray_cluster
 from scripts.local import service as local
 from tests.service.support import Running, until
 
@@ -42,7 +42,7 @@ def test_bad_settings_are_refused_and_what_runs_is_left_alone(service: Running) 
     ]
 
     def failed(number: int) -> dict[str, Any] | None:
-        with urllib.request.urlopen(url, timeout=30) as response:
+        with ray_cluster.ask(url, timeout_s=30) as response:
             status: dict[str, Any] = json.load(response)["applications"].get(f"bad-{number}", {})
         return status if status.get("status") == "DEPLOY_FAILED" else None
 

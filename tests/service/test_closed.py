@@ -174,7 +174,8 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(close
             metrics = scraper.get("/metrics").text
             assert scraper.get("/v1/models").status_code == 403
         assert "hermes_requests_admitted_total" in metrics
-        shown = httpx.get(f"{closed.service.dashboard_url}/api/serve/applications/", timeout=30).text
+        with ray_cluster.ask(f"{closed.service.dashboard_url}/api/serve/applications/", timeout_s=30) as page:
+            shown = page.read().decode()
     hidden = [*KEYS.values(), closed.server.password]
     places = {"metrics": metrics, "dashboard": shown, "answer": answer.text + str(answer.headers)}
     logs = ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"

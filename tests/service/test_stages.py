@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import httpx
 import pytest
 import yaml
 
+from scripts.local import ray_cluster
 from scripts.local.environment import ROOT
 from scripts.local.nodes import Nodes
 from scripts.local.service import application_status, deploy, render
@@ -59,7 +59,7 @@ def gpus_reserved(nodes: Nodes) -> list[float]:
     """By every actor that has any."""
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     url = f"{nodes.service.dashboard_url}/api/v0/actors?detail=true&{alive}"
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with ray_cluster.ask(url, timeout_s=30) as answer:
         actors = json.load(answer)["data"]["result"]["result"]
     return [actor["required_resources"]["GPU"] for actor in actors if "GPU" in (actor["required_resources"] or {})]
 

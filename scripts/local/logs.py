@@ -1,0 +1,64 @@
+"""What Ray and vLLM have logged: kept when a start has failed, and the line in it that says why."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.local import ray_cluster
+
+# "(EngineCore pid=7) ERROR 11-22 10:00:00 [core.py:99] ValueError: …", or a traceback's last line without all that.
+_ERROR = re.compile(r"^(?P<who>\(\w+ pid=\d+\))?.*?(?:^|\s)(?P<error>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
+# What the others say when one has failed.
+_ECHOES = ("Engine core initialization failed", "WorkerProc initialization failed", "ray::", "RayTaskError")
+_LOADING = re.compile(r"(?:\[\w+\.py:\d+\]|\d+%)\s*(?P<what>.+)")
+_TAIL_BYTES = 4096
+
+
+def folders(state: Path) -> Iterator[Path]:
+    """Where the Ray of a state folder logs, node by node."""
+    for node in (ray_cluster.short_folder(state), *sorted(ray_cluster.short_folder(state).glob("node-*"))):
+        logs = node / "ray" / "session_latest" / "logs"
+        if logs.exists():
+            yield logs
+
+
+def keep(state: Path, kept: Path) -> Path:
+    """Copy all logs to `kept`, in place of what an earlier start has left there: Ray's own folder goes with it."""
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for number, logs in enumerate(folders(state)):
+        shutil.copytree(logs, kept / (f"node-{number}" if number else "ray"), ignore=_not_plain, dirs_exist_ok=True)
+    for log in (*state.glob("*.log"), *state.glob("redis/*.log")):
+        shutil.copy(log, kept)
+    return kept
+
+
+def _not_plain(folder: str, names: list[str]) -> list[str]:
+    paths = [Path(folder) / name for name in names]
+    return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]
+
+
+def cause(kept: Path) -> str:
+    """The last error of an engine's processes, else of the replica around it; empty where nobody told one."""
+    found: dict[bool, str] = {}
+    for path in sorted(kept.rglob("worker-*.*"), key=lambda log: log.stat().st_mtime):
+        for line in path.read_text(errors="replace").splitlines():
+            if (match := _ERROR.match(line)) and not any(echo in line for echo in _ECHOES):
+                found[match["who"] is not None] = match["error"]
+    return found.get(True) or found.get(False, "")
+
+
+def loading(state: Path) -> list[str]:
+    """What each engine said last of its loading."""
+    said = []
+    for logs in folders(state):
+        for path in sorted(logs.glob("worker-*.*")):
+            with path.open("rb") as log:
+                log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+                lines = re.split(r"[\r\n]+", log.read().decode(errors="replace"))
+            found = [match["what"].strip() for line in lines if (match := _LOADING.search(line))]
+            said += found[-1:]
+    return said
