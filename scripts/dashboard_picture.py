@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,9 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "dashboard.png", help="where to")
     options = parser.parse_args()
     surroundings.leave()
+    if find_spec("matplotlib") is None:
+        print("scripts/dashboard-picture draws with matplotlib: run `scripts/test unit` once", file=sys.stderr)
+        return 2
     if shutil.which("prometheus") is None:
         print("scripts/dashboard-picture needs `prometheus` on PATH (Debian: apt install prometheus)", file=sys.stderr)
         return 2

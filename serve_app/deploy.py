@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.attempts import Outcome, WorkerLost
 from serve_app.ingress.app import build_app
+from serve_app.ingress.client_ids import make_up
 from serve_app.ingress.runtime import Ingress as IngressRuntime
 from serve_app.routing import fleet as of_process
 from serve_app.settings import Settings, load_settings
@@ -80,6 +81,7 @@ class Ingress:
     ) -> None:
         # Serve (2.60) reads the same header, and would cut the request with a bare 408 before our own answer.
         http_util.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER = "x-ray-serve-request-timeout-seconds"
+        http_util.generate_request_id = make_up
         execute = workers.options(
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )

@@ -4,9 +4,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
-from . import interrupts, plot, report, table
+from . import interrupts, report, table
 from .cost_model import cost_model
 from .errors import SystemFailed
 from .options import Options, parse
@@ -24,6 +25,12 @@ def main(arguments: Sequence[str]) -> int:
     """The command; returns its exit status: 0, 1 when a request failed, 2 when a system did not start."""
     options = parse(arguments)
     interrupts.install()
+    if options.plot_path is not None and find_spec("matplotlib") is None:
+        print(
+            "scripts/bench --plot draws with matplotlib: run `scripts/test unit` once",
+            file=sys.stderr,
+        )
+        return 2
     with ExitStack() as stack:
         # Short, because sockets live below it.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
@@ -73,6 +80,8 @@ def _write(options: Options, arguments: Sequence[str], turns: Turns) -> None:
         report.write(options.json_path, arguments, turns.rows, turns.cost_rows, cost_model(turns.cost_rows))
         print(f"wrote {options.json_path}", file=sys.stderr)
     if options.plot_path is not None:
+        from . import plot  # matplotlib is among the packages of the tests
+
         plot.draw(options.plot_path, turns.rows)
         print(f"wrote {options.plot_path}", file=sys.stderr)
 

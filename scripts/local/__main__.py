@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from scripts.local import environment, preflight, surroundings
 from scripts.local.environment import ROOT
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -49,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--down", action="store_true", help="end what an earlier run started, and nothing else")
     parser.add_argument("--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS)
     parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)  # where, if it does not start
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -133,7 +134,8 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
     """The command line as settings over `cluster/local_cpu.yaml`. `gpus`: how many this machine has."""
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     if device == "gpu":
-        args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
+        if options.engine == "vllm":
+            args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
         args["workers"]["replicas"] = max(1, gpus // (options.tensor_parallel_size or 1))
     if options.model:
         source = str(Path(options.model).resolve()) if Path(options.model).exists() else options.model

@@ -1,8 +1,8 @@
 """`scripts/deploy`: a Serve config file onto a Ray cluster that has only Ray and vLLM installed.
 
-The project's packages, and the two small libraries that neither Ray nor vLLM brings (redis, hiredis), are uploaded to
-the cluster's own package store and named in the application's `runtime_env`; every node fetches them from there. The
-rest is `serve deploy`. With `--render FILE` the config is written instead, for `serve deploy FILE`.
+The project's packages, and the small libraries that neither Ray nor vLLM brings (redis, hiredis, fastapi-offline)
+are uploaded to the cluster's own package store and named in the application's `runtime_env`; every node fetches them
+from there. The rest is `serve deploy`. With `--render FILE` the config is written instead, for `serve deploy FILE`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from scripts.local import service
 from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
 
-CARRIED = ("serve_app", "workers", "redis", "hiredis")
-EXCLUDED = ["**/__pycache__", "*.pyc"]
+CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")
+EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js"]
 
 
 def arguments() -> argparse.Namespace:

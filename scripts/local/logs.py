@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from scripts.local import ray_cluster
 _ERROR = re.compile(r"^(?P<who>\(\w+ pid=\d+\))?.*?(?:^|\s)(?P<error>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
 # What the others say when one has failed.
 _ECHOES = ("Engine core initialization failed", "WorkerProc initialization failed", "ray::", "RayTaskError")
-_LOADING = re.compile(r"(?:\[\w+\.py:\d+\]|\d+%)\s*(?P<what>.+)")
+# Its log lines, and its progress bars.
+_LOADING = re.compile(r"\[\w+\.py:\d+\]\s*(?P<told>.+)|^(?:\(.*?\)\s*)?(?P<bar>\S.*\d%.*)")
 _TAIL_BYTES = 4096
 
 
@@ -30,10 +32,16 @@ def keep(state: Path, kept: Path) -> Path:
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
     for number, logs in enumerate(folders(state)):
-        shutil.copytree(logs, kept / (f"node-{number}" if number else "ray"), ignore=_not_plain, dirs_exist_ok=True)
+        place = kept / (f"node-{number}" if number else "ray")
+        shutil.copytree(logs, place, ignore=_not_plain, copy_function=_copy)
     for log in (*state.glob("*.log"), *state.glob("redis/*.log")):
         shutil.copy(log, kept)
     return kept
+
+
+def _copy(source: str, target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # Ray renames the log of a process that gets its role
+        shutil.copy(source, target)
 
 
 def _not_plain(folder: str, names: list[str]) -> list[str]:
@@ -51,14 +59,19 @@ def cause(kept: Path) -> str:
     return found.get(True) or found.get(False, "")
 
 
+def _end(log: Path) -> str:
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
 def loading(state: Path) -> list[str]:
     """What each engine said last of its loading."""
     said = []
     for logs in folders(state):
         for path in sorted(logs.glob("worker-*.*")):
-            with path.open("rb") as log:
-                log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-                lines = re.split(r"[\r\n]+", log.read().decode(errors="replace"))
-            found = [match["what"].strip() for line in lines if (match := _LOADING.search(line))]
+            lines = re.split(r"[\r\n]+", _end(path))
+            found = [match["told"] or match["bar"] for line in lines if (match := _LOADING.search(line))]
             said += found[-1:]
     return said

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from scripts.local import environment, processes, redis_server
@@ -48,6 +50,10 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
     found = []
     if sys.platform != "linux":
         found.append(f"Linux is needed (vLLM and HAProxy come as Linux wheels), not {sys.platform}")
+    if platform.machine() != "x86_64":
+        found.append(f"x86-64 is needed, not {platform.machine()}: some of the pinned wheels exist for nothing else")
+    if find_spec("ensurepip") is None and not environment.is_ready(locks):
+        found.append(f"Python's venv is not complete here. {environment.VENV_FIX}")
     if _still_runs(state_dir):
         found.append("an earlier run was not ended: scripts/quickstart --down")
     elif processes.is_taken(port):

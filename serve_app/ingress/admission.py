@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import AnswerLost, JournalUnavailable, Reason, RequestRefused
+from serve_app.ingress.client_ids import client_request_id
 from serve_app.ingress.departures import Departures
 from serve_app.ingress.waiting_room import WaitingRoom
 from serve_app.journal.entries import RequestFacts, RequestLine
@@ -174,7 +175,7 @@ class Admission:
             admitted_ms=now_ms,
             deadline_ms=now_ms + int(self._timeout_s(headers) * 1000),
             wake=self._hub.channel,
-            client_request_id=headers.get("x-request-id", "")[:128],
+            client_request_id=client_request_id(headers),
             trace=trace,
         )
 

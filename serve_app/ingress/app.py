@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serve_app.errors import Reason, RequestRefused
-from serve_app.ingress import requests_api, status
+from serve_app.ingress import docs_page, requests_api, status
 from serve_app.ingress.answer import Answer, ResponseStart
 from serve_app.ingress.runtime import Ingress
 from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers
@@ -23,8 +23,8 @@ from serve_app.tracing import SERVER, Span
 
 log = logging.getLogger("hermes.ingress")
 
-_OPEN_PATHS = ("/healthz", "/readyz")
-"""Probes have no key."""
+_OPEN_PATHS = ("/healthz", "/readyz", *docs_page.OPEN_PATHS)
+"""Probes have no key, and a browser's address line sends none."""
 _METRICS_PATH = "/metrics"
 
 Scope = dict[str, Any]
@@ -34,12 +34,13 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 def build_app(ingress: Ingress) -> FastAPI:
     """The ASGI application of one ingress process."""
-    app = FastAPI(title="hermes-serve", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)  # `docs_page` needs no network for them
     app.include_router(status.routes(ingress))
     app.include_router(requests_api.routes(ingress))
     endpoint = InferenceEndpoint(ingress)
     for path in INFERENCE_PATHS:
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    docs_page.add_docs(app, ingress.settings.model.name)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RequestRefused, _refused_handler(ingress))

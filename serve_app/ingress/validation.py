@@ -131,6 +131,11 @@ _PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize
 """Where token ids may stand, perhaps very many: not for a model, which would copy them."""
 
 
+def schema(path: str) -> dict[str, Any]:
+    """What is checked of the bodies of one of `INFERENCE_PATHS`, as JSON Schema; the engine's server knows more."""
+    return _SHAPES.get(path, _Loose).model_json_schema(ref_template="#/components/schemas/{model}")
+
+
 def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
     """Refuse headers that are longer than the limit in all.
 

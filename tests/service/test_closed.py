@@ -88,7 +88,9 @@ def test_without_a_key_nothing_is_told_but_that_the_service_lives(closed: Closed
     with closed.client() as http:
         assert http.get("/healthz").status_code == 200
         assert http.get("/readyz").status_code == 200
-        for path in ("/v1/models", "/metrics", "/docs", "/openapi.json", "/v1/requests/req_1", "/nothing"):
+        for path in ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/openapi.json"):
+            assert http.get(path).status_code == 200, "a browser asks for a page without a key"
+        for path in ("/v1/models", "/metrics", "/docs/", "/v1/requests/req_1", "/nothing"):
             answer = http.get(path)
             assert answer.status_code == 401, path
             assert answer.json()["error"]["code"] == "invalid_api_key"

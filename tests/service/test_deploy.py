@@ -15,7 +15,7 @@ import yaml
 from scripts.local import processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT, VENV
 
-NOT_OURS = ("redis", "hiredis", "hermes", "__editable__", "_hermes")
+NOT_OURS = ("redis", "hiredis", "fastapi_offline", "hermes", "__editable__", "_hermes")
 
 
 @pytest.fixture

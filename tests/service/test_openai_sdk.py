@@ -130,6 +130,8 @@ def test_a_stream_has_the_same_headers(service: Running) -> None:
     assert raw.headers["x-request-id"].startswith("req_")
     for name in ("replica", "attempts", "engine", "queue-ms"):
         assert raw.headers[f"x-hermes-{name}"]
+    assert "x-client-request-id" not in raw.headers, "the client gave none, whatever Serve makes up"
+    assert service.state(raw.headers["x-request-id"])["client_request_id"] is None
     assert len(list(raw.parse())) >= 1
 
 

@@ -52,6 +52,14 @@ def test_whoever_has_no_key_is_refused_in_words_that_do_not_repeat_it(file: Path
     assert "hk-" not in refused.value.message
 
 
+@pytest.mark.parametrize("word", ["--help", "-h", "--tenant"])
+def test_an_option_is_no_tenant(word: str) -> None:
+    done = subprocess.run([SCRIPT, word], capture_output=True, text=True, check=False)
+    assert "scripts/api-key <tenant>" in done.stdout + done.stderr
+    assert done.returncode == (word == "--tenant")
+    assert "hk-" not in done.stdout + done.stderr
+
+
 def test_without_keys_everybody_is_one_tenant() -> None:
     assert Keys(AuthSettings()).tenant("Bearer whatever") == "default"
 

@@ -1,0 +1,56 @@
+"""`/docs`: complete, and from nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+from fastapi import FastAPI
+from fastapi.openapi.models import OpenAPI
+
+from serve_app.ingress import docs_page
+from serve_app.ingress.validation import INFERENCE_PATHS, parse
+
+
+def get(*paths: str) -> list[httpx.Response]:
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    for path in ("/healthz", "/readyz"):
+        app.get(path)(lambda: None)
+    docs_page.add_docs(app, "m")
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+            return [await http.get(path) for path in paths]
+
+    return asyncio.run(ask())
+
+
+def test_everything_that_the_page_loads_is_served_here_and_open() -> None:
+    (page,) = get("/docs")
+    assert "://" not in page.text, "an address elsewhere"
+    loaded = re.findall(r'(?:href|src)="([^"]+)"|url: \'([^\']+)\'', page.text)
+    paths = [f"/{href or url}" for href, url in loaded]
+    assert len(paths) == 4
+    assert set(paths) | {"/docs"} == set(docs_page.OPEN_PATHS)
+    for answer in get(*paths):
+        assert answer.status_code == 200
+        assert len(answer.content) > 1000
+
+
+def test_the_description_has_every_inference_path_with_a_body_that_passes_its_own_check() -> None:
+    (answer,) = get("/openapi.json")
+    document: dict[str, Any] = answer.json()
+    OpenAPI.model_validate(document)
+    refs = set(re.findall(r'"#/components/schemas/(\w+)"', answer.text))
+    assert refs <= set(document["components"]["schemas"])
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["security"] == [{"key": []}]
+    for path in INFERENCE_PATHS:
+        operation = document["paths"][path]["post"]
+        content = operation["requestBody"]["content"]["application/json"]
+        jsonschema.Draft202012Validator.check_schema(content["schema"])
+        assert set(content["example"]) <= set(content["schema"]["properties"]), path
+        assert parse(path, httpx.Request("POST", "http://here", json=content["example"]).content, "m"), path

@@ -1,0 +1,203 @@
+"""What surrounds a service that we start: its environment, its logs, its model on the way, its shared memory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from scripts.local import __main__ as quickstart
+from scripts.local import environment, logs, preflight, processes, progress, ray_cluster, surroundings
+
+CORE = "(EngineCore pid=71) ERROR 11-22 10:00:00 [core.py:1095] "
+ROWS: dict[str, tuple[list[str], str]] = {
+    "an engine's own word goes before what the replica made of it": (
+        [
+            f"{CORE}Traceback (most recent call last):",
+            f"{CORE}ValueError: To serve at least one request with the max seq len (131072), 4.00 GiB are needed",
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+            "ray.exceptions.RayTaskError(RuntimeError): ray::ServeReplica:hermes:Worker.initialize_and_get_metadata()",
+            "ConnectionError: something else",
+        ],
+        "ValueError: To serve at least one request with the max seq len (131072), 4.00 GiB are needed",
+    ),
+    "without an engine, the replica's": (
+        ["Traceback (most recent call last):", "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error."],
+        "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
+    ),
+    "nobody told one": (["INFO 11-22 10:00:00 [core.py:1] Loading weights"], ""),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_line_that_says_why_nothing_started(tmp_path: Path, row: str) -> None:
+    lines, wanted = ROWS[row]
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "worker-1-01000000-7.err").write_text("\n".join(lines))
+    assert logs.cause(tmp_path) == wanted
+
+
+def test_of_the_environment_only_what_describes_the_machine_goes_on() -> None:
+    machine = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "LC_ALL": "C",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HF_TOKEN": "t",
+        "PIP_CERT": "c",
+    }
+    others = [
+        "RAY_ADDRESS",
+        "RAY_AUTH_TOKEN",
+        "VLLM_HOST_IP",
+        "HERMES_REDIS_URL",
+        "HERMES_KEYS_FILE",
+        "OTEL_SERVICE_NAME",
+    ]
+    others += ["http_proxy", "HTTPS_PROXY", "NO_PROXY", "PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "SECRET"]
+    assert surroundings.kept({**machine, **dict.fromkeys(others, "x")}) == machine
+
+
+def test_the_tests_themselves_have_left_it() -> None:
+    foreign = {name for name in os.environ if name.startswith(("RAY_", "VLLM_", "HERMES_", "OTEL_"))}
+    assert foreign <= {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "HERMES_DATA", "HERMES_KEEP_SERVICES"} | {
+        "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_WORKER_MULTIPROC_METHOD",  # tests/engine
+    }  # fmt: skip
+    assert ray_cluster.authorization()["authorization"] != "Bearer "
+
+
+def options(*words: str) -> argparse.Namespace:
+    return quickstart.arguments([*words])
+
+
+@pytest.mark.parametrize(("gpus", "tensor_parallel", "replicas"), [(1, 1, 1), (8, 1, 8), (8, 4, 2), (6, 4, 1)])
+def test_as_many_replicas_as_the_gpus_can_hold(gpus: int, tensor_parallel: int, replicas: int) -> None:
+    asked = options("--tensor-parallel-size", str(tensor_parallel))
+    workers = quickstart.changes(asked, "gpu", gpus)["workers"]
+    assert (workers["device"], workers["replicas"]) == ("gpu", replicas)
+    assert quickstart.changes(options("--replicas", "3"), "gpu", gpus)["workers"]["replicas"] == 3
+    assert "replicas" not in quickstart.changes(options(), "cpu", 0)["workers"]
+
+
+def test_a_download_and_an_engines_words_are_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(ray_cluster, "short_folder", lambda state: state)
+    blobs = tmp_path / "hub" / "models--who--what" / "blobs"
+    log = tmp_path / "ray" / "session_latest" / "logs" / "worker-1-01000000-7.err"
+    blobs.mkdir(parents=True)
+    log.parent.mkdir(parents=True)
+    loading = progress.Loading(tmp_path, "who/what")
+    assert loading.line() == ""
+    (blobs / "a.incomplete").write_bytes(b"x" * 20_000_000)
+    first = loading.line()
+    assert first == "model: 0.02 GB here"
+    log.write_text("(EngineCore pid=7) \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]\r")
+    assert (
+        loading.line() == f"{first}; engine: Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]"
+    )
+    log.write_text("(EngineCore pid=7) INFO 11-22 10:00:00 [gpu_model_runner.py:12] Graph capturing finished\n")
+    assert loading.line() == f"{first}; engine: Graph capturing finished"
+
+
+def test_shared_memory_of_who_was_killed_is_removed_and_nobody_elses(tmp_path: Path) -> None:
+    theirs = SharedMemory(create=True, size=4096)
+    make = (
+        "import multiprocessing.resource_tracker as t, multiprocessing.shared_memory as s, sys, time\n"
+        "t.register = lambda *a: None\n"
+        "m = s.SharedMemory(create=True, size=4096); print(m.name, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "RAY_TMPDIR": str(ray_cluster.short_folder(tmp_path))}
+    with subprocess.Popen([sys.executable, "-c", make], stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        ours = Path("/dev/shm") / child.stdout.readline().strip()
+        ray_cluster.note_shared_memory(tmp_path)
+        child.kill()
+        child.wait()
+        assert ours.exists(), "nobody was left to remove it"
+        ray_cluster.sweep(tmp_path)
+    try:
+        assert not ours.exists()
+        assert (Path("/dev/shm") / theirs.name).exists()
+    finally:
+        theirs.close()
+        theirs.unlink()
+
+
+def test_nobody_that_was_ended_stays_behind_as_a_zombie(tmp_path: Path) -> None:
+    stubborn = ["bash", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
+    pid = processes.start(stubborn, tmp_path / "log", os.environ, tmp_path)
+    while "ready" not in processes.tail(tmp_path / "log"):
+        pass
+    processes.end(pid, timeout_s=0.1)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somewhere else than ours."""
+    monkeypatch.setattr(environment, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(environment, "PYTHON", tmp_path / "venv" / "bin" / "python")
+    return tmp_path / "venv"
+
+
+def test_a_second_installation_mends_what_an_interrupted_one_has_left(venv: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    environment.mend_venv()
+    assert list(venv.glob("lib/python*/site-packages/pip")), "it was interrupted before pip came"
+    packages = next(venv.glob("lib/python*/site-packages"))
+    for name, files in (("whole", ("METADATA", "RECORD")), ("half", ("METADATA",))):
+        (packages / f"{name}-1.dist-info").mkdir()
+        for file in files:
+            (packages / f"{name}-1.dist-info" / file).touch()
+    environment.mend_venv()
+    assert (packages / "whole-1.dist-info").exists()
+    assert not (packages / "half-1.dist-info").exists(), "pip would take it for installed"
+
+
+def test_a_stamp_that_was_half_written_is_none(venv: Path) -> None:
+    locks = environment.lock_files("cpu", development=False)
+    assert environment.is_ready(locks) is False
+    (venv / "bin").mkdir(parents=True)
+    environment.PYTHON.touch()
+    (venv / "hermes-locks").write_text("cpu.lock")
+    assert environment.is_ready(locks) is False
+
+
+def test_no_network_and_an_interruption_are_one_sentence_each(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(SystemExit, match="could not reach the package index: connect this machine, or tell pip"):
+        environment._pip("install", "--retries", "0", "no-such-package")
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "_install", interrupted)
+    with pytest.raises(SystemExit, match="interrupted: the same command goes on"):
+        environment.make_ready(environment.lock_files("cpu", development=False))
+
+
+def test_another_processor_and_a_python_without_venv_are_refused_in_a_sentence(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    locks = environment.lock_files("cpu", development=False)
+    found = preflight.problems(processes.free_port(), locks, tmp_path)
+    assert [problem for problem in found if "x86-64 is needed, not aarch64" in problem]
+    assert [problem for problem in found if "apt install python3.11-venv" in problem]
+
+
+def test_a_benchmark_that_cannot_draw_says_so_before_it_measures() -> None:
+    hidden = "import sys; sys.modules['matplotlib'] = None; import scripts.benchmark.__main__ as bench; "
+    asked = f"{hidden} sys.exit(bench.main(['--url', 'http://127.0.0.1:1/v1', '--plot', 'x.png']))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "run `scripts/test unit` once" in done.stderr
