@@ -15,8 +15,9 @@ from scripts.local import processes, ray_cluster, redis_server, surroundings
 
 # Before anything else: no test meets the variables, the token or the Ray of whoever runs it.
 surroundings.leave()
-_token_folder = tempfile.TemporaryDirectory(prefix="hermes-token-")
-ray_cluster.use_token(Path(os.environ.get("HERMES_KEEP_SERVICES", _token_folder.name)) / "ray-token")
+_folder = tempfile.TemporaryDirectory(prefix="hermes-run-")
+ray_cluster.use_token(Path(os.environ.get("HERMES_KEEP_SERVICES", _folder.name)) / "ray-token")
+os.environ["VLLM_RPC_BASE_PATH"] = _folder.name  # of the engines in this process: their sockets stay where they are
 
 # A loaded machine may take its time; the examples are the same for everyone.
 settings.register_profile("hermes", deadline=None, derandomize=True, database=None)

@@ -72,6 +72,7 @@ def start_own(options: Options, folder: Path) -> System:
         "1",
     ]
     command += ["--port", str(port), "--state-dir", str(state_dir)]
+    command += ["--kept-logs", str(REPOSITORY / ".hermes" / "bench-logs")]  # the state folder does not stay
     if options.model_path != TINY_MODEL:
         command += ["--model", options.model_path]
     try:
@@ -92,7 +93,7 @@ def start_bare_vllm(options: Options, folder: Path) -> System:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model_path]
     command += ["--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
     command += _engine_flags(options.engine_args)
-    return _serve(family, command, _environment(), port, model, options)
+    return _serve(family, command, _environment() | _sockets(folder), port, model, options)
 
 
 def start_ray_serve_llm(options: Options, folder: Path, *, tuned: bool = False) -> System:
@@ -103,7 +104,7 @@ def start_ray_serve_llm(options: Options, folder: Path, *, tuned: bool = False) 
     ray_dir = folder / ("t" if tuned else "d")
     ray_dir.mkdir()
     own_token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-    environment = _environment() | own_token | (_tuning(ray_dir) if tuned else {})
+    environment = _environment() | _sockets(folder) | own_token | (_tuning(ray_dir) if tuned else {})
     gcs_port, port = free_port(), free_port()
     model = options.model or "bench-model"
     head = [str(python.parent / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
@@ -145,6 +146,11 @@ def _serve(
 def _environment() -> dict[str, str]:
     """What describes this machine, and small CPU engines."""
     return surroundings.kept(os.environ) | _CPU_ENGINE
+
+
+def _sockets(folder: Path) -> dict[str, str]:
+    """vLLM's go with the bench's folder, and do not stay in the machine's temporary one."""
+    return {"VLLM_RPC_BASE_PATH": str(folder)}
 
 
 def _tuning(ray_dir: Path) -> dict[str, str]:

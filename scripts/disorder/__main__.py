@@ -214,7 +214,7 @@ def start(state: Path, options: argparse.Namespace) -> service.Service:
         running = service.start(
             state, ROOT / "cluster" / "local_cpu.yaml", processes.free_port(), settings(options),
             redis_url=redis.url().replace(f":{redis.port}/", f":{cable_port}/"), environment=environment,
-            tell=lambda line: print(f"  {line}"),
+            tell=lambda line: print(f"  {line}"), kept_logs=ROOT / ".hermes" / "chaos-logs",
         )  # fmt: skip
     except BaseException:
         for pid in pids.values():
@@ -236,7 +236,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _as_interrupt)
     surroundings.leave()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
-        running = start(Path(folder), options)
+        try:
+            running = start(Path(folder), options)
+        except RuntimeError as error:
+            print(f"  ✗ {error}", file=sys.stderr)
+            return 2
         try:
             account, strikes, all_told = asyncio.run(disorder(options, running))
         finally:

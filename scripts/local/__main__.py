@@ -73,6 +73,11 @@ def main() -> int:
     locks = environment.lock_files("cpu" if options.engine == "simulated" else device, development=False)
     preflight.report(locks, device, options.redis_url)
     problems = preflight.problems(options.port, locks, options.state_dir)
+    if device == "gpu" and not preflight.gpus():
+        problems.append("no NVIDIA GPU is to be seen (`nvidia-smi -L`, CUDA_VISIBLE_DEVICES): choose --device cpu")
+    if device == "cpu":
+        engines = 0 if options.engine == "simulated" else (options.replicas or 2) * (options.tensor_parallel_size or 1)
+        problems += filter(None, [preflight.memory_problem(engines)])
     for problem in problems:
         print(f"  ✗ {problem}", file=sys.stderr)
     if problems:

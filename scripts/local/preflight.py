@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -15,8 +16,12 @@ from pathlib import Path
 from scripts.local import environment, processes, redis_server
 from scripts.local.environment import ROOT
 
+# What the service takes with everything at its default, as the sum of its processes' shares (PSS), GB: without engines,
+# and one engine with its replica.
+BASE_GB = 2.5
+ENGINE_GB = 2.5
 # Download and installed size of an environment, GB, measured once; what a user wants to know before agreeing.
-SIZES_GB = {"cpu": (0.9, 3.1), "gpu": (5.5, 14.0)}
+SIZES_GB = {"cpu": (0.9, 3.9), "gpu": (5.5, 14.0)}
 
 
 def device(choice: str) -> str:
@@ -43,6 +48,26 @@ def gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return sum(line.startswith("GPU ") for line in told.splitlines())
+
+
+def memory_gb() -> float:
+    """What this machine, or the container that we are in, has to give now."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free_gb = int(lines["MemAvailable"].split()[0]) * 1024 / 1e9
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no second version of groups here, or "max"
+        limit_bytes = int((group / "memory.max").read_text())
+        free_gb = min(free_gb, (limit_bytes - int((group / "memory.current").read_text())) / 1e9)
+    return free_gb
+
+
+def memory_problem(engines: int) -> str:
+    """Whether so many engines on the CPU have room; empty if they have."""
+    needed_gb = BASE_GB + engines * ENGINE_GB
+    if (free_gb := memory_gb()) >= needed_gb:
+        return ""
+    fix = "end something, choose --replicas 1, or try the rest with --engine simulated"
+    return f"{needed_gb:.0f} GB of memory are needed for {engines} engine(s), {free_gb:.0f} GB are free: {fix}"
 
 
 def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:

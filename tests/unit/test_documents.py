@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from scripts.local import settings_page
+from scripts.local import preflight, settings_page
 from serve_app.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +47,11 @@ def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
             if "://" not in target and not (page.parent / target).exists()
         ]
     assert not broken
+
+
+def test_the_readme_and_quickstart_agree_on_what_is_downloaded() -> None:
+    download_gb, installed_gb = preflight.SIZES_GB["cpu"]
+    assert f"about {download_gb:g} GB the first time, {installed_gb:g} GB on disk" in (ROOT / "README.md").read_text()
 
 
 def test_the_cluster_launchers_file_is_one_that_ray_takes() -> None:

@@ -66,6 +66,7 @@ def test_of_the_environment_only_what_describes_the_machine_goes_on() -> None:
 def test_the_tests_themselves_have_left_it() -> None:
     foreign = {name for name in os.environ if name.startswith(("RAY_", "VLLM_", "HERMES_", "OTEL_"))}
     assert foreign <= {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "HERMES_DATA", "HERMES_KEEP_SERVICES"} | {
+        "VLLM_RPC_BASE_PATH",  # tests/conftest.py
         "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_WORKER_MULTIPROC_METHOD",  # tests/engine
     }  # fmt: skip
     assert ray_cluster.authorization()["authorization"] != "Bearer "
@@ -192,6 +193,24 @@ def test_another_processor_and_a_python_without_venv_are_refused_in_a_sentence(
     found = preflight.problems(processes.free_port(), locks, tmp_path)
     assert [problem for problem in found if "x86-64 is needed, not aarch64" in problem]
     assert [problem for problem in found if "apt install python3.11-venv" in problem]
+
+
+def test_too_little_memory_is_a_sentence_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preflight.memory_gb() > 0.1
+    monkeypatch.setattr(preflight, "memory_gb", lambda: 4.0)
+    assert "4 GB are free: end something, choose --replicas 1" in preflight.memory_problem(2)
+    assert preflight.memory_problem(0) == ""
+
+
+def test_the_gpus_are_the_drivers_and_of_those_the_chosen_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A'\necho '  MIG 1g.5gb Device 0'\necho 'GPU 1: B'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert preflight.gpus() == 2
+    for chosen, count in {"1": 1, "": 0, "-1": 0, "0,1": 2, "MIG-1": 1}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert preflight.gpus() == count, chosen
 
 
 def test_a_benchmark_that_cannot_draw_says_so_before_it_measures() -> None:
