@@ -49,7 +49,9 @@ class QueueSettings(Section):
     max_waiting_realtime: int = Field(1_000, ge=0, description="requests; more are refused with 429")
     max_waiting_standard: int = Field(10_000, ge=0, description="the same for standard")
     max_waiting_batch: int = Field(100_000, ge=0, description="the same for batch")
-    max_waiting_bytes_realtime: int = Field(256 << 20, ge=1, description="of waiting requests' bodies, likewise")
+    max_waiting_bytes_realtime: int = Field(
+        256 << 20, ge=1, description="of waiting requests' bodies, likewise; at most half of what Redis has room for"
+    )
     max_waiting_bytes_standard: int = Field(1 << 30, ge=1, description="the same for standard")
     max_waiting_bytes_batch: int = Field(1 << 30, ge=1, description="the same for batch")
     max_tenant_share: float = Field(

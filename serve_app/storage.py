@@ -8,6 +8,7 @@ shut the door for everybody.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,12 @@ class Storage:
         """What is wrong with how Redis is set up, for its operator."""
         self._refused = False
 
+    @property
+    def room_bytes(self) -> float:
+        """What requests may take of Redis's memory in all; infinite where it has no limit."""
+        limit_bytes = self.memory.limit_bytes if self.memory is not None else 0
+        return self._settings.redis.max_memory_share * limit_bytes if limit_bytes else math.inf
+
     def looking(self) -> None:
         """Redis is about to be asked: its answer will hold all that it has acknowledged until now."""
         self._seen_bytes = self._taken_bytes - self._on_their_way_bytes
@@ -101,19 +108,13 @@ class Storage:
 
     def _what_is_wrong(self, memory: Memory) -> list[str]:
         wrong = []
-        share, queue = self._settings.redis.max_memory_share, self._settings.queue
         if memory.policy not in ("", "noeviction"):
             wrong.append(f"maxmemory-policy is {memory.policy}: it will delete requests; set it to noeviction")
         if not memory.limit_bytes:
             wrong.append("maxmemory is 0: it may take all of the machine's memory; set it")
-        elif (needed_bytes := 4 * self._settings.ingress.max_body_bytes) > (room := share * memory.limit_bytes):
+        elif (needed_bytes := 4 * self._settings.ingress.max_body_bytes) > (room := self.room_bytes):
             wrong.append(
                 f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may take {room:,.0f}: too few for four "
                 f"bodies of ingress.max_body_bytes ({needed_bytes:,}); set it to more"
-            )
-        elif (bounds_bytes := sum(map(queue.max_waiting_bytes, ("realtime", "standard", "batch")))) > room:
-            wrong.append(
-                f"queue.max_waiting_bytes_* add up to {bounds_bytes:,} bytes, above the {room:,.0f} of maxmemory that "
-                "requests may take: one class can shut the door for the others"
             )
         return wrong

@@ -152,7 +152,7 @@ class Ingress:
                 ingresses = len(self.membership.members.ingresses)
                 self.admission.on_depths(depths)
                 self.storage.told(memory, ingresses)
-                self.waiting_room.divide(ingresses)
+                self.waiting_room.divide(ingresses, self.storage.room_bytes)
             except JournalUnavailable as error:
                 log.debug("queue depths unknown: %s", error)
             await asyncio.sleep(jittered(_DEPTHS_S))

@@ -5,6 +5,7 @@ It costs no round trip: every ingress counts its own, and has its part of the bo
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ class WaitingRoom:
         self._queue = settings.queue
         self._tenants_differ = settings.auth.required
         self._ingresses = 1
+        self._most_bytes = math.inf
         self._inside: set[Ticket] = set()
         self._by_class: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._by_tenant: defaultdict[tuple[str, str], _Sum] = defaultdict(_Sum)
@@ -43,9 +45,10 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._inside)
 
-    def divide(self, ingresses: int) -> None:
-        """Among so many the bounds are divided."""
+    def divide(self, ingresses: int, room_bytes: float) -> None:
+        """The bounds are divided among so many; no class may have more than half of Redis's room."""
         self._ingresses = max(1, ingresses)
+        self._most_bytes = room_bytes / 2
 
     def enter(self, tenant: str, request_class: str, body_bytes: int) -> Ticket:
         """A request is about to be admitted. Returns what it leaves with.
@@ -54,7 +57,7 @@ class WaitingRoom:
             RequestRefused: `queue_full`, or `tenant_limit` where others still have room.
         """
         share = self._queue.max_tenant_share
-        bound_bytes = self._queue.max_waiting_bytes(request_class) / self._ingresses
+        bound_bytes = min(self._queue.max_waiting_bytes(request_class), self._most_bytes) / self._ingresses
         of_tenant = self._by_tenant.get((request_class, tenant), _Sum())
         if self._tenants_differ and of_tenant.requests:
             most = share * self._queue.max_waiting(request_class) / self._ingresses

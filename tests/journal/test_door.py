@@ -14,6 +14,7 @@ from journal_helpers import PrivateRedis, eventually
 from redis.asyncio import Redis
 
 from scripts.local import redis_server
+from serve_app.scheduling.order import CLASSES
 
 MIB = 1 << 20
 LIMIT_BYTES = 64 * MIB
@@ -36,8 +37,8 @@ async def limit(d: Door, url: str, limit_bytes: int = LIMIT_BYTES) -> None:
 async def fill(d: Door, tasks: list[asyncio.Task[object]]) -> str:
     """Large requests that wait, until one is refused; returns the reason."""
     while True:
-        task = d.posted(LARGE)
         waiting = len(tasks)
+        task = d.posted(LARGE, **{"x-hermes-class": CLASSES[waiting % 3]})
         await eventually(lambda: task.done() or len(d.ingress.hub.request_ids) > waiting)  # noqa: B023
         if task.done():
             assert task.result().status_code == 429
