@@ -115,6 +115,23 @@ def test_looking_at_a_large_waiting_request_costs_redis_nothing(full_redis: Priv
     asyncio.run(main())
 
 
+def test_a_redis_that_does_not_say_how_full_it_is_bounds_nothing(full_redis: PrivateRedis, namespace: str) -> None:
+    """As with users of an older version."""
+
+    async def main() -> None:
+        async with door(full_redis.url, namespace) as d:
+            async with Redis.from_url(redis_server.as_operator(full_redis.url), protocol=2) as operator:
+                await operator.execute_command("ACL", "SETUSER", "hermes", "-info")
+            await eventually(lambda: d.ingress.storage.memory is None)
+            task = d.posted("Hi")
+            await d.waiting(1)
+            assert "hermes_redis_used_bytes" not in (await d.http.get("/metrics")).text
+            assert not d.ingress.storage.warnings
+            await leave([task])
+
+    asyncio.run(main())
+
+
 def keys_file(folder: Path, *tenants: str) -> str:
     """The key of each is its name."""
     lines = [f"{tenant} sha256:{hashlib.sha256(tenant.encode()).hexdigest()}\n" for tenant in tenants]
