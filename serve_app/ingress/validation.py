@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.errors import Reason, RequestRefused
 from serve_app.ingress.limits import check_limits
-from serve_app.ingress.structure import NotJson, read
+from serve_app.ingress.structure import NotJson, read, too_many
 from serve_app.request_limits import RequestLimits
 
 INFERENCE_PATHS = (
@@ -173,6 +173,8 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
     Raises:
         RequestRefused: `malformed_json`, `invalid_request` or `model_not_found`, in OpenAI's words where it has them.
     """
+    if path == "/tokenize" and len(body) > limits.max_tokenize_bytes:
+        raise too_many("bytes", limits.max_tokenize_bytes)
     try:
         request = read(body, limits)
     except NotJson as error:

@@ -208,6 +208,13 @@ def test_depth_is_bounded(levels: int) -> None:
             read(body, LIMITS)
 
 
+def test_a_text_to_tokenize_is_shorter_than_others() -> None:
+    longest = json.dumps({"prompt": "x" * ((1 << 20) - 14)}).encode()
+    assert len(longest) == 1 << 20
+    assert parse("/tokenize", longest, MODEL)
+    assert "1048576 bytes" in refused("/tokenize", longest + b" ").message
+
+
 def text(content: bytes) -> bytes:
     return b'{"a":"' + content + b'"}'
 
