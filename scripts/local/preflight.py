@@ -16,10 +16,10 @@ from pathlib import Path
 from scripts.local import environment, processes, redis_server
 from scripts.local.environment import ROOT
 
-# What the service takes with everything at its default, as the sum of its processes' shares (PSS), GB: without engines,
-# and one engine with its replica.
-BASE_GB = 2.5
-ENGINE_GB = 2.5
+# What runs takes, as the sum of its processes' shares (PSS), GB: 6.1 with two engines, of which each has 2.6 with its
+# replica. A little more, for what is larger while it starts.
+BASE_GB = 1.5
+ENGINE_GB = 2.75
 # Download and installed size of an environment, GB, measured once; what a user wants to know before agreeing.
 SIZES_GB = {"cpu": (0.9, 3.9), "gpu": (5.5, 14.0)}
 

@@ -49,9 +49,11 @@ def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
     assert not broken
 
 
-def test_the_readme_and_quickstart_agree_on_what_is_downloaded() -> None:
+def test_the_readme_and_quickstart_agree_on_what_is_needed() -> None:
     download_gb, installed_gb = preflight.SIZES_GB["cpu"]
-    assert f"about {download_gb:g} GB the first time, {installed_gb:g} GB on disk" in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"about {download_gb:g} GB the first time, {installed_gb:g} GB on disk" in readme
+    assert f"{preflight.BASE_GB + 2 * preflight.ENGINE_GB:.0f} GB of free memory" in readme
 
 
 def test_the_cluster_launchers_file_is_one_that_ray_takes() -> None:
