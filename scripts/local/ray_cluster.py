@@ -106,7 +106,8 @@ def start(
     deadline = time.monotonic() + 90
     while not _answers(f"{url}/api/serve/applications/"):
         if not processes.is_alive(pid) or time.monotonic() > deadline:
-            end(state, pid)
+            processes.end(pid)
+            _end_all(state)  # and its logs stay, for `logs.keep`
             raise RuntimeError(f"Ray did not start:\n{processes.tail(log)}")
         time.sleep(0.2)
     return pid, url
@@ -160,15 +161,19 @@ def end(state: Path, pid: int) -> None:
 
 def sweep(state: Path) -> None:
     """End every process that was started with this state folder's Ray, and remove its files."""
-    while found := _alive(state):
-        note_shared_memory(state)
-        for left in found:
-            processes.end(left, timeout_s=2)
+    _end_all(state)
     shutil.rmtree(short_folder(state), ignore_errors=True)
     notes = state / _SHARED_MEMORY
     if notes.exists():
         processes.forget_shared_memory(set(notes.read_text().split()))
         notes.unlink()
+
+
+def _end_all(state: Path) -> None:
+    while found := _alive(state):
+        note_shared_memory(state)
+        for left in found:
+            processes.end(left, timeout_s=2)
 
 
 def _alive(state: Path) -> list[int]:

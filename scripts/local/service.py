@@ -61,6 +61,8 @@ class Service:
             self._ending.touch()
         if "ray" in self.pids:
             ray_cluster.end(Path(self.state_dir), self.pids["ray"])
+        elif self.state_dir:
+            ray_cluster.sweep(Path(self.state_dir))  # of one that did not start
         for name in ("cable", "redis"):
             if name in self.pids:
                 processes.end(self.pids[name])

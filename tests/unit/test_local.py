@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.local import __main__ as quickstart
-from scripts.local import environment, logs, preflight, processes, progress, ray_cluster, surroundings
+from scripts.local import environment, logs, preflight, processes, progress, ray_cluster, service, surroundings
 
 CORE = "(EngineCore pid=71) ERROR 11-22 10:00:00 [core.py:1095] "
 ROWS: dict[str, tuple[list[str], str]] = {
@@ -220,3 +220,23 @@ def test_a_benchmark_that_cannot_draw_says_so_before_it_measures() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "run `scripts/test unit` once" in done.stderr
+
+
+def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "bin" / "ray"
+    broken.parent.mkdir()
+    folder = "$RAY_TMPDIR/ray/session_latest/logs"
+    broken.write_text(f"#!/bin/sh\nmkdir -p {folder}; echo why > {folder}/gcs_server.err; exit 1\n")
+    broken.chmod(0o755)
+    state = tmp_path / "state"
+    real = ray_cluster.start
+    monkeypatch.setattr(ray_cluster, "start", lambda *words, **more: real(*words, **{**more, "ray": broken}))
+    with pytest.raises(RuntimeError, match="Ray did not start") as failed:
+        service.start(state, environment.ROOT / "cluster" / "local_cpu.yaml", processes.free_port(), {})
+    kept = Path(str(failed.value).split("logs: ")[-1])
+    assert (kept / "ray" / "gcs_server.err").read_text() == "why\n"
+    assert (kept / "redis.log").exists()
+    assert not ray_cluster.short_folder(state).exists()
+    assert not (state / "service.json").exists()
