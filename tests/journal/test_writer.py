@@ -354,7 +354,7 @@ def test_appends_keep_the_expiry_that_was_set_at_admission(redis_url: str, names
         async with world(redis_url, namespace, journal={"retention_s": 30}) as w:
             await w.admit()
             admitted_ms = await w.redis.pttl(w.store.key("req_1"))
-            assert 60_000 < admitted_ms <= 90_000
+            assert 60_000 < admitted_ms <= 60_000 + 300_000, "its deadline, and time for somebody to end it"
             attempt = await w.opened(await w.writer())
             add(attempt, 1)
             await eventually(lambda: not attempt.pending)
