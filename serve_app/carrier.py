@@ -240,8 +240,15 @@ class Carrier:
 
     async def _keep_dead(self, entry: QueueEntry, entries: Sequence[Entry]) -> None:
         request = await self._store.read_request(entry.request_id)
-        if request is not None:
+        if request is None:
+            return
+        try:
             await self._dead.add(entry.request_id, Reason.POISON, [request, *entries[1:]])
+        except JournalUnavailable as error:
+            if "OOM" not in str(error):
+                raise
+            # Its end makes room, and must not wait for room.
+            log.error("request %s is given up without a dead letter: %s", entry.request_id, error, extra=_about(entry))
 
     async def _end(self, entry: QueueEntry, state: str, reason: Reason) -> None:
         async def end() -> None:

@@ -199,7 +199,10 @@ def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_never_wit
     asyncio.run(main())
 
 
-def test_a_dead_letter_keeps_the_body_whole(redis_url: str, namespace: str) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(redis_url: str, namespace: str, full: bool) -> None:
+    """Then the request ends without one: its end makes room."""
+
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
@@ -208,6 +211,9 @@ def test_a_dead_letter_keeps_the_body_whole(redis_url: str, namespace: str) -> N
             async def execute(request_id: str, epoch: int, session: str, cause: str) -> Outcome:
                 opened = AttemptFacts("replica-1", "engine-1", 5, cause)
                 await (await w.writer()).open(request_id, epoch, b"n%d" % epoch, opened)
+                if full and epoch == 2:
+                    used: int = (await w.redis.info("memory"))["used_memory"]
+                    await w.operator.config_set("maxmemory", used - len(BIG) // 2)
                 raise WorkerLost("it died")
 
             tracing = Tracing(w.settings.telemetry, "hermes-ingress", "ingress-1")
@@ -216,10 +222,14 @@ def test_a_dead_letter_keeps_the_body_whole(redis_url: str, namespace: str) -> N
                 RedisClock(), 2,
             )  # fmt: skip
             (entry,) = await w.queue().claim(1)
-            await carrier.carry(entry)
+            try:
+                await carrier.carry(entry)
+            finally:
+                await w.operator.config_set("maxmemory", 0)
             await tracing.stop()
-            (letter,) = await dead.read()
-            assert (letter.body, letter.reason, letter.attempts) == (BIG, Reason.POISON, 2)
+            letters = await dead.read()
+            assert [(one.body, one.reason, one.attempts) for one in letters] == [(BIG, Reason.POISON, 2)] * (not full)
+            assert (await w.entries())[-1].reason == Reason.POISON
             assert not await body_is_there(w)
 
     asyncio.run(main())
