@@ -145,7 +145,7 @@ for _ in range(40):
 HURTFUL_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "a number of 4,300 digits": ({"max_tokens": 10**4_299}, "max_tokens"),
     "a number of 65 bits": ({"top_k": 2**64}, "top_k"),
-    "stop texts": ({"stop": ["x"] * 5}, "stop"),
+    "stop texts": ({"stop": ["x"] * 17}, "stop"),
     "a long stop text": ({"stop": "x" * 1_025}, "stop"),
     "stop token ids": ({"stop_token_ids": [*range(129)], "min_tokens": 1}, "stop_token_ids"),
     "biased tokens": ({"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),

@@ -72,7 +72,7 @@ def test_no_number_has_more_than_64_bits_wherever_it_stands(path: str, place: st
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HELLO * 2_049}, "messages"),
     (CHAT, {"tools": [tool({})] * 513}, "tools"),
-    (CHAT, {"stop": ["x"] * 5}, "stop"),
+    (CHAT, {"stop": ["x"] * 17}, "stop"),
     (CHAT, {"stop": "x" * 1_025}, "stop"),
     (CHAT, {"stop": ["x" * 1_025]}, "stop"),
     (CHAT, {"stop_token_ids": list(range(129))}, "stop_token_ids"),
