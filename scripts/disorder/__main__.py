@@ -20,6 +20,7 @@ from scripts.disorder.account import Account, Strike, as_json, settle, table
 from scripts.disorder.faults import FAULTS, LASTING, REAL, SIMULATED, choose
 from scripts.disorder.parts import Parts
 from scripts.disorder.traffic import Client, Told, keep_busy
+from scripts.disorder.watchdog import Watchdog
 from scripts.local import processes, redis_server, service, surroundings
 from scripts.local.environment import ROOT
 
@@ -149,6 +150,7 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
     texts = await expectations(options, running.url, options.tokens[1])
     all_told: list[Told] = []
     strikes: list[Strike] = []
+    parts = Parts(running)
     until_s = time.monotonic() + options.minutes * 60
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=running.url, timeout=httpx.Timeout(8, pool=None), limits=limits) as http:
@@ -160,8 +162,11 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
             for n in range(options.users)
         ]  # fmt: skip
         telling = asyncio.create_task(tell_who_waits(until_s, all_told))
-        await asyncio.gather(*users, strike_on(Parts(running), options, until_s, all_told, strikes))
+        watchdog = Watchdog(parts.operator(), running.model)
+        watching = asyncio.create_task(watchdog.watch())
+        await asyncio.gather(*users, strike_on(parts, options, until_s, all_told, strikes))
         telling.cancel()
+        watching.cancel()
         gate = asyncio.Semaphore(_LOOK_UPS)  # httpx's pool takes time with the square of those that wait in it
         await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
 
@@ -178,7 +183,10 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
                 and told.state.get("output_tokens") == told.tokens
             ):
                 told.text = texts[told.prompt]
-    return settle(all_told, expected), strikes, all_told
+    account = settle(all_told, expected)
+    account.stood_still = [f"{name}: {problem}" for name, problem in watchdog.findings.items()]
+    account.longest_still_s = watchdog.longest_s
+    return account, strikes, all_told
 
 
 async def look_up(http: httpx.AsyncClient, told: Told, gate: asyncio.Semaphore) -> None:

@@ -23,7 +23,7 @@ class Strike:
 
 @dataclass
 class Account:
-    """Counts; the last three must be 0."""
+    """Counts; what was lost, duplicated, corrupted or stood still must be 0."""
 
     sent: int = 0
     completed: int = 0
@@ -33,11 +33,13 @@ class Account:
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     corrupted: list[str] = field(default_factory=list)
+    stood_still: list[str] = field(default_factory=list)
+    longest_still_s: float = 0.0
 
     @property
     def clean(self) -> bool:
         """Whether nothing happened that must never happen."""
-        return not (self.lost or self.duplicated or self.corrupted)
+        return not (self.lost or self.duplicated or self.corrupted or self.stood_still)
 
 
 def settle(all_told: Sequence[Told], expected: Callable[[str, int], str]) -> Account:
@@ -108,9 +110,11 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
         f"sent {account.sent}, completed {account.completed}, reconnected {account.reconnected}, "
         f"with two attempts or more {several}",
         f"failed by reason: {failed}",
-        f"lost {len(account.lost)}, duplicated {len(account.duplicated)}, corrupted {len(account.corrupted)}",
+        f"longest without a movement while Redis answered: {account.longest_still_s:.1f} s",
+        f"lost {len(account.lost)}, duplicated {len(account.duplicated)}, corrupted {len(account.corrupted)}, "
+        f"stood still for 15 s {len(account.stood_still)}",
     ]
-    for kind in ("lost", "duplicated", "corrupted"):
+    for kind in ("lost", "duplicated", "corrupted", "stood_still"):
         lines += [f"  {kind}: {item}" for item in getattr(account, kind)[:10]]
     return "\n".join(lines)
 
@@ -131,6 +135,8 @@ def as_json(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told
         "lost": account.lost,
         "duplicated": account.duplicated,
         "corrupted": account.corrupted,
+        "stood_still": account.stood_still,
+        "longest_still_s": account.longest_still_s,
         "strikes": [
             {"fault": s.name, "in_flight": s.in_flight, "next_token_s": went_on_after_s(s, all_told)} for s in strikes
         ],
