@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -43,6 +43,14 @@ class Door:
         return self.ingress.hub.request_ids
 
 
+class _Server(uvicorn.Server):
+    """Leaves the test run's signals alone."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 def cancelled_when_the_client_leaves(app: Any) -> Any:
     """As Ray Serve runs it."""
 
@@ -78,7 +86,7 @@ async def door(url: str, namespace: str, **sections: Any) -> AsyncIterator[Door]
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         app = cancelled_when_the_client_leaves(build_app(ingress))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
+        server = _Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
         serving = asyncio.create_task(server.serve([listening]))
         try:
             await eventually(lambda: server.started)
