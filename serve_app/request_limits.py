@@ -29,7 +29,9 @@ class RequestLimits(Section):
     max_beams: int = Field(8, ge=0, description="`n` of a beam search, which costs an engine far more; 0: none")
     max_inputs: int = Field(2_048, ge=1, description="texts of one request for embeddings")
     max_tokenize_bytes: int = Field(1 << 20, ge=1_024, description="of /tokenize, whose answer is larger than its body")
-    max_stop: int = Field(16, ge=0, le=64, description="`stop` texts, each looked for after every token; OpenAI takes 4")
+    max_stop: int = Field(
+        16, ge=0, le=64, description="`stop` texts, each looked for after every token; OpenAI takes 4"
+    )
     max_stop_chars: int = Field(1_024, ge=1, le=MAX_TEXT_CHARS, description="of one `stop` text")
     max_stop_token_ids: int = Field(128, ge=0, le=128, description="vLLM's engine takes no more")
     max_logit_bias: int = Field(1_024, ge=0, le=1_024, description="entries; vLLM's engine takes no more")
