@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int | None
 
 
+_PRODUCED = {b"o", b"b", b"h"}
 _outputs = msgspec.json.Decoder(list[Output])
 
 
@@ -32,8 +34,8 @@ _outputs = msgspec.json.Decoder(list[Output])
 class Recorded:
     """The part of a response that is in the journal.
 
-    `last`: the entry that it ends with; `body`: the response bytes, numbered; `fingerprint`: of the engine that
-    produced it.
+    `last`: the output that it ends with; `body`: the response bytes, numbered; `fingerprint`: of the engine that
+    produced it; `whole`: whether nothing is missing in between, as after a Redis that came back older.
     """
 
     last: EntryId = REQUEST_ID
@@ -42,6 +44,7 @@ class Recorded:
     events: int = 0
     head: Head | None = None
     fingerprint: str = ""
+    whole: bool = True
 
     @property
     def seen(self) -> bool:
@@ -50,25 +53,56 @@ class Recorded:
 
 
 def recorded(entries: Sequence[Entry]) -> Recorded:
-    """What counts of a journal whose last entry is the opening of a new attempt.
-
-    A part that was restarted (its first output names an entry before the outputs of older epochs) replaces them.
-    """
-    last, outputs, body, events, head, fingerprint = REQUEST_ID, [], [], 0, None, ""  # type: ignore[var-annotated]
-    for entry in entries[:-1]:
-        last = entry.id
-        if entry.id.epoch == 0:
-            continue
-        if entry.id.seq == 0:
-            opened = decode_facts(entry, AttemptFacts)
-            continue
-        if entry.resumed_from == REQUEST_ID:
-            outputs, body, events, head = [], [], 0, None
+    """What counts of a journal whose last entry is the opening of a new attempt."""
+    counted, whole = _that_count(entries[:-1])
+    outputs: list[Output] = []
+    fingerprint = ""
+    for entry, opened_by in counted:
         if b"o" in entry.fields:
             outputs += _outputs.decode(entry.fields[b"o"])
-            fingerprint = opened.fingerprint
-        if entry.body:
-            body.append(entry.body)
-        events = max(events, entry.events)
-        head = head or entry.head
-    return Recorded(last, outputs, b"".join(body), events, head, fingerprint)
+            fingerprint = opened_by
+    return Recorded(
+        last=counted[-1][0].id if counted else REQUEST_ID,
+        outputs=outputs,
+        body=b"".join(entry.body for entry, _ in counted),
+        events=max((entry.events for entry, _ in counted), default=0),
+        head=next((entry.head for entry, _ in counted if entry.head), None),
+        fingerprint=fingerprint,
+        whole=whole,
+    )
+
+
+class _Produced(NamedTuple):
+    """An entry with output, by which engine, and what it goes on from; None where the journal lacks that."""
+
+    entry: Entry
+    fingerprint: str
+    behind: EntryId | None
+
+
+def _that_count(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, str]], bool]:
+    """The last entry with output and all that it goes on from, each with its engine; and whether that is there whole.
+
+    An attempt's first output names what it goes on from: older ones behind that do not count, which is all of them
+    where it began anew. A Redis that failed over may have lost entries of an attempt whose worker is dead, while those
+    of a later one were appended again.
+    """
+    produced: dict[EntryId, _Produced] = {}
+    lasts: dict[EntryId | None, EntryId] = {None: REQUEST_ID, REQUEST_ID: REQUEST_ID}
+    before, last, fingerprint = REQUEST_ID, REQUEST_ID, ""
+    for entry in entries:
+        follows = entry.id.epoch == before.epoch and entry.id.seq == before.seq + 1
+        before = entry.id
+        if entry.id.seq == 0:
+            fingerprint = decode_facts(entry, AttemptFacts).fingerprint
+        elif entry.id.epoch > 0 and entry.fields.keys() & _PRODUCED:
+            behind = last if last.epoch == entry.id.epoch else lasts.get(entry.resumed_from)
+            produced[entry.id] = _Produced(entry, fingerprint, behind if follows else None)
+            last = entry.id
+        lasts[entry.id] = last
+    counted: list[tuple[Entry, str]] = []
+    at: EntryId | None = last
+    while at is not None and at != REQUEST_ID:
+        counted.append((produced[at].entry, produced[at].fingerprint))
+        at = produced[at].behind
+    return counted[::-1], at is not None

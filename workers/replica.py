@@ -213,7 +213,12 @@ class WorkerReplica:
         if attempt.epoch > 1:
             attempt.continue_from(part.last, part.body, part.events, part.head)
         recorder = Recorder(attempt, facts, opened, self._telemetry, self._clock, part)
-        if part.outputs and part.fingerprint != opened.fingerprint:
+        if not part.whole:
+            if part.body:
+                recorder.lost = "Redis has lost a part of its journal"
+            else:
+                recorder.restart()
+        elif part.outputs and part.fingerprint != opened.fingerprint:
             if part.seen:
                 recorder.lost = f"it was begun by {part.fingerprint}"
             else:

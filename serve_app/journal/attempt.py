@@ -126,7 +126,8 @@ class Attempt:
         fields[b"e"] = b"%d" % self._events
         if self._resumed_from is not None:
             fields[b"f"] = str(self._resumed_from).encode()
-            self._resumed_from = None
+            if self._body:  # readers look at bytes alone, and know of no other entry
+                self._resumed_from = None
         if self._quit:
             fields[b"q"] = self._quit.encode()
             self._quit, self._ending = "", {}

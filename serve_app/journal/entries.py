@@ -19,7 +19,7 @@ Fields (one letter each, since they are stored with every entry):
        which has a key of its own (`bodies`)
     e  number of the last event in the response so far (0 where the response is not a stream)
     k  state in which the request ended; w: reason; p: id of the entry before        k-max, max-max
-    f  id of the last entry of older epochs that still counts           the first output of k > 1
+    f  id of the last output of older epochs that still counts          the outputs of k > 1 up to the first bytes
     q  why the attempt was given up; the request goes on                the last entry of such an attempt
     z  the transcript: all response bytes, zlib; the entries before are trimmed      max-max
 """
@@ -167,7 +167,7 @@ class Entry(NamedTuple):
 
     @property
     def resumed_from(self) -> EntryId | None:
-        """The last entry of older epochs that counts, where this is the first output of a later attempt."""
+        """The last output of older epochs that counts, where this is one of a later attempt's first."""
         raw = self.fields.get(b"f")
         return None if raw is None else EntryId.parse(raw)
 

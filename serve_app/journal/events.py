@@ -18,6 +18,11 @@ HEARTBEAT = b": waiting\n"
 event, and fails on its empty data."""
 
 
+def events_in(body: bytes) -> int:
+    """How many whole events these bytes hold; comments are none."""
+    return sum(not event.startswith(b":") for event in body.split(SEPARATOR)[:-1])
+
+
 class EventNumberer:
     """Puts an `id:` line before every event of one response: 1, 2, 3, ...
 

@@ -20,7 +20,7 @@ from serve_app.journal.entries import (
     Summary,
     decode_facts,
 )
-from serve_app.journal.events import after_event
+from serve_app.journal.events import after_event, events_in
 from serve_app.journal.pieces import Pieces
 
 _HOLD_BYTES = 256 * 1024
@@ -60,8 +60,7 @@ class JournalReader:
     """
 
     __slots__ = (
-        "_before_opening", "_body", "_bytes_at", "_event", "_held_bytes", "_passed_bytes", "_passed_event", "_pieces",
-        "_seen",
+        "_body", "_bytes_at", "_event", "_held_bytes", "_passed_bytes", "_passed_event", "_pieces", "_seen",
         "attempt", "attempts", "ending", "facts", "head", "position",
     )  # fmt: skip
 
@@ -76,7 +75,6 @@ class JournalReader:
         self._held_bytes = 0
         self._pieces: Pieces | None = None
         self._bytes_at = BEGINNING
-        self._before_opening = position
         self._event = 0
         self._seen = seen
         self._passed_event = seen
@@ -156,14 +154,16 @@ class JournalReader:
         """Whether a later attempt goes on exactly behind the bytes that this reader knows.
 
         It always does, unless Redis failed over and came back without what an attempt had built on: entries of
-        older epochs are then missing, or stand behind the place that the attempt resumed from.
+        older epochs are then missing, or stand behind the place that the attempt resumed from. Of a response that is
+        not streamed no older bytes can be missing: they come whole, from one attempt.
         """
-        if entry.id.seq == 0:
-            self._before_opening = self.position
+        bytes_at = self._bytes_at
         if entry.body:
-            self._bytes_at, bytes_at = entry.id, self._bytes_at
-            return entry.resumed_from is None or bytes_at <= entry.resumed_from <= self._before_opening
-        return True
+            self._bytes_at = entry.id
+        if entry.resumed_from is None:
+            return True
+        event = self._event + events_in(entry.body) if entry.events else 0
+        return bytes_at <= entry.resumed_from and event == entry.events >= self._event
 
     def _add(self, body: bytes, events: int) -> None:
         if events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from serve_app.journal.entries import (
     following,
     has_ended,
     journal_key,
+    seal_id,
     wake_of,
 )
 from serve_app.redis_clock import RedisClock
@@ -144,7 +145,7 @@ class JournalStore:
 
     async def read_tails(self, request_ids: Sequence[str]) -> list[list[Entry] | None]:
         """Of many journals the opening of the last attempt, if there is one, and the last entry; None of one that is
-        not there. Two round trips.
+        not there. A seal that has ended an attempt below a newer opening comes along. Two round trips.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.
@@ -153,12 +154,11 @@ class JournalStore:
             [("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1") for request_id in request_ids]
         )
         tails = {request_id: _of_one(raw) for request_id, raw in zip(request_ids, replies, strict=True)}
-        begun = [name for name, tail in tails.items() if tail and _is_output(tail[0])]
-        if begun:
-            openings = [(self.key(name), f"{tails[name][0].id.epoch}-0") for name in begun]
-            replies = await self._link.call([("XRANGE", key, at, at) for key, at in openings])
-            for name, raw in zip(begun, replies, strict=True):
-                tails[name] = [*_of_one(raw), *tails[name]]
+        more = [(name, str(at)) for name, tail in tails.items() if tail for at in _before(tail[0])]
+        if more:
+            replies = await self._link.call([("XRANGE", self.key(name), at, at) for name, at in more])
+            for (name, _), raw in zip(more, replies, strict=True):
+                tails[name] = [*tails[name][:-1], *_of_one(raw), tails[name][-1]]
         return [tails[request_id] or None for request_id in request_ids]
 
     async def last_id(self, request_id: str) -> EntryId | None:
@@ -260,8 +260,14 @@ def _refused(error: Exception) -> bool:
     return "exhausted" in str(error) or "equal or smaller" in str(error)
 
 
-def _is_output(last: Entry) -> bool:
-    return not (last.ends or last.id.seq == 0 or last.id.epoch == 0)
+def _before(last: Entry) -> Iterator[EntryId]:
+    """What else decides about a journal with this last entry: the attempt's opening, or the seals below that."""
+    if last.ends or last.id.epoch == 0:
+        return
+    if last.id.seq > 0:
+        yield EntryId(last.id.epoch, 0)
+    else:
+        yield from map(seal_id, range(1, last.id.epoch))
 
 
 def _of_one(raw: Reply) -> list[Entry]:

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import msgspec
 import pytest
 from journal_helpers import LINE, SUMMARY, World, world
 
@@ -14,7 +16,7 @@ from serve_app.attempts import Outcome
 from serve_app.carrier import Carrier
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import AttemptFacts, RequestFacts, decode_facts
+from serve_app.journal.entries import AttemptFacts, RequestFacts, decode_facts, seal_id
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis_clock import RedisClock
 from serve_app.request_queue.dead_letters import DeadLetters
@@ -157,5 +159,20 @@ def test_a_suspect_waits_for_its_turn_until_its_deadline_and_no_longer(redis_url
             assert await its.ending() == ("expired", "deadline")
             assert time.time() * 1000 < entry.deadline_ms + 2_000
             assert its.opened.empty()
+
+    asyncio.run(main())
+
+
+def test_an_adopted_request_that_a_seal_below_a_newer_opening_has_ended_is_let_go(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with dispatch(redis_url, namespace) as its:
+            entry = replace(await its.claim(), taken_over=True)
+            key, facts = its.w.store.key("req_1"), msgspec.json.encode(AttemptFacts("replica-0", "e", 0))
+            for entry_id, fields in (("1-0", {"n": "1"}), (seal_id(1), {"n": "1", "k": "failed"}), ("2-0", {"n": "2"})):
+                await its.w.redis.xadd(key, {**fields, "m": facts}, id=str(entry_id))
+            await asyncio.wait_for(its.carrier.carry(entry), 5)
+            assert await its.w.redis.xlen(entry.stream) == 0
 
     asyncio.run(main())

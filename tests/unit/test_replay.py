@@ -1,0 +1,184 @@
+"""What a new attempt goes on from, whatever a Redis that failed over has forgotten: all of it, or it is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    Summary,
+    needed_by_readers,
+    transcript,
+)
+from serve_app.journal.reader import JournalReader
+from workers.replay import recorded
+
+STREAM, WHOLE = (Head(200, [("content-type", kind)]) for kind in ("text/event-stream", "application/json"))
+REQUEST = Entry(REQUEST_ID, {b"m": msgspec.json.encode(RequestFacts("standard", "t", "s", "m", True, 1, 2, "w"))})
+SUMMARY = Summary(None, None, 1, 1)
+
+
+class Redis:
+    """One journal, and who writes to it: Redis takes nothing below its last id, and forgets what it is told to."""
+
+    def __init__(self, streamed: bool) -> None:
+        self.streamed = streamed
+        self.journal = [REQUEST]
+        self.epoch = 0
+        self.holder: Attempt | None = None
+        self.zombies: list[Attempt] = []
+        self.tokens: dict[int, int] = {}
+        self.lost = False
+
+    def open(self) -> None:
+        """The next attempt, as a replica begins it."""
+        if self.holder is not None:
+            self.zombies.append(self.holder)
+        self.epoch += 1
+        self.holder = attempt = Attempt("req", "key", self.epoch, b"%d" % self.epoch, "", lambda _: None)
+        facts = msgspec.json.encode(AttemptFacts("r", "e", 0))
+        opening = Entry(EntryId(self.epoch, 0), {b"n": attempt.nonce, b"m": facts})
+        self.journal.append(opening)
+        attempt.history.append(opening)
+        part = recorded(self.journal)
+        self.lost = not part.whole and bool(part.body)
+        if not part.whole:
+            attempt.continue_from(REQUEST_ID, b"", 0, None)
+            self.tokens[self.epoch] = 0
+            return
+        tokens = [token for output in part.outputs for token in output.token_ids]
+        assert tokens == list(range(1, len(tokens) + 1)), self.show()
+        assert not self.streamed or part.events == body_events(part.body)
+        attempt.continue_from(part.last, part.body, part.events, part.head)
+        self.tokens[self.epoch] = len(tokens)
+
+    def produce(self, silent: bool) -> None:
+        """One token of the holder's."""
+        assert self.holder is not None
+        self._append(self.holder, silent)
+        self.write(self.holder)
+
+    def produce_late(self, silent: bool) -> None:
+        """One token of somebody's who sleeps: he does not know yet that another has gone on."""
+        if self.zombies:
+            self._append(self.zombies[-1], silent)
+
+    def _append(self, attempt: Attempt, silent: bool) -> None:
+        """As a part of a character a token makes no bytes yet."""
+        self.tokens[attempt.epoch] = token = self.tokens[attempt.epoch] + 1
+        body, events = [], attempt._events
+        if self.streamed and not silent:
+            events += 1
+            body = [b"id: %d\ndata: %d of attempt %d\n\n" % (events, token, attempt.epoch)]
+        head = STREAM if body and events == 1 else None
+        attempt.append([[0, "x", [token], None, None, None]], body, events, head)
+
+    def write(self, attempt: Attempt) -> None:
+        """All that it has; refused is fenced."""
+        while (entry := attempt.take()) is not None:
+            if entry.id <= self.journal[-1].id:
+                attempt.close(fenced=True)
+                return
+            self.journal.append(entry)
+            attempt.accepted(entry)
+
+    def forget(self, many: int, first: int) -> None:
+        """It comes back older. Who lives connects again, in some order, and appends what is missing."""
+        del self.journal[max(1, len(self.journal) - many) :]
+        living = [*self.zombies, *([self.holder] if self.holder is not None else [])]
+        for attempt in living[first:] + living[:first]:
+            if not attempt.closed.done() and self.journal[-1].id <= attempt.last_built:
+                attempt.rewind(self.journal[-1].id)
+                self.write(attempt)
+
+    def show(self) -> str:
+        """The journal, for who has to find out what went wrong."""
+        shown = (
+            {name.decode(): entry.fields[name] for name in (b"o", b"b", b"e", b"f") if name in entry.fields}
+            for entry in self.journal
+        )
+        return "\n".join(f"{entry.id} {fields}" for entry, fields in zip(self.journal, shown, strict=True))
+
+    def die(self) -> None:
+        self.holder = None
+
+    def finish(self) -> bytes:
+        """The holder completes the response. Returns what it is."""
+        if self.holder is None or self.holder.closed.done():
+            self.open()
+        assert self.holder is not None
+        body = [] if self.streamed else [b"whole, of attempt %d" % self.epoch]
+        self.holder.append([], body, self.holder._events, STREAM if self.streamed else WHOLE)
+        self.holder.finish("completed", "", SUMMARY, 1)
+        self.write(self.holder)
+        return transcript(self.journal[-1]) or b""
+
+
+def body_events(body: bytes) -> int:
+    return body.count(b"\n\n")
+
+
+def read(reader: JournalReader, journal: Iterable[Entry]) -> None:
+    for entry in journal:
+        if entry.id > reader.position:
+            reader.feed(entry)
+
+
+def told(reader: JournalReader) -> str:
+    return reader.ending.reason if reader.ending is not None else "nothing"
+
+
+STEPS = st.one_of(
+    st.just(("open",)),
+    st.tuples(st.just("produce"), st.booleans()),
+    st.tuples(st.just("produce_late"), st.booleans()),
+    st.tuples(st.just("forget"), st.integers(1, 6), st.integers(0, 2)),
+    st.just(("die",)),
+    st.just(("read",)),
+)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_nobody_goes_on_from_a_response_with_a_hole(streamed: bool) -> None:
+    @settings(max_examples=400)
+    @given(st.lists(STEPS, max_size=25))
+    @example([("produce", False), ("open",), ("produce_late", False), ("forget", 1, 0), ("produce", False), ("open",)])
+    def run(steps: list[tuple[Any, ...]]) -> None:
+        async def main() -> None:
+            redis, reader, seen = Redis(streamed), JournalReader(position=REQUEST_ID), b""
+            redis.open()
+            for name, *arguments in steps:
+                if name == "read":
+                    read(reader, filter(needed_by_readers, redis.journal))
+                    seen += reader.take()
+                elif name == "produce" and (redis.holder is None or redis.holder.closed.done()):
+                    redis.open()
+                elif name != "produce" or not redis.lost:
+                    getattr(redis, name)(*arguments)
+            if redis.lost:
+                return  # it ends as `attempt_lost`
+            whole = redis.finish()
+            before = redis.journal[:-1]
+            read(reader, filter(needed_by_readers, before))  # the transcript alone would tell all
+            seen += reader.take()
+            assert told(reader) == "journal_lost" or seen == whole, redis.show()
+            fresh = JournalReader()
+            read(fresh, before)
+            assert told(fresh) == "journal_lost" or fresh.take() == whole, redis.show()
+
+        asyncio.run(main())
+
+    run()
