@@ -198,7 +198,8 @@ class Carrier:
         entries = await self._until_reached(lambda: self._store.outline(entry.request_id))
         if not entries or has_ended(entries):
             return None
-        if not await self._until_reached(lambda: self._queue.is_ours(entry)):
+        (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
+        if not ours:
             raise NotOurs
         opened = openings(entries)
         if tried is not None and entries[-1].id.epoch < tried.epoch:  # it never began: nothing is to be counted

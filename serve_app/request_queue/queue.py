@@ -132,11 +132,17 @@ class RequestQueue:
 
     async def _claim_from(self, stream: str, consumer: str, idle_ms: int, but: Collection[str]) -> list[QueueEntry]:
         """Only what has been idle for a while: of two who take over at once, the second finds it just touched."""
-        pending: Any = await reaching(
-            lambda: self._redis.xpending_range(stream, GROUP, "-", "+", _TAKE_AT_MOST, consumer, idle=idle_ms)
-        )
-        ids: Any = [_text(item["message_id"]) for item in pending]
-        ids = [entry_id for entry_id in ids if entry_id not in but]
+        ids: Any = []
+        start: str | None = "-"
+        while start and not ids:  # a page may hold nothing but what is carried
+            pending: Any = await reaching(
+                lambda start=start: self._redis.xpending_range(  # type: ignore[misc]
+                    stream, GROUP, start, "+", _TAKE_AT_MOST, consumer, idle=idle_ms
+                )
+            )
+            found = [_text(item["message_id"]) for item in pending]
+            ids = [entry_id for entry_id in found if entry_id not in but]
+            start = f"({found[-1]}" if len(found) == _TAKE_AT_MOST else None
         if not ids:
             return []
         claimed: Any = await reaching(lambda: self._redis.xclaim(stream, GROUP, self._consumer, idle_ms, ids))
@@ -149,17 +155,8 @@ class RequestQueue:
                 await self._link.call([("XACK", stream, GROUP, *deleted)])
         return [replace(entry, taken_over=True) for entry in await self._entries(stream, there)]
 
-    async def is_ours(self, entry: QueueEntry) -> bool:
-        """Whether nobody has taken this claim over.
-
-        Raises:
-            JournalUnavailable: Redis cannot be reached.
-        """
-        (ours,) = await self.are_ours([entry])
-        return ours
-
     async def are_ours(self, entries: Sequence[QueueEntry]) -> list[bool]:
-        """`is_ours` of many, in one round trip.
+        """Whether nobody has taken these claims over: of many, in one round trip.
 
         Raises:
             JournalUnavailable: Redis cannot be reached.

@@ -39,11 +39,29 @@ def test_a_claim_whose_answer_was_lost_is_carried_though_nobody_is_sure_who_live
     asyncio.run(main())
 
 
+def test_lost_claims_behind_many_that_are_carried_are_found(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_TAKE_AT_MOST", 2)
+    monkeypatch.setattr(queue, "_ANSWER_LOST_MS", 0)
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            mine = w.queue("ingress-1")
+            for number in range(5):
+                await w.admit(f"req_{number}")
+            *carried, lost = [(await mine.claim(1))[0] for _ in range(5)]
+            (found,) = await mine.take_over(None, {entry.entry_id for entry in carried})
+            assert found.request_id == lost.request_id
+
+    asyncio.run(main())
+
+
 def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_lags(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(membership, "_QUICK_S", 0.02)
+    monkeypatch.setattr(membership, "_QUICK_S", 0.005)
 
     async def main() -> None:
         async with world(redis_url, namespace) as w:
@@ -52,12 +70,12 @@ def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_lags(
 
             async def lag() -> None:
                 while True:
-                    time.sleep(0.05)  # noqa: ASYNC251  # a busy machine; a look takes a few such steps
+                    time.sleep(0.02)  # noqa: ASYNC251  # a busy machine; a look takes a few such steps
                     await asyncio.sleep(0.001)
 
             async with ingresses(w, "ingress-1"):
                 lagging = asyncio.create_task(lag())
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(50):
                     await eventually(lambda: ended(w, "req_1"))
                 lagging.cancel()
 

@@ -964,7 +964,7 @@ class QueueMachine(RuleBasedStateMachine):
         for entry in self.known.values():
             for name, ingress in self.ingresses.items():
                 ingress.cable.mend()
-                ours = await ingress.queue.is_ours(entry)
+                (ours,) = await ingress.queue.are_ours([entry])
                 assert ours == (self.owners[_name(entry)] == name)
                 assert not ours or name in self.alive
 
