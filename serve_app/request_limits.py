@@ -41,6 +41,12 @@ class RequestLimits(Section):
     max_logprobs: int = Field(20, ge=0, description="of `logprobs`, `top_logprobs` and `prompt_logprobs`")
     max_schema_bytes: int = Field(262_144, ge=1_024, description="JSON schemas of one request, its tools' among them")
     max_schema_depth: int = Field(48, ge=4, le=64, description="of a schema: its cost grows steeply")
+    max_repeats: int = Field(
+        10_000,
+        ge=1,
+        le=100_000,
+        description="a count in a schema (`minItems`, `maxLength`, …) or an expression (`{n}`)",
+    )
     max_regex_chars: int = Field(2_048, ge=1, le=MAX_TEXT_CHARS, description="of a regular expression for the output")
     max_grammar_chars: int = Field(16_384, ge=1, le=MAX_TEXT_CHARS, description="of a grammar for the output")
     max_choices: int = Field(512, ge=1, description="texts that the output may be one of")

@@ -5,6 +5,7 @@ Wrong types are not looked at here: the models in `validation` refuse them, once
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,9 +50,23 @@ _CHARS = {
 }
 """Texts, or lists of texts."""
 
+_EXPRESSIONS = ("regex", "whitespace_pattern", "pattern", "grammar", "guided_regex", "guided_grammar")
 _SCHEMAS = ("response_format", "structured_outputs", "guided_json", "text", "tools", "chat_template_kwargs")
 _SCHEMA_WRAPPER_DEPTH = 4
 """Levels of a request around a JSON schema."""
+_COUNTS = {
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+}
+_REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
+"""Of `{n}` and `{n,m}`."""
+_MOST_DIGITS = 6
 _MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 
 
@@ -101,6 +116,8 @@ def _check_lengths(fields: Mapping[str, Any], limits: RequestLimits, place: str 
         for text in value if isinstance(value, list) else (value,):
             if isinstance(text, str) and len(text) > limit:
                 raise _refused(f"A text in '{place}{name}' is longer than {limit} characters.", place + name)
+            if isinstance(text, str) and name in _EXPRESSIONS:
+                _check_repeats(text, place + name, limits)
 
 
 def _check_logprobs(request: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -149,7 +166,9 @@ def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
             _check_schema(value, name, limits, limits.max_schema_depth + _SCHEMA_WRAPPER_DEPTH)
             size += len(msgspec.json.encode(value))
     structured = request.get("structured_outputs")
-    for name, text in (("guided_json", request.get("guided_json")), ("structured_outputs.json", _json_of(structured))):
+    inner = structured if isinstance(structured, dict) else {}
+    texts = {f"structured_outputs.{name}": inner.get(name) for name in ("json", "structural_tag")}
+    for name, text in {"guided_json": request.get("guided_json"), **texts}.items():
         if isinstance(text, str):
             size += len(text)
             if size <= limits.max_schema_bytes:
@@ -160,10 +179,6 @@ def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
             "allowed.",
             next(name for name in _SCHEMAS if name in request),
         )
-
-
-def _json_of(structured: Any) -> Any:
-    return structured.get("json") if isinstance(structured, dict) else None
 
 
 def _decoded(text: str) -> Any:
@@ -178,14 +193,28 @@ def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) ->
         raise too_many("levels of lists and objects in a schema", limits.max_schema_depth, place)
     if isinstance(value, dict):
         pattern = value.get("pattern")
-        if isinstance(pattern, str) and len(pattern) > limits.max_regex_chars:
-            raise _refused(f"A pattern in '{place}' is longer than {limits.max_regex_chars} characters.", place)
+        if isinstance(pattern, str):
+            if len(pattern) > limits.max_regex_chars:
+                raise _refused(f"A pattern in '{place}' is longer than {limits.max_regex_chars} characters.", place)
+            _check_repeats(pattern, place, limits)
+        for name in _COUNTS & value.keys():
+            count = value[name]
+            if isinstance(count, int | float) and count > limits.max_repeats:  # one of vLLM's backends unrolls them
+                raise too_many(f"repeats ({name})", limits.max_repeats, place)
         value = value.values()
     elif not isinstance(value, list):
         return
     for item in value:
         if isinstance(item, dict | list):
             _check_schema(item, place, limits, levels - 1)
+
+
+def _check_repeats(expression: str, place: str, limits: RequestLimits) -> None:
+    for counts in _REPEATS.findall(expression):
+        for count in counts:
+            digits = count.lstrip("0")
+            if len(digits) > _MOST_DIGITS or int(digits or 0) > limits.max_repeats:
+                raise too_many("repeats in an expression", limits.max_repeats, place)
 
 
 def _check_media(value: Any, place: str, limits: RequestLimits) -> None:
