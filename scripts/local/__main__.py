@@ -49,6 +49,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--detach", action="store_true", help="return when it is ready; end it with --down")
     parser.add_argument("--down", action="store_true", help="end what an earlier run started, and nothing else")
     parser.add_argument("--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS)
+    parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)  # looked at, installed, device known
     parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)  # where, if it does not start
     return parser.parse_args(words)
 
@@ -66,7 +67,7 @@ def main() -> int:
     options.state_dir = options.state_dir.resolve()
     if options.down:
         return down(options.state_dir)
-    if Path(sys.prefix).resolve() == environment.VENV.resolve():
+    if options.prepared:
         return up(options, options.device)
     device = preflight.device(options.device)
     # A dry run needs no vLLM: what is installed will do.
@@ -84,7 +85,7 @@ def main() -> int:
         return 1
     environment.make_ready(locks)
     python = str(environment.PYTHON)
-    os.execv(python, [python, "-m", "scripts.local", *sys.argv[1:], "--device", device])
+    os.execv(python, [python, "-m", "scripts.local", *sys.argv[1:], "--device", device, "--prepared"])
 
 
 def up(options: argparse.Namespace, device: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 from multiprocessing.shared_memory import SharedMemory
@@ -240,3 +241,12 @@ def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
     assert (kept / "redis.log").exists()
     assert not ray_cluster.short_folder(state).exists()
     assert not (state / "service.json").exists()
+
+
+def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "scripts.local", "--port", port, "--engine", "simulated"]
+        done = subprocess.run(command, cwd=environment.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"port {port} is taken: choose another with --port" in done.stderr
