@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from door_helpers import Door, door
-from journal_helpers import PrivateRedis, eventually
+from journal_helpers import OPENED, PrivateRedis, eventually
 from redis.asyncio import Redis
 
 from scripts.local import redis_server
+from serve_app.journal.writer import JournalWriter
 from serve_app.scheduling.order import CLASSES
 
 MIB = 1 << 20
@@ -111,6 +112,22 @@ def test_looking_at_a_large_waiting_request_costs_redis_nothing(full_redis: Priv
             print(f"60 looks: {info['total_net_output_bytes']} bytes sent, peak {info['used_memory_peak'] - before}")
             assert info["total_net_output_bytes"] < MIB
             await leave([task])  # type: ignore[list-item]
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_worked_on_waits_no_more(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with door(redis_url, namespace) as d:
+            task = d.posted("Hi")
+            (request_id,) = await d.waiting(1)
+            writer = JournalWriter(d.ingress.settings)
+            await writer.start()
+            await writer.open(request_id, 1, b"nonce-1", OPENED)
+            await eventually(lambda: len(d.ingress.waiting_room) == 0)
+            assert not task.done()
+            await leave([task])
+            await writer.stop()
 
     asyncio.run(main())
 
