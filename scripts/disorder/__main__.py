@@ -19,7 +19,7 @@ import httpx
 from scripts.disorder.account import Account, Strike, as_json, settle, table
 from scripts.disorder.faults import FAULTS, LASTING, REAL, SIMULATED, choose
 from scripts.disorder.parts import Parts
-from scripts.disorder.traffic import Client, Told, keep_busy
+from scripts.disorder.traffic import Client, End, Told, keep_busy
 from scripts.disorder.watchdog import Watchdog
 from scripts.local import processes, redis_server, service, surroundings
 from scripts.local.environment import ROOT
@@ -39,16 +39,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="Mixed traffic on a real service (Ray Serve, Redis, HAProxy) while its processes are killed at "
         "random. Prints what became of every request; exits with 1 if one was lost, duplicated or corrupted.",
     )
-    parser.add_argument("--minutes", type=float, default=3.0, help="of disorder (3)")
+    parser.add_argument("--minutes", type=float, help="of disorder (3)")
     parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated", help="simulated: no model")
     parser.add_argument("--seed", type=int, default=0, help="of traffic and faults (0)")
     parser.add_argument("--users", type=int, help="who send at a time (24; vllm: 6)")
-    parser.add_argument("--every-s", type=float, help="mean time between faults (7; vllm: 20)")
+    parser.add_argument("--every-s", type=float, help="mean time between faults (7; vllm: 20; with --strikes: 3)")
     parser.add_argument("--tokens", help="of a response, from,to (20,300; vllm: 16,120)")
     parser.add_argument("--faults", help=f"only these, by commas: {', '.join(FAULTS)}")
     parser.add_argument(
         "--apart", action="store_true",
         help="the next fault only when the service is whole again: how soon it goes on after each kind by itself",
+    )  # fmt: skip
+    parser.add_argument(
+        "--strikes", type=int, metavar="N",
+        help="--apart, and over after so many faults, each under streams in flight; --minutes (5 for each) is a bound",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--logs", type=Path, help="copy what the service's processes logged to this folder")
@@ -60,7 +64,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     real = options.engine == "vllm"
     options.users = options.users or (6 if real else 24)
     options.tokens = tuple(map(int, (options.tokens or ("16,120" if real else "20,300")).split(",")))
-    options.every_s = options.every_s or (20.0 if real else 7.0)
+    options.every_s = options.every_s or (3.0 if options.strikes else 20.0 if real else 7.0)
+    options.apart = options.apart or bool(options.strikes)
+    options.minutes = options.minutes or (5.0 * options.strikes if options.strikes else 3.0)
     options.names = options.faults.split(",") if options.faults else list(REAL if real else SIMULATED)
     unknown = [name for name in options.names if name not in FAULTS]
     if unknown:
@@ -103,9 +109,9 @@ async def expectations(options: argparse.Namespace, url: str, longest: int) -> d
 
 
 async def strike_on(
-    parts: Parts, options: argparse.Namespace, until_s: float, all_told: list[Told], strikes: list[Strike]
+    parts: Parts, options: argparse.Namespace, end: End, all_told: list[Told], strikes: list[Strike]
 ) -> None:
-    """One fault after another; those that last go on beside the next ones."""
+    """One fault after another; those that last go on beside the next ones. The last of them may be the end."""
     chance = random.Random(options.seed + 1)
     stopped: set[int] = set()
     lasting: set[asyncio.Task[None]] = set()
@@ -119,11 +125,13 @@ async def strike_on(
         stopped.discard(pid)
 
     began_s = time.monotonic()
-    while time.monotonic() < until_s - 5:
+    while time.monotonic() < end.at_s - 5 and len(strikes) != options.strikes:
         await asyncio.sleep(chance.uniform(0.6, 1.4) * options.every_s)
         if options.apart:
             await asyncio.gather(*lasting)
             await asyncio.to_thread(parts.until_whole)
+        if options.strikes and not any(told.arrivals_s and not told.done for told in all_told):
+            continue  # nobody could say how long the pause is
         struck = [s.name for s in strikes]
         names = sorted(options.names, key=lambda name: (struck.count(name), chance.random()))
         if any(not task.done() for task in lasting):
@@ -133,15 +141,18 @@ async def strike_on(
             lasting.add(task := asyncio.create_task(strike(*found)))
             await asyncio.wait({task}, timeout=0.1)
     await asyncio.gather(*lasting)
+    if len(strikes) == options.strikes:
+        end.at_s = min(end.at_s, time.monotonic())
 
 
-async def tell_who_waits(until_s: float, all_told: list[Told]) -> None:
+async def tell_who_waits(end: End, all_told: list[Told]) -> None:
     """When the time is over, every ten seconds: who has not got an end yet."""
-    await asyncio.sleep(until_s - time.monotonic())
+    while not end.over:
+        await asyncio.sleep(1)
     while True:
         await asyncio.sleep(10)
         waiting = [told.request_id or told.key for told in all_told if not (told.done or told.failure or told.wrong)]
-        over_s = time.monotonic() - until_s
+        over_s = time.monotonic() - end.at_s
         print(f"  {over_s:.0f} s after the end, {len(waiting)} requests still run: {' '.join(waiting[:3])}", flush=True)
 
 
@@ -151,20 +162,20 @@ async def disorder(options: argparse.Namespace, running: service.Service) -> tup
     all_told: list[Told] = []
     strikes: list[Strike] = []
     parts = Parts(running)
-    until_s = time.monotonic() + options.minutes * 60
+    end = End(time.monotonic() + options.minutes * 60)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=running.url, timeout=httpx.Timeout(8, pool=None), limits=limits) as http:
         users = [
             keep_busy(
-                Client(http, running.model), random.Random(options.seed * 1000 + n), PROMPTS, options.tokens, until_s,
+                Client(http, running.model), random.Random(options.seed * 1000 + n), PROMPTS, options.tokens, end,
                 all_told,
             )
             for n in range(options.users)
         ]  # fmt: skip
-        telling = asyncio.create_task(tell_who_waits(until_s, all_told))
+        telling = asyncio.create_task(tell_who_waits(end, all_told))
         watchdog = Watchdog(parts.operator(), running.model)
         watching = asyncio.create_task(watchdog.watch())
-        await asyncio.gather(*users, strike_on(parts, options, until_s, all_told, strikes))
+        await asyncio.gather(*users, strike_on(parts, options, end, all_told, strikes))
         telling.cancel()
         watching.cancel()
         gate = asyncio.Semaphore(_LOOK_UPS)  # httpx's pool takes time with the square of those that wait in it

@@ -140,12 +140,24 @@ class Client:
             told.text += choice["delta"].get("content") or ""
 
 
+@dataclass
+class End:
+    """When a run is over: at a time (`time.monotonic`), or sooner."""
+
+    at_s: float
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing new is to begin."""
+        return time.monotonic() >= self.at_s
+
+
 async def keep_busy(
-    client: Client, chance: random.Random, prompts: list[str], tokens: tuple[int, int], until_s: float,
+    client: Client, chance: random.Random, prompts: list[str], tokens: tuple[int, int], end: End,
     all_told: list[Told],
 ) -> None:  # fmt: skip
     """One user: request after request until the time is over."""
-    while time.monotonic() < until_s:
+    while not end.over:
         told = Told(chance.choice(prompts), chance.randint(*tokens), chance.random() < 0.75)
         all_told.append(told)
         await client.ask(told)
