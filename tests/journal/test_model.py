@@ -130,8 +130,15 @@ class Cable:
 
     async def arrive(self) -> None:
         """Give Redis the commands that were held, whose senders have long given them up."""
-        held = self._before_the_retry + self._held
-        self._before_the_retry, self._held = [], []
+        held, self._held = self._held, []
+        await self._arrive_before_the_retry()
+        await self._give(held)
+
+    async def _arrive_before_the_retry(self) -> None:
+        held, self._before_the_retry = self._before_the_retry, []
+        await self._give(held)
+
+    async def _give(self, held: list[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
         for command, reader, writer in held:
             await self._ask(command, reader, writer, hiredis.Reader())
             writer.close()
@@ -168,7 +175,7 @@ class Cable:
                         pass
                     return True
                 if command[0] == b"XADD" and self._before_the_retry:
-                    await self.arrive()
+                    await self._arrive_before_the_retry()
                 answer = await self._ask(command, *up, replies)
                 if how == UNANSWERED:
                     return False
