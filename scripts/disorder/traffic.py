@@ -14,6 +14,7 @@ import httpx
 
 GIVE_UP_S = 120.0
 _RETRY_S = 0.1
+_PASSING = ("journal_unavailable", "storage_full")
 
 
 @dataclass
@@ -103,9 +104,9 @@ class Client:
             told.accepted = True
             return True
         reason = answer.headers.get("x-hermes-reason", "")
-        if reason and reason != "journal_unavailable":
+        if reason and reason not in _PASSING:
             told.failure = reason
-        return False  # HAProxy's own answers, and a Redis that is away: try again
+        return False  # HAProxy's own answers, and a Redis that is away or full: try again
 
     async def _read(self, told: Told, response: httpx.Response) -> None:
         if not self._accepted(told, response):
