@@ -39,7 +39,7 @@ T = TypeVar("T")
 _RETRY_S = 0.2
 _RETRY_AT_MOST_S = 2.0
 _OPEN_WITHIN_S = 3.0
-_CALL_OPENS_WITHIN_S = 10.0
+_CALL_OPENS_WITHIN_S = 5.0
 _EXPIRE_AFTER_S = 2.0
 _BLAMED = (LOST, HUNG)
 """What counts against a request."""
@@ -157,6 +157,7 @@ class Carrier:
                         "dispatcher: request %s attempt %d was opened by no worker in %.0f s: its call is sent again",
                         entry.request_id, this.epoch, _CALL_OPENS_WITHIN_S, extra=_about(entry, NOT_OPENED),
                     )  # fmt: skip
+                    self._fleet.avoid(entry.request_id, time.monotonic())
                     return None, NOT_OPENED
                 self._waits(entry, Waits.ENGINE)
                 await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,7 @@ import httpx
 
 GIVE_UP_S = 120.0
 _RETRY_S = 0.1
-_PASSING = ("journal_unavailable", "storage_full")
+_PASSING = ("journal_unavailable", "storage_full", "queue_full")
 
 
 @dataclass
