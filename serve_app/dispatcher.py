@@ -10,7 +10,7 @@ import time
 from serve_app.carrier import Carrier
 from serve_app.errors import JournalUnavailable
 from serve_app.logs import Outage, about
-from serve_app.loops import Loops, jittered
+from serve_app.loops import Loops, ended, jittered
 from serve_app.membership import Members
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -59,10 +59,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Claim nothing more; what is carried is left to whoever takes over."""
         await self._loops.end(*self._tasks)
-        carried = list(self._carried)
-        for task in carried:
-            task.cancel()
-        await asyncio.gather(*carried, return_exceptions=True)
+        await ended(list(self._carried))
 
     def on_members(self, members: Members) -> None:
         """The room of this Ray cluster's engines is divided among its living ingresses.

@@ -13,7 +13,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from serve_app.errors import HermesError
 from serve_app.telemetry import Telemetry
@@ -24,6 +25,7 @@ Work = Callable[[], Awaitable[None]]
 
 FAILURES = 5
 WITHIN_S = 60.0
+_ASK_AGAIN_S = 0.5
 _AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -52,8 +54,7 @@ class Loops:
         """End loops for good."""
         for task in tasks:
             self._kept.pop(task, None)
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(tasks)
 
     @property
     def failing(self) -> list[str]:
@@ -93,6 +94,22 @@ class Loops:
             self._telemetry.loop_restarted(name)
         problem = "it returned" if error is None else repr(error)
         log.error("loop %s ended and is started again: %s", name, problem, exc_info=error)
+
+
+async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended, whatever they end with.
+
+    Asked once is not enough: a library may take a cancellation that comes together with a time limit of its own for
+    that limit, and go on.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        done, left = await asyncio.wait(left, timeout=_ASK_AGAIN_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # retrieved: who ends it does not want it
 
 
 def jittered(seconds: float) -> float:

@@ -21,7 +21,7 @@ from serve_app.journal.entries import Entry, RequestFacts, decode_facts, has_end
 from serve_app.journal.hub import Follower, FollowerHub
 from serve_app.journal.store import JournalStore
 from serve_app.logs import about
-from serve_app.loops import Loops
+from serve_app.loops import Loops, ended
 from serve_app.redis_clock import RedisClock
 from serve_app.settings import Settings
 from serve_app.telemetry import Telemetry
@@ -60,9 +60,7 @@ class Departures:
         """Stop; requests whose client has left are then cancelled by their deadline at the latest."""
         if self._renewing is not None:
             await self._loops.end(self._renewing)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(list(self._tasks))
 
     async def arrived(self, request_id: str) -> None:
         """A reader has come back here: its lease must stand before the grace period elsewhere ends.
