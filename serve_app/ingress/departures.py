@@ -31,6 +31,7 @@ log = logging.getLogger("hermes.ingress")
 _RENEW_S = 2.0
 _LEASE_MS = 6_000
 _RETRY_S = 0.5
+_SLOW_S = 1.0
 _MAY_COME_S = 10.0
 
 
@@ -143,9 +144,11 @@ class Departures:
                 if entries or time.monotonic() >= give_up_s:
                     await self._cancel(request_id, entries or [], ours=may_come_s > 0)
                     return
+                pause_s = _RETRY_S
             except JournalUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)
-            pause_s = _RETRY_S
+                # Who reads it elsewhere must first have had the time to come back, and to renew its lease.
+                pause_s = max(self._settings.ingress.disconnect_grace_s, 2 * _RENEW_S)
 
     async def _cancel(self, request_id: str, entries: list[Entry], ours: bool) -> None:
         if not entries or has_ended(entries):
@@ -158,9 +161,16 @@ class Departures:
             log.info("request %s ended: cancelled (client_disconnected)", request_id, extra=extra)
 
     async def _read_elsewhere(self, request_id: str) -> bool:
+        """Whether somebody reads the request here or has a lease.
+
+        Raises:
+            JournalUnavailable: Redis cannot be reached, or was slow: then nobody could renew a lease.
+        """
         if request_id in self._hub.request_ids:
             return True
-        key = self._key(request_id)
+        key, began_s = self._key(request_id), time.monotonic()
         await reaching(lambda: self._redis.zrem(key, self._ingress_id))
         readers: int = await reaching(lambda: self._redis.zcount(key, self._clock.now_ms(), "+inf"))
+        if not readers and time.monotonic() - began_s > _SLOW_S:
+            raise JournalUnavailable("Redis answers late")
         return readers > 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from doors import door, ending, journals
-from journal_helpers import World, world
+from journal_helpers import PrivateRedis, World, world
 from test_model import HANGING, UNANSWERED, Cable
 
 from serve_app.errors import Reason, RequestRefused
@@ -23,6 +26,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for what may come."""
     monkeypatch.setattr(departures_module, "_MAY_COME_S", 0.5)
     monkeypatch.setattr(departures_module, "_RETRY_S", 0.05)
+
+
+@pytest.fixture
+def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    redis = PrivateRedis(tmp_path)
+    yield redis
+    redis.end()
 
 
 @asynccontextmanager
@@ -43,6 +53,27 @@ def test_a_request_that_is_read_elsewhere_is_not_cancelled_though_clocks_differ(
             await behind.departures.arrived(follower.request_id)
             ahead.departures.left(follower, departed=True)
             await ahead.quiet()
+            assert await ending(w, follower.request_id) == ""
+
+    asyncio.run(main())
+
+
+def test_who_could_not_renew_its_lease_while_redis_hung_has_not_left(
+    private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"_LEASE_MS": 800, "_RENEW_S": 0.25, "_SLOW_S": 0.3}.items():
+        monkeypatch.setattr(departures_module, name, value)
+
+    async def main() -> None:
+        async with world(private_redis.url, namespace, **SOON) as w, door(w, "a") as left, door(w, "b") as reading:
+            follower, _ = await left.post()
+            await reading.departures.arrived(follower.request_id)
+            os.kill(private_redis.pid, signal.SIGSTOP)
+            left.departures.left(follower, departed=True)
+            await asyncio.sleep(1.2)  # longer than the lease
+            os.kill(private_redis.pid, signal.SIGCONT)
+            await reading.departures.arrived(follower.request_id)
+            await left.quiet()
             assert await ending(w, follower.request_id) == ""
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from serve_app import loops as module
-from serve_app.loops import FAILURES, LoopFailed, Loops, jittered
+from serve_app.loops import FAILURES, LoopFailed, Loops, ended, jittered
 from serve_app.telemetry import Telemetry
 
 
@@ -108,3 +108,27 @@ def test_who_failed_together_does_not_come_back_together() -> None:
     assert len(waits) > 90
     assert min(waits) >= 1.0
     assert max(waits) <= 3.0
+
+
+def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it meets a library's own time limit, which is then all that the library sees."""
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.01)
+
+    async def main() -> None:
+        asked = 0
+
+        async def deaf() -> None:
+            nonlocal asked
+            while asked < 3:
+                try:
+                    await forever()
+                except asyncio.CancelledError:
+                    asked += 1
+
+        task = asyncio.create_task(deaf())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await ended([task])
+        assert asked == 3
+
+    asyncio.run(main())
