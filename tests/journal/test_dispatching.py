@@ -91,10 +91,18 @@ def test_a_call_that_no_worker_opens_is_sent_again(
 
     async def main() -> None:
         async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (worker, (ingress,)):
-            worker.opens = lambda request_id, epoch: len(worker.calls) > 1
+            fleet, avoided = ingress._fleet, []
+
+            def opens(request_id: str, epoch: int) -> bool:
+                fleet.place(request_id, f"replica-{len(worker.calls)}")  # as the router does
+                avoided.append(set(fleet._avoided))
+                return len(worker.calls) > 1
+
+            worker.opens = opens
             await w.admit("req_1")
             await eventually(lambda: ended(w, "req_1"))
             assert worker.calls == [("req_1", 1), ("req_1", 1)]
+            assert avoided == [set(), {"replica-1"}], "the second call goes elsewhere"
             assert ingress.dispatcher._carrier.waits.longer_than(0, time.monotonic()) == []
 
     asyncio.run(main())
