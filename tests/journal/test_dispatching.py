@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
@@ -88,6 +89,7 @@ def test_a_call_that_no_worker_opens_is_sent_again(
     """As one that waits for ever in a router, or whose answer was lost: the journal says that nobody has begun."""
     monkeypatch.setattr(carrier, "_CALL_OPENS_WITHIN_S", 0.3)
     monkeypatch.setattr(dispatcher, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])  # whoever configured it before
 
     async def main() -> None:
         async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (worker, (ingress,)):
