@@ -87,8 +87,8 @@ def test_a_call_that_no_worker_opens_is_sent_again(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that waits for ever in a router, or whose answer was lost: the journal says that nobody has begun."""
-    monkeypatch.setattr(carrier, "_CALL_OPENS_WITHIN_S", 0.3)
-    monkeypatch.setattr(dispatcher, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(carrier, "_CALL_OPENS_WITHIN_S", 1.0)
+    monkeypatch.setattr(dispatcher, "TELL_AFTER_S", 0.05)
     monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])  # whoever configured it before
 
     async def main() -> None:
