@@ -34,7 +34,8 @@ def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Runn
     assert answer.status_code == 500
     assert answer.headers["x-hermes-reason"] == "poison"
     assert answer.headers["x-should-retry"] == "false"
-    request_id = answer.headers["x-request-id"]
+    # Ray's Python proxy, to which HAProxy falls back while an ingress is replaced, puts an id of its own behind ours.
+    request_id = answer.headers["x-request-id"].partition(",")[0]
     state = simulated.state(request_id)
     assert (state["state"], state["reason"], state["attempts"]) == ("failed", "poison", 3)
     beside.join(180)
