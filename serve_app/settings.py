@@ -147,6 +147,7 @@ class TelemetrySettings(Section):
     """Metrics, logs and traces."""
 
     snapshot_period_s: float = Field(2.0, gt=0, description="how often a process leaves its metrics for /metrics")
+    page_period_s: float = Field(1.0, ge=0, description="an ingress puts /metrics together this often at most")
     process_port: int = Field(0, ge=0, le=65_000, description="first port for per-process pages; 0: none")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own lines")
     log_format: Literal["text", "json"] = Field("text", description="json: with request_id, tenant, reason as fields")

@@ -72,7 +72,7 @@ class Ingress:
             settings, self.redis, self.store, self.hub, ingress_id, self.telemetry, self.clock, self.loops
         )
         self.readers = Readers(settings, self.loops)
-        self.metrics = MetricsPage(self._metrics_page)
+        self.metrics = MetricsPage(self._metrics_page, settings.telemetry.page_period_s)
         self.storage = Storage(settings)
         self.waiting_room = WaitingRoom(settings)
         keyed = KeyedRequests(settings, self.store, self._link)

@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
             "workers": {"max_running_requests": MAX_RUNNING, "stall_s": 8.0},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": GRACE_S},
             "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
-            "telemetry": {"snapshot_period_s": 0.5},
+            "telemetry": {"snapshot_period_s": 0.5, "page_period_s": 0},  # two looks in a row see what came between
         },
         "haproxy": True,
     },
@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
                 "graceful_shutdown_timeout_s": 10.0,
             },
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 15.0},
-            "telemetry": {"snapshot_period_s": 0.5},
+            "telemetry": {"snapshot_period_s": 0.5, "page_period_s": 0},  # two looks in a row see what came between
         },
         "haproxy": True,
     },
