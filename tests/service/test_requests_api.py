@@ -6,7 +6,6 @@ import json
 import secrets
 import threading
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -45,8 +44,7 @@ def test_a_finished_request_is_described(service: Running) -> None:
     assert found["attempts"] == 1
     assert found["output_tokens"] == 8
     times = [found[f"{name}_at_ms"] for name in ("admitted", "started", "first_output", "ended", "deadline")]
-    # Two processes reckon Redis's clock, each from the middle of a round trip of a quarter of a second at most.
-    assert all(later - earlier > -250 for earlier, later in pairwise(times)), times
+    assert times == sorted(times)
 
 
 def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(service: Running) -> None:
