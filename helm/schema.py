@@ -1,7 +1,9 @@
-"""The schema of the chart's values: `.venv/bin/python helm/schema.py` writes hermes-serve/values.schema.json.
+"""The schema of the chart's values: `.venv/bin/python helm/schema.py` writes
+hermes-serve/values.schema.json.
 
-Closed everywhere but where Kubernetes or vLLM own what stands there. `settings` comes from the service's own settings
-tree, less what the chart sets itself: the address of Redis and the API keys.
+Unknown values are refused everywhere, except in objects that Kubernetes or vLLM define. `settings`
+comes from the service's own settings tree, without what the chart sets itself: the address of
+Redis, the API keys, and on which pods replicas run.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "helm" / "hermes-serve" / "values.schema.json"
-SET_BY_THE_CHART = {"": ("auth",), "RedisSettings": ("url", "ca_file"), "IngressSettings": ("ray_resource",)}
+SET_BY_THE_CHART = {
+    "": ("auth",),
+    "RedisSettings": ("url", "ca_file"),
+    "IngressSettings": ("ray_resource",),
+    "WorkerSettings": ("ray_resource",),
+}
 
 Schema = dict[str, Any]
 
@@ -32,7 +39,11 @@ def one_of(*values: str) -> Schema:
 
 
 def whole(minimum: int, maximum: int | None = None) -> Schema:
-    return {"type": "integer", "minimum": minimum, **({} if maximum is None else {"maximum": maximum})}
+    return {
+        "type": "integer",
+        "minimum": minimum,
+        **({} if maximum is None else {"maximum": maximum}),
+    }
 
 
 def listed(item: Schema, **more: Any) -> Schema:
@@ -43,13 +54,14 @@ def closed(**properties: Schema) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-NAME = text(r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?)?$")  # of an object; may be empty
-KEY = text(r"^[-._a-zA-Z0-9]{1,253}$")  # of a Secret
+NAME = text(r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?)?$")  # the name of an object; may be empty
+KEY = text(r"^[-._a-zA-Z0-9]{1,253}$")  # an entry of a Secret
 SIZE = text(r"^[1-9][0-9]*(Mi|Gi|Ti)$")
 MEMORY = text(r"^[1-9][0-9]*(Mi|Gi)$")
 CIDR = text(r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")
 HOST = text(r"^([*]\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 NAMESPACES = listed(text(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"), minItems=1)
+PORTS = listed(whole(1, 65535), minItems=1)
 PULL = one_of("Always", "IfNotPresent", "Never")
 IMAGE = {
     "repository": text(r"^([a-z0-9][-._a-z0-9:/]*)?$"),
@@ -72,19 +84,49 @@ OURS: dict[str, Schema] = {
     "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY, metricsKey=KEY),
     "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
     "weights": closed(
-        existingClaim=NAME, create=BOOL, size=SIZE, storageClassName=NAME, mountPath=text(r"^/[-._a-z0-9/]*[a-z0-9]$"),
-        readOnly=BOOL, accessModes=listed(one_of("ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"), minItems=1),
+        existingClaim=NAME,
+        create=BOOL,
+        size=SIZE,
+        storageClassName=NAME,
+        mountPath=text(r"^/[-._a-z0-9/]*[a-z0-9]$"),
+        readOnly=BOOL,
+        accessModes=listed(one_of("ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"), minItems=1),
     ),
     "redis": closed(
         internal=closed(
-            enabled=BOOL, existingSecret=NAME, passwordKey=KEY, rayPasswordKey=KEY, image=closed(**IMAGE),
-            appendfsync=one_of("everysec", "always"), maxmemory=text(r"^[1-9][0-9]*(mb|gb)$"), cpus=NUMBER,
-            memory=MEMORY, persistence=closed(size=SIZE, storageClassName=NAME), scheduling=SCHEDULING,
+            enabled=BOOL,
+            existingSecret=NAME,
+            passwordKey=KEY,
+            rayPasswordKey=KEY,
+            image=closed(**IMAGE),
+            appendfsync=one_of("everysec", "always"),
+            maxmemory=text(r"^[1-9][0-9]*(mb|gb)$"),
+            cpus=NUMBER,
+            memory=MEMORY,
+            persistence=closed(size=SIZE, storageClassName=NAME),
+            scheduling=SCHEDULING,
             exporter=closed(enabled=BOOL, passwordKey=KEY, image=closed(**IMAGE)),
         ),
+        ha=closed(
+            enabled=BOOL,
+            name=NAME,
+            replicas=whole(3, 9),
+            primary=text(r"^[-.a-z0-9]+$"),
+            existingSecret=NAME,
+            passwordKey=KEY,
+            rayPasswordKey=KEY,
+            sentinelPasswordKey=KEY,
+        ),
         external=closed(
-            enabled=BOOL, existingSecret=NAME, urlKey=KEY, caKey=text(r"^[-._a-zA-Z0-9]{0,253}$"), gcsAddress=text(r"^((rediss?://)?[-.a-zA-Z0-9]+:[0-9]{1,5})?$"),
-            gcsUsernameKey=KEY, gcsPasswordKey=KEY, cidrs=listed(CIDR), ports=listed(whole(1, 65535), minItems=1),
+            enabled=BOOL,
+            existingSecret=NAME,
+            urlKey=KEY,
+            caKey=text(r"^[-._a-zA-Z0-9]{0,253}$"),
+            gcsAddress=text(r"^((rediss?://)?[-.a-zA-Z0-9]+:[0-9]{1,5})?$"),
+            gcsUsernameKey=KEY,
+            gcsPasswordKey=KEY,
+            cidrs=listed(CIDR),
+            ports=PORTS,
         ),
     ),
     "rayAuth": closed(enabled=BOOL),
@@ -95,6 +137,7 @@ OURS: dict[str, Schema] = {
     "ingressPods": closed(**POD, replicas=whole(1)),
     "engines": closed(**POD, gpus=whole(0, 16), gpuResource=text(r"^[-.a-z0-9]+/[-.a-z0-9]+$")),
     "autoscaler": closed(idleTimeoutSeconds=whole(1), cpus=NUMBER, memory=MEMORY),
+    "uninstall": closed(enabled=BOOL, timeoutSeconds=whole(10)),
     "cpuLimits": BOOL,
     "env": {
         "type": "object",
@@ -105,26 +148,43 @@ OURS: dict[str, Schema] = {
     "serviceAccount": closed(annotations=STRINGS),
     "podDisruptionBudgets": closed(enabled=BOOL),
     "networkPolicy": closed(
-        enabled=BOOL, servingFrom=listed(OPEN), tracesTo=listed(OPEN), operatorNamespaces=NAMESPACES,
-        monitoringNamespaces=NAMESPACES, dnsNamespaces=NAMESPACES,
-        dnsCidrs=listed(CIDR), apiServerCidrs=listed(CIDR), hubCidrs=listed(CIDR),
+        enabled=BOOL,
+        servingFrom=listed(OPEN),
+        tracesTo=listed(OPEN),
+        operatorNamespaces=NAMESPACES,
+        monitoringNamespaces=NAMESPACES,
+        dnsNamespaces=NAMESPACES,
+        dnsCidrs=listed(CIDR),
+        dnsPorts=PORTS,
+        apiServerCidrs=listed(CIDR),
+        apiServerPorts=PORTS,
+        hubCidrs=listed(CIDR),
     ),
     "ingress": closed(
-        enabled=BOOL, className=NAME, host={"anyOf": [HOST, {"const": ""}]}, tlsSecret=NAME, annotations=STRINGS
+        enabled=BOOL,
+        className=NAME,
+        host={"anyOf": [HOST, {"const": ""}]},
+        tlsSecret=NAME,
+        annotations=STRINGS,
     ),
     "httpRoute": closed(enabled=BOOL, hosts=listed(HOST), parentRefs=listed(OPEN)),
     "monitoring": closed(
-        mode=one_of("service", "pods"), podMonitors=BOOL, interval=text(r"^[1-9][0-9]*(s|m)$"), labels=STRINGS,
+        mode=one_of("service", "pods"),
+        podMonitors=BOOL,
+        interval=text(r"^[1-9][0-9]*(s|m)$"),
+        labels=STRINGS,
         rules=closed(enabled=BOOL, runbookUrl=text(r"^https?://")),
         dashboard=closed(enabled=BOOL, labels=STRINGS),
     ),
     "tests": closed(timeoutSeconds=whole(10)),
-    "global": OPEN,  # Helm's own
-}  # fmt: skip
+    "global": OPEN,  # reserved by Helm
+}
 
 
 def settings() -> Schema:
-    """The service's settings tree, without titles and defaults: what is not named keeps the service's default."""
+    """The service's settings tree, without titles and defaults: a setting that is not listed
+    keeps the service's default.
+    """
     sys.path.insert(0, str(ROOT))
     from serve_app.settings import Settings
 
@@ -139,10 +199,15 @@ def settings() -> Schema:
 def _bare(node: Any, of_names: bool = False) -> Any:
     if isinstance(node, list):
         return [_bare(item) for item in node]
+    if isinstance(node, str):
+        return " ".join(node.split())  # remove a docstring's line breaks
     if not isinstance(node, dict):
         return node
     kept = node if of_names else {k: v for k, v in node.items() if k not in ("title", "default")}
-    return {key: _bare(value, of_names=key in ("properties", "$defs") and not of_names) for key, value in kept.items()}
+    return {
+        key: _bare(value, of_names=key in ("properties", "$defs") and not of_names)
+        for key, value in kept.items()
+    }
 
 
 def schema() -> str:

@@ -1,8 +1,10 @@
-"""`scripts/dashboard-picture`: a service under load, a Prometheus that scrapes it, and every panel of the dashboard.
+"""`scripts/dashboard-picture`: a service under load, a Prometheus that scrapes it, and every panel
+of the dashboard.
 
-The panels' own expressions are asked of a real Prometheus (`prometheus` on PATH) and drawn with matplotlib in the
-dashboard's own grid, so the picture shows what an operator would see without a Grafana at hand. Panels about what this
-machine has not (GPUs, the Redis exporter) say that they have no data.
+The panels' own expressions are asked of a real Prometheus (`prometheus` on PATH) and drawn with
+matplotlib in the dashboard's own grid, so the picture shows what an operator would see without a
+Grafana at hand. Panels about what this machine has not (GPUs, the Redis exporter) say that they
+have no data.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.disorder.parts import Parts
-from scripts.local import processes, ray_cluster, service, surroundings
+from scripts.chaos_testing.parts import Parts
+from scripts.local import ports, processes, ray_cluster, service, surroundings
 from scripts.local.environment import ROOT
 
 DASHBOARD = ROOT / "helm" / "hermes-serve" / "files" / "dashboard.json"
@@ -34,7 +36,9 @@ RATE_INTERVAL = "20s"
 
 
 async def load(url: str, model: str, users: int, seconds: float, after_half: Any) -> None:
-    """Conversations of several turns in all classes, and now and then a bad request; a fault in the middle."""
+    """Conversations of several turns in all classes, and now and then a bad request; a fault in the
+    middle.
+    """
     until_s = time.monotonic() + seconds
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
 
@@ -42,12 +46,22 @@ async def load(url: str, model: str, users: int, seconds: float, after_half: Any
             chance = random.Random(number)
             while time.monotonic() < until_s:
                 messages = [
-                    {"role": "user", "content": f"User {number}: tell me of the sea, the harbour and the light."}
+                    {
+                        "role": "user",
+                        "content": f"User {number}: tell me of the sea, the harbour and the light.",
+                    }
                 ]
-                headers = {"x-session-id": f"s-{number}-{chance.random()}", "x-hermes-class": chance.choice(CLASSES)}
+                headers = {
+                    "x-session-id": f"s-{number}-{chance.random()}",
+                    "x-hermes-class": chance.choice(CLASSES),
+                }
                 for _ in range(chance.randint(1, 4)):
                     named = model if chance.random() < 0.97 else "unknown"
-                    body = {"model": named, "messages": messages, "max_tokens": chance.randint(20, 160)}
+                    body = {
+                        "model": named,
+                        "messages": messages,
+                        "max_tokens": chance.randint(20, 160),
+                    }
                     answer = await http.post("/v1/chat/completions", json=body, headers=headers)
                     if answer.is_success:
                         messages = [*messages, answer.json()["choices"][0]["message"], messages[0]]
@@ -62,8 +76,12 @@ async def load(url: str, model: str, users: int, seconds: float, after_half: Any
 
 def start_prometheus(folder: Path, running: service.Service) -> tuple[int, str]:
     """A Prometheus that scrapes the service's page and Ray's. Returns its pid and URL."""
-    port = processes.free_port()
-    ray = ray_cluster.short_folder(Path(running.state_dir)) / "ray" / "prom_metrics_service_discovery.json"
+    port = ports.free_port()
+    ray = (
+        ray_cluster.short_folder(Path(running.state_dir))
+        / "ray"
+        / "prom_metrics_service_discovery.json"
+    )
     namespace = {"labels": {"namespace": "local"}}
     targets = [{"targets": [running.url.removeprefix("http://")], **namespace}]
     relabel = [{"target_label": "namespace", "replacement": "local"}]
@@ -71,13 +89,23 @@ def start_prometheus(folder: Path, running: service.Service) -> tuple[int, str]:
         "global": {"scrape_interval": f"{SCRAPE_S}s"},
         "scrape_configs": [
             {"job_name": "hermes", "static_configs": targets},
-            {"job_name": "ray", "file_sd_configs": [{"files": [str(ray)]}], "relabel_configs": relabel},
+            {
+                "job_name": "ray",
+                "file_sd_configs": [{"files": [str(ray)]}],
+                "relabel_configs": relabel,
+            },
         ],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     log = (folder / "prometheus.log").open("w")
-    command = ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/tsdb"]
-    process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    command = [
+        "prometheus",
+        f"--config.file={folder}/prometheus.yaml",
+        f"--storage.tsdb.path={folder}/tsdb",
+    ]
+    process = subprocess.Popen(
+        [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+    )
     return process.pid, f"http://127.0.0.1:{port}"
 
 
@@ -85,7 +113,12 @@ def ask(prometheus: str, expression: str, from_s: float, to_s: float) -> list[di
     """The series of a panel's expression over a time."""
     for name, value in {"$namespace": ".*", "$__rate_interval": RATE_INTERVAL}.items():
         expression = expression.replace(name, value)
-    asked = {"query": expression, "start": from_s, "end": to_s, "step": SCRAPE_S}
+    asked: dict[str, str | float] = {
+        "query": expression,
+        "start": from_s,
+        "end": to_s,
+        "step": SCRAPE_S,
+    }
     answer = httpx.get(f"{prometheus}/api/v1/query_range", params=asked, timeout=30).json()
     series: list[dict[str, Any]] = answer["data"]["result"]
     return series
@@ -108,32 +141,50 @@ def draw(prometheus: str, from_s: float, to_s: float, picture: Path) -> int:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     height = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in panels)
     plt.style.use("dark_background")
-    plt.rcParams.update({"font.size": 6, "axes.facecolor": "#181b1f", "figure.facecolor": "#111217"})
+    plt.rcParams.update(
+        {"font.size": 6, "axes.facecolor": "#181b1f", "figure.facecolor": "#111217"}
+    )
     figure = plt.figure(figsize=(19, height * 0.42), dpi=110)
     full = 0
     for panel in panels:
         box = panel["gridPos"]
         left, bottom = box["x"] / 24, 1 - (box["y"] + box["h"]) / height
         if panel["type"] == "row":
-            figure.text(left + 0.005, bottom + 0.3 * box["h"] / height, panel["title"], size=11, weight="bold")
+            figure.text(
+                left + 0.005,
+                bottom + 0.3 * box["h"] / height,
+                panel["title"],
+                size=11,
+                weight="bold",
+            )
             continue
-        axes = figure.add_axes((left + 0.025, bottom + 1.4 / height, box["w"] / 24 - 0.035, (box["h"] - 2.6) / height))
+        axes = figure.add_axes(
+            (left + 0.025, bottom + 1.4 / height, box["w"] / 24 - 0.035, (box["h"] - 2.6) / height)
+        )
         full += draw_panel(axes, panel, prometheus, from_s, to_s)
     figure.savefig(picture)
     return full
 
 
-def draw_panel(axes: Any, panel: dict[str, Any], prometheus: str, from_s: float, to_s: float) -> bool:
+def draw_panel(
+    axes: Any, panel: dict[str, Any], prometheus: str, from_s: float, to_s: float
+) -> bool:
     """One panel; whether there was anything to draw."""
     unit = panel["fieldConfig"]["defaults"].get("unit", "")
     found = False
     for target in panel["targets"]:
         for series in ask(prometheus, target["expr"], from_s, to_s):
-            points = [(float(at) - from_s, float(value)) for at, value in series["values"] if value != "NaN"]
+            points = [
+                (float(at) - from_s, float(value))
+                for at, value in series["values"]
+                if value != "NaN"
+            ]
             if points:
                 found = True
                 axes.plot(
-                    *zip(*points, strict=True), linewidth=1, label=legend(target["legendFormat"], series["metric"])
+                    *zip(*points, strict=True),
+                    linewidth=1,
+                    label=legend(target["legendFormat"], series["metric"]),
                 )
     axes.set_title(f"{panel['title']}  [{unit}]" if unit else panel["title"], loc="left", size=8)
     axes.set_xlim(0, to_s - from_s)
@@ -142,29 +193,49 @@ def draw_panel(axes: Any, panel: dict[str, Any], prometheus: str, from_s: float,
     if found:
         axes.legend(loc="upper left", frameon=False, ncols=2)
     else:
-        axes.text(0.5, 0.5, "no data here", ha="center", va="center", transform=axes.transAxes, color="#888888")
+        axes.text(
+            0.5,
+            0.5,
+            "no data here",
+            ha="center",
+            va="center",
+            transform=axes.transAxes,
+            color="#888888",
+        )
     return found
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="scripts/dashboard-picture", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of load (5); in the middle a worker is killed")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="of load (5); in the middle a worker is killed"
+    )
     parser.add_argument("--users", type=int, default=16, help="at a time (16)")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "dashboard.png", help="where to")
+    parser.add_argument(
+        "--picture", type=Path, default=ROOT / "docs" / "dashboard.png", help="where to"
+    )
     options = parser.parse_args()
     surroundings.leave()
     if find_spec("matplotlib") is None:
-        print("scripts/dashboard-picture draws with matplotlib: run `scripts/test unit` once", file=sys.stderr)
+        print(
+            "scripts/dashboard-picture draws with matplotlib: run `scripts/test unit` once",
+            file=sys.stderr,
+        )
         return 2
     if shutil.which("prometheus") is None:
-        print("scripts/dashboard-picture needs `prometheus` on PATH (Debian: apt install prometheus)", file=sys.stderr)
+        print(
+            "scripts/dashboard-picture needs `prometheus` on PATH (Debian: apt install prometheus)",
+            file=sys.stderr,
+        )
         return 2
     with tempfile.TemporaryDirectory(prefix="picture-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         args = {"workers": {"max_running_requests": 6}, "telemetry": {"snapshot_period_s": 1.0}}
         config = ROOT / "cluster" / "local_cpu.yaml"
-        running = service.start(folder / "s", config, processes.free_port(), args, tell=lambda line: print(f"  {line}"))
+        running = service.start(
+            folder / "s", config, ports.free_port(), args, tell=lambda line: print(f"  {line}")
+        )
         prometheus_pid, prometheus = start_prometheus(folder, running)
         try:
             parts = Parts(running)

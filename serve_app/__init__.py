@@ -1,20 +1,36 @@
 """hermes-serve. The path of a request, file by file:
 
-ingress/app.py           HTTP in; ingress/keys.py: whose request; ingress/validation.py refuses what cannot work
-ingress/admission.py     decides class, session, deadline; writes journal and queue entry: accepted
-request_queue/queue.py   the waiting lines
-dispatcher.py            claims when an engine has room; scheduling/order.py says which goes first
-carrier.py               one request to its end: attempt after attempt, whoever dies
-routing/ring.py          which replica; routing/serve_router.py tells Ray Serve
-workers/replica.py       execute(request_id, epoch): reads the journal, runs the engine
-workers/recorder.py      engine outputs and response bytes become entries
-workers/replay.py        what older attempts have left; workers/seam.py goes on from there
-journal/writer.py        fenced appends, group commit, wake-ups
-journal/hub.py           followers; journal/reader.py: what an entry adds
-ingress/answer.py        forwards the bytes to the client
+ingress/app.py                receives HTTP; api_keys.py: which tenant
+ingress/validation/           refuses what is invalid: structure.py (size and shape of the JSON),
+                              limits.py (every field and schema), bodies.py (types)
+ingress/submissions.py        decides class, session and deadline: a Submission
+admission/admission.py        checks the limits; writes journal, body and queue entry together, and
+                              only then is the request accepted
+request_queue/queue.py        the queue of each class, as Redis Streams
+dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
+dispatch/attempts.py          carries a request to its end; policy/retries.py: what follows a lost
+                              attempt, and when a request is poison
+dispatch/deadlines.py         ends requests whose deadline passes while they wait
+dispatch/calls.py             one call to a worker, until it is answered, lost or given up
+policy/placement.py           chooses the replica; cluster/serve_router.py tells Ray Serve
+workers/replica.py            execute(request_id, epoch): the requests of one worker
+workers/execution.py          one attempt: opens it, runs the engine, ends the request
+workers/recorder.py           engine outputs and response bytes become journal entries
+workers/replay.py             reads what older attempts produced; continuation.py continues it
+journal/writer.py             fenced appends, group commit, wake-ups
+journal/followers.py          passes accepted entries to the connections; reader.py interprets them
+ingress/answer.py             forwards the bytes to the client
+endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
+                              and notifies listeners
 
-journal/durability.py    notices a Redis that forgets what it accepted
-deploy.py                puts it all together; settings.py, errors.py, telemetry.py are used everywhere
+cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work
+redis/                        connections and the client; keyspace.py: every key; durability.py:
+                              whether Redis keeps what it accepted
+observability/                metrics, traces, log lines
+cli/                          the command hermes: deploy, api-key, check-redis, dead-letters
+processes/, deploy.py         compose one process, and the application
+settings/, errors.py, contract.py, clock.py are used everywhere; timings.py: times that are
+                              not settings, each with its reason
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

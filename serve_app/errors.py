@@ -1,4 +1,4 @@
-"""The error tree, the closed set of reasons, and OpenAI's error body.
+"""The error tree, the HTTP form of each reason, and OpenAI's error body.
 
 A reason is the same word in the response header `x-hermes-reason`, in the metric and in the log.
 """
@@ -7,49 +7,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-
-class Reason(StrEnum):
-    """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
-
-    INVALID_API_KEY = "invalid_api_key"
-    KEY_NOT_PERMITTED = "key_not_permitted"
-    MALFORMED_JSON = "malformed_json"
-    INVALID_REQUEST = "invalid_request"
-    MODEL_NOT_FOUND = "model_not_found"
-    NOT_FOUND = "not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    BODY_TOO_LARGE = "body_too_large"
-    HEADERS_TOO_LARGE = "headers_too_large"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-    QUEUE_FULL = "queue_full"
-    STORAGE_FULL = "storage_full"
-    TENANT_LIMIT = "tenant_limit"
-    TOO_MANY_CONNECTIONS = "too_many_connections"
-    JOURNAL_UNAVAILABLE = "journal_unavailable"
-    JOURNAL_LOST = "journal_lost"
-    DEADLINE = "deadline"
-    CANCELLED = "cancelled"
-    CLIENT_DISCONNECTED = "client_disconnected"
-    ENGINE_ERROR = "engine_error"
-    ATTEMPT_LOST = "attempt_lost"
-    POISON = "poison"
-    LOOP_HELD = "loop_held"
-    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
-    INTERNAL = "internal"
-
+from serve_app.contract import Reason
 
 LASTING = frozenset({Reason.INVALID_REQUEST, Reason.POISON, Reason.LOOP_HELD})
-"""Failures that a repeat would meet again: only these does an `Idempotency-Key` answer with."""
+"""Failures that a repeat would meet again. Only these are returned to a repeat with the same
+`Idempotency-Key`; after any other failure the repeat is a new request.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a reason looks over HTTP."""
+    """The HTTP form of a reason."""
 
     status: int
     type: str
@@ -86,37 +58,41 @@ _SHAPES: dict[Reason, _Shape] = {
 
 
 class HermesError(Exception):
-    """Root of the project's errors."""
+    """Base class of all errors of this project."""
 
 
 class SettingsError(HermesError):
-    """A setting is unknown, malformed or impossible; the message names the key and the fix."""
+    """A setting is unknown, malformed or impossible; the message names the setting and the fix."""
 
 
-class JournalUnavailable(HermesError):
-    """Redis cannot be reached, or refuses writes for now."""
+class RedisUnavailable(HermesError):
+    """Redis cannot be reached, or rejects writes for now."""
 
 
-class AnswerLost(JournalUnavailable):
-    """What was sent was not answered: whether Redis acted, or will yet, is not known."""
+class AnswerLost(RedisUnavailable):
+    """A command was sent and not answered: it is unknown whether Redis has executed it or will."""
 
 
 class Fenced(HermesError):
-    """A newer epoch, or the terminal entry, owns the journal: this writer must stop."""
+    """A newer epoch or the terminal entry owns the journal, so this writer must stop."""
 
 
 class RequestRefused(HermesError):
     """A request ends with an error answer.
 
     Args:
-        reason: of the closed set; it decides the HTTP status.
+        reason: one of the closed set; it determines the HTTP status.
         message: one sentence for the caller.
         param: the offending field, as in OpenAI's error body.
-        retry_after_s: seconds after which a retry makes sense.
+        retry_after_s: after how many seconds a retry makes sense.
     """
 
     def __init__(
-        self, reason: Reason, message: str, param: str | None = None, retry_after_s: float | None = None
+        self,
+        reason: Reason,
+        message: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -130,13 +106,15 @@ class RequestRefused(HermesError):
         return _SHAPES[self.reason].status
 
     def headers(self) -> dict[str, str]:
-        """Response headers: the reason, and when to try again."""
+        """Response headers: the reason, and when to retry."""
         headers = {"x-hermes-reason": str(self.reason)}
         if self.retry_after_s is not None:
-            # Never the same for all who are refused at once: they would all come back at once.
+            # Jittered, so that clients that were refused together do not retry together.
             seconds = max(1.0, self.retry_after_s) * random.uniform(1.0, 2.0)
             headers["retry-after"] = str(round(seconds))
-            headers["retry-after-ms"] = str(round(seconds * 1000))  # OpenAI's clients look at this one first
+            headers["retry-after-ms"] = str(
+                round(seconds * 1000)
+            )  # OpenAI's clients read this one first
         if self.reason is Reason.INVALID_API_KEY:
             headers["www-authenticate"] = "Bearer"
         if not _SHAPES[self.reason].retryable:
@@ -153,17 +131,25 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
 
     Source: https://platform.openai.com/docs/guides/error-codes
     """
-    return {"error": {"message": message, "type": _SHAPES[reason].type, "param": param, "code": str(reason)}}
+    return {
+        "error": {
+            "message": message,
+            "type": _SHAPES[reason].type,
+            "param": param,
+            "code": str(reason),
+        }
+    }
 
 
 def in_openais_shape(body: bytes, reason: Reason) -> bytes:
-    """An error of vLLM's server, whose types (`BadRequestError`) and numbers for codes OpenAI's clients do not know.
-
-    What is no such error stays as it is.
+    """Translate an error of vLLM's server, whose types (`BadRequestError`) and numeric codes
+    OpenAI's clients do not know. Other bodies are returned unchanged.
     """
     try:
         error = msgspec.json.decode(body)["error"]
         message, param, code = error["message"], error.get("param"), error.get("code")
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
         return body
-    return body if isinstance(code, str) else msgspec.json.encode(error_body(reason, message, param))
+    return (
+        body if isinstance(code, str) else msgspec.json.encode(error_body(reason, message, param))
+    )

@@ -1,4 +1,4 @@
-"""What all tests share: a private Redis, and a namespace of their own in it."""
+"""Fixtures for all tests: a private Redis, and a namespace per test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from scripts.local import processes, ray_cluster, redis_server, surroundings
 surroundings.leave()
 _folder = tempfile.TemporaryDirectory(prefix="hermes-run-")
 ray_cluster.use_token(Path(os.environ.get("HERMES_KEEP_SERVICES", _folder.name)) / "ray-token")
-os.environ["VLLM_RPC_BASE_PATH"] = _folder.name  # of the engines in this process: their sockets stay where they are
+os.environ["VLLM_RPC_BASE_PATH"] = (
+    _folder.name
+)  # of the engines in this process: their sockets stay where they are
 
 # A loaded machine may take its time; the examples are the same for everyone.
 settings.register_profile("hermes", deadline=None, derandomize=True, database=None)

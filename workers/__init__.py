@@ -1,5 +1,5 @@
-"""The workers: each replica owns one engine and works on requests out of the journal.
+"""The workers: each replica owns one engine and works on requests from the journal.
 
-`replica` (execute: journal in, journal out) → `recorder` (what the engine says becomes entries) →
-`vllm_engine` with `resumable`, or `simulated_engine`.
+`replica` (what runs, and health) → `execution` (one attempt: journal in, journal out) → `recorder`
+(engine outputs become entries) → `vllm_engine` with `resumable`, or `simulated_engine`.
 """

@@ -1,4 +1,4 @@
-"""Calling an ASGI app in the same process: no socket, no HTTP parsing."""
+"""Calls an ASGI app in the same process, without a socket or HTTP parsing."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app.journal.entries import RequestLine
+from serve_app import timings
+from serve_app.journal.facts import RequestLine
 
 Message = dict[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
-
-_ABORT_S = 5.0
+App = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
+    Awaitable[None],
+]
 
 
 async def call(
-    app: App, line: RequestLine, body: bytes, headers: dict[str, str], send: Callable[[Message], Awaitable[None]]
+    app: App,
+    line: RequestLine,
+    body: bytes,
+    headers: dict[str, str],
+    send: Callable[[Message], Awaitable[None]],
 ) -> None:
-    """Run one request. When cancelled, the app is told that the client has gone and gets time to clean up."""
+    """Run one request. If this is cancelled, the app sees a disconnected client and gets time to
+    clean up.
+    """
     gone = asyncio.Event()
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -48,7 +56,7 @@ async def call(
         await asyncio.shield(task)
     except asyncio.CancelledError:
         gone.set()
-        done, _ = await asyncio.wait({task}, timeout=_ABORT_S)
+        done, _ = await asyncio.wait({task}, timeout=timings.APP_ABORT_S)
         if not done:
             task.cancel()
         raise

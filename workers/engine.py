@@ -1,48 +1,54 @@
-"""What a worker asks of an engine. One signature for all, so that no caller asks which one it has."""
+"""The interface of an engine. It is the same for all engines, so no caller needs to know which one
+it has.
+"""
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
-from serve_app.journal.entries import RequestLine
+from serve_app.clock import SYSTEM, Clock
+from serve_app.journal.facts import RequestLine
 from workers.recorder import Recorder
 
 
 class EngineFailed(Exception):
-    """The engine failed under a request; another replica may serve it."""
+    """The engine failed during a request; another replica may serve it."""
 
 
 class Progress:
-    """Health means progress: an engine with work and without a step for too long is sick, whatever its ping says."""
+    """An engine that has work and makes no step for too long is sick, even if it answers pings."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._generating = 0
         self._moved_s = 0.0
 
     def begun(self) -> None:
-        """A generation waits for the engine."""
+        """A generation now waits for the engine."""
         if not self._generating:
-            self._moved_s = time.monotonic()
+            self._moved_s = self._clock.monotonic_s()
         self._generating += 1
 
     def ended(self) -> None:
-        """It waits no more."""
+        """The generation no longer waits."""
         self._generating -= 1
 
     def stepped(self) -> None:
         """The engine has made a step."""
-        self._moved_s = time.monotonic()
+        self._moved_s = self._clock.monotonic_s()
 
     def check(self, stall_s: float) -> None:
-        """Raise if the engine stands still.
+        """Raise if the engine makes no progress.
 
         Raises:
-            EngineFailed: it has work, and made no step for `stall_s` seconds.
+            EngineFailed: it has work, and has made no step for `stall_s` seconds.
         """
-        silent_s = time.monotonic() - self._moved_s
+        silent_s = self._clock.monotonic_s() - self._moved_s
         if self._generating and silent_s > stall_s:
-            raise EngineFailed(f"{self._generating} generations wait, and no step for {silent_s:.1f} s")
+            raise EngineFailed(
+                f"{self._generating} generations wait, "
+                f"and the engine made no step for {silent_s:.1f} s"
+            )
 
 
 class Engine(Protocol):
@@ -50,18 +56,22 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What the response header `x-hermes-engine` and the journal say, such as `vllm-0.32.0`."""
+        """The engine's name in the response header `x-hermes-engine` and in the journal, such as
+        `vllm-0.32.0`.
+        """
         ...
 
     async def start(self) -> None:
-        """Load the model; return when requests can be served.
+        """Load the model; returns when requests can be served.
 
         Raises:
             SettingsError: an engine argument is unknown or impossible.
         """
         ...
 
-    async def serve(self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder) -> None:
+    async def serve(
+        self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
+    ) -> None:
         """Answer one HTTP request through `recorder`. Cancelling the task aborts the generation.
 
         Raises:
@@ -71,7 +81,7 @@ class Engine(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What must be equal in two engines for one to go on where the other stopped."""
+        """What must be equal in two engines so that one can continue what the other began."""
         ...
 
     async def check_health(self) -> None:

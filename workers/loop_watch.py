@@ -1,8 +1,9 @@
-"""Who holds the worker's event loop: a request whose one step takes a second of it is named, and ended.
+"""Finds and ends a request that blocks the worker's event loop with one long step.
 
-All requests of a worker share one loop; while one of them computes there, nobody else's tokens are sent and the lease
-is not renewed. The watch is a thread, since a loop that is held cannot watch itself. It counts the CPU time of the
-loop's thread and no other: a process that is stopped, starved or waits for something blames nobody.
+All requests of a worker share one loop. While one of them computes there, no other request's tokens
+are sent, and the lease is not renewed. The watch runs in a thread, because a blocked loop cannot
+watch itself. It counts only the CPU time of the loop's thread, so no request is blamed if the
+process is stopped, starved or waiting.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from contextlib import contextmanager
 from contextvars import Context
 from types import FrameType
 
+from serve_app import timings
 from workers.recorder import current
 
 log = logging.getLogger("hermes.worker")
-
-_LOOK_S = 0.2
 
 
 class LoopWatch:
@@ -48,14 +48,16 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()
 
     @contextmanager
     def watched(self, request_id: str) -> Iterator[asyncio.Future[float]]:
-        """A future that is done when the request has held the loop: its result is for how long."""
+        """A future that is done when the request has blocked the loop; its result is for how long,
+        in seconds.
+        """
         held: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._watched[request_id] = held
         try:
@@ -65,19 +67,20 @@ class LoopWatch:
                 del self._watched[request_id]
 
     def _beat(self) -> None:
-        """A turn of the loop: whatever held it has let go."""
+        """The loop runs: nothing blocks it now."""
         self._beat_cpu_s = time.thread_time()
-        self._timer = self._loop.call_later(_LOOK_S, self._beat)
+        self._timer = self._loop.call_later(timings.LOOP_LOOK_S, self._beat)
 
     def _watch(self) -> None:
         step: tuple[float, object] = (0.0, None)
         began_s = looked_s = time.clock_gettime(self._clock)
         told = False
-        while not self._stopped.wait(_LOOK_S):
+        while not self._stopped.wait(timings.LOOP_LOOK_S):
             now_s = time.clock_gettime(self._clock)
             task = asyncio.current_task(self._loop)
             if task is None or (self._beat_cpu_s, task) != step:
-                # Within one turn of the loop a task makes one step. What was not seen yet began after both of these.
+                # Within one turn of the loop a task makes one step. What was not seen yet began
+                # after both of these.
                 step, told = (self._beat_cpu_s, task), False
                 began_s = max(looked_s, self._beat_cpu_s)
             if task is not None and not told and now_s - began_s >= self._held_s:
@@ -89,7 +92,9 @@ class LoopWatch:
         frame = sys._current_frames().get(self._loop_thread)
         request_id = _request_of(task) or self._named_in(frame)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
-        log.warning("the loop is held for %.1f s by %s, at %s", seconds, request_id or "nobody known", where)
+        log.warning(
+            "the loop is held for %.1f s by %s, at %s", seconds, request_id or "nobody known", where
+        )
         if request_id and not self._stopped.is_set():
             self._loop.call_soon_threadsafe(self._held, request_id, seconds)
 
@@ -99,10 +104,14 @@ class LoopWatch:
             held.set_result(seconds)
 
     def _named_in(self, frame: FrameType | None) -> str:
-        """The request that a task of all requests works on, such as vLLM's handler of outputs: one that it names."""
+        """The request that a shared task (such as vLLM's output handler) is working on."""
         known = list(self._watched)
         while frame is not None:
-            texts = [value for value in list(frame.f_locals.values()) if isinstance(value, str) and len(value) < 200]
+            texts = [
+                value
+                for value in list(frame.f_locals.values())
+                if isinstance(value, str) and len(value) < 200
+            ]
             for request_id in known:
                 if any(request_id in text for text in texts):
                     return request_id
@@ -111,7 +120,9 @@ class LoopWatch:
 
 
 def _request_of(task: asyncio.Task[object]) -> str:
-    """The request that a task was started for, by its context; Python 3.11 shows it to the garbage collector alone."""
+    """The request for which a task was started, from the task's context. Python 3.11 exposes that
+    only through the garbage collector.
+    """
     context = next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)
     recorder = context.get(current) if context is not None else None
     return recorder.request_id if recorder is not None else ""

@@ -1,19 +1,20 @@
-"""Between an engine and the journal: engine outputs and response bytes become one attempt's entries."""
+"""Turns engine outputs and response bytes into the journal entries of one attempt."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from serve_app.errors import Reason, in_openais_shape
+from serve_app.clock import RedisClock
+from serve_app.contract import Reason, State, Written
+from serve_app.errors import in_openais_shape
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.events import EventNumberer
-from serve_app.redis_clock import RedisClock
-from serve_app.telemetry import Telemetry
+from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
+from serve_app.journal.ids import REQUEST_ID
+from serve_app.observability.metrics import Telemetry
 from workers.replay import CannotContinue, Output, Recorded
 
 _KEPT_HEADERS = ("content-type",)
@@ -23,27 +24,55 @@ current: ContextVar[Recorder | None] = ContextVar("hermes_recorder", default=Non
 
 
 class Recorder:
-    """Receives a request's engine outputs and, as an ASGI `send`, the bytes that came of them.
+    """Receives a request's engine outputs and, as an ASGI `send`, the response bytes that they
+    produce.
 
-    A record is an engine output with the bytes that it led to. It is closed, and goes to the journal, when the
-    serving layer pulls the next output: that is right after it has sent the bytes, so nothing waits for a token.
-    The bytes behind the last output ride in the terminal entry.
+    A record is an engine output with the bytes that it produced. It is complete, and goes to the
+    journal, when the serving layer pulls the next output, right after it has sent the bytes. So
+    recording delays no token. The bytes after the last output go into the terminal entry.
 
-    Where older attempts have left a part of the response (`recorded`), the engine produces its bytes again from the
-    recorded outputs. They are compared with the journal's and not appended; what comes behind them is new.
+    If older attempts have left a part of the response (`recorded`), the serving layer produces its
+    bytes again from the recorded outputs. They are compared with the journal's bytes and not
+    appended; later bytes are new.
     """
 
     __slots__ = (
-        "_attempt", "_body", "_clock", "_facts", "_generations", "_head_kept", "_last_s", "_matched", "_numberer",
-        "_opened", "_opened_s", "_outputs", "_recording", "_telemetry", "_values", "broken", "first_output_ms",
-        "head", "lost", "output_tokens", "recorded",
-    )  # fmt: skip
+        "_attempt",
+        "_body",
+        "_clock",
+        "_facts",
+        "_generations",
+        "_head_kept",
+        "_last_s",
+        "_matched",
+        "_monotonic_s",
+        "_numberer",
+        "_opened",
+        "_opened_s",
+        "_outputs",
+        "_recording",
+        "_telemetry",
+        "_values",
+        "broken",
+        "completed",
+        "first_output_ms",
+        "head",
+        "lost",
+        "output_tokens",
+        "recorded",
+    )
 
     def __init__(
-        self, attempt: Attempt, facts: RequestFacts, opened: AttemptFacts, telemetry: Telemetry,
-        clock: RedisClock, recorded: Recorded | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        attempt: Attempt,
+        facts: RequestFacts,
+        opened: AttemptFacts,
+        telemetry: Telemetry,
+        clock: RedisClock,
+        recorded: Recorded | None = None,
+    ) -> None:
         self.broken = False
+        self.completed = False
         self.lost = ""
         self.recorded = recorded or Recorded()
         self.head: Head | None = None
@@ -62,12 +91,13 @@ class Recorder:
         self._head_kept = self.recorded.head is not None
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
-        self._opened_s = time.monotonic()
+        self._monotonic_s = clock.local.monotonic_s  # read for every output
+        self._opened_s = self._monotonic_s()
         self._last_s: float | None = None
 
     @property
     def request_id(self) -> str:
-        """Of the request that is recorded."""
+        """The id of the recorded request."""
         return self._attempt.request_id
 
     @property
@@ -77,45 +107,55 @@ class Recorder:
 
     @property
     def created_s(self) -> float:
-        """The time that the response bears, Unix seconds: of the admission, the same in every attempt."""
+        """The response's creation time in Unix seconds: the admission time, which is the same in
+        every attempt.
+        """
         return self._facts.admitted_ms / 1000
 
+    @property
+    def written(self) -> Written:
+        """What the request has written so far."""
+        whole = self.completed and self.first_output_ms is not None
+        return Written(self.output_tokens, whole)
+
     def next_value(self) -> bytes:
-        """A new value in place of a random one, the same in every attempt."""
+        """A deterministic replacement for a random value, the same in every attempt."""
         self._values += 1
         return hashlib.blake2b(
             b"%d" % self._values, key=self._attempt.request_id.encode()[:64], digest_size=16
         ).digest()
 
     def next_generation(self) -> int:
-        """Number of the call to the engine's `generate`, from 0: a request may make several."""
+        """Number of the call to the engine's `generate`, from 0; a request may make several
+        calls.
+        """
         self._generations += 1
         return self._generations - 1
 
-    # -- going on where an older attempt stopped -----------------------------------------------------------------
+    # -- going on where an older attempt stopped --------------------------------------------------
 
     def replay(self, output: Output) -> None:
-        """A recorded output is handed to the serving layer again."""
+        """A recorded output is passed to the serving layer again."""
         self._recording = True
         self.output_tokens += len(output.token_ids)
 
     def restart(self) -> None:
-        """Forget what was recorded: nobody has seen any of it."""
+        """Forget what was recorded, because no client has seen any of it."""
         assert not self.recorded.seen
         self._attempt.continue_from(REQUEST_ID, b"", 0, None)
         self.recorded = Recorded()
 
     def lose(self, why: str) -> NoReturn:
-        """What was recorded cannot be continued exactly: the attempt ends here, and so does the request.
+        """The recorded part cannot be continued exactly: end the attempt and the request.
 
         Raises:
-            CannotContinue: always, to end the engine's work on it.
+            CannotContinue: always, to end the engine's work on the request.
         """
         self.lost = self.lost or why
         self._outputs, self._body = [], []
         raise CannotContinue(why)
 
-    # -- what the engine produces ----------------------------------------------------------------------------------
+    # -- what the engine produces -----------------------------------------------------------------
 
     def record(
         self,
@@ -127,7 +167,7 @@ class Recorder:
         cached_tokens: int | None,
         prompt_tokens: int = 0,
     ) -> None:
-        """An engine output came: a delta, never the whole.
+        """Record an engine output, which is always a delta.
 
         Args:
             index: which of `n` sequences.
@@ -135,24 +175,27 @@ class Recorder:
             cached_tokens: prompt tokens found in the prefix cache; kept with the first output only.
             prompt_tokens: length of the prompt; counted with the first output only.
         """
-        now = time.monotonic()
+        now = self._monotonic_s()
         if self.first_output_ms is None:
             self.first_output_ms = self._clock.now_ms()
             if not self.recorded.outputs:
                 self._telemetry.first_token(
-                    self._facts.request_class, (self.first_output_ms - self._facts.admitted_ms) / 1000
+                    self._facts.request_class,
+                    (self.first_output_ms - self._facts.admitted_ms) / 1000,
                 )
             self._telemetry.prompt(prompt_tokens)
         else:
             cached_tokens = None
         self._recording = True
-        self._outputs.append([index, text, list(token_ids), finish_reason, stop_reason, cached_tokens])
+        self._outputs.append(
+            [index, text, list(token_ids), finish_reason, stop_reason, cached_tokens]
+        )
         self.output_tokens += len(token_ids)
         self._telemetry.output(len(token_ids), None if self._last_s is None else now - self._last_s)
         self._last_s = now
 
     def pulled(self) -> None:
-        """The serving layer asks for the next output: the record before is complete."""
+        """The serving layer asks for the next output, so the previous record is complete."""
         self._recording = False
         self._flush()
 
@@ -172,16 +215,22 @@ class Recorder:
         if not body:
             return
         self._body.append(body)
-        if not self._recording and self.head.streamed and message.get("more_body", False) and not self.output_tokens:
-            self._flush()  # events before the first output, such as `response.created`, need not wait for it
+        if (
+            not self._recording
+            and self.head.streamed
+            and message.get("more_body", False)
+            and not self.output_tokens
+        ):
+            # Events before the first output, such as `response.created`, do not wait for it.
+            self._flush()
 
     def _new_part(self, body: bytes) -> bytes:
-        """What of `body` is not in the journal yet."""
+        """The part of `body` that is not in the journal yet."""
         expected = self.recorded.body[self._matched : self._matched + len(body)]
         if not expected:
             return body
         if not body.startswith(expected):
-            self.lose(f"the response differs from the journal behind byte {self._matched}")
+            self.lose(f"the response differs from the journal after byte {self._matched}")
         self._matched += len(expected)
         return body[len(expected) :]
 
@@ -194,18 +243,21 @@ class Recorder:
         self._outputs, self._body = [], []
 
     def fail(self) -> None:
-        """The engine failed while answering: what its server still sends is not for the client."""
+        """The engine failed while it answered: drop whatever its server still sends."""
         self.broken = True
         self.lost = ""
         self._outputs, self._body = [], []
 
     def refuse(self, reason: Reason) -> None:
-        """The engine's server has refused the request, or failed: its error is the answer, and the end."""
+        """The engine's server has refused the request or failed: its error is the answer, and ends
+        the request.
+        """
         self._body = [in_openais_shape(b"".join(self._body), reason)]
-        self.end("failed", reason, None)
+        self.end(State.FAILED, reason, None)
 
-    def end(self, state: str, reason: str, compression_level: int | None) -> None:
-        """Everything was sent: the rest and the terminal entry go together."""
+    def end(self, state: State, reason: Reason | None, compression_level: int | None) -> None:
+        """Everything was sent: append the rest together with the ending."""
+        self.completed = state is State.COMPLETED
         self._attempt.append(self._outputs, self._body, self._numberer.last, self.head)
         summary = Summary(
             request=self._facts,
@@ -218,7 +270,7 @@ class Recorder:
         self._attempt.finish(state, reason, summary, compression_level)
         self._telemetry.processed(
             self._facts.request_class,
-            time.monotonic() - self._opened_s,
+            self._monotonic_s() - self._opened_s,
             (summary.ended_ms - self._facts.admitted_ms) / 1000,
         )
         self._telemetry.ended(self._facts.request_class, state, reason)

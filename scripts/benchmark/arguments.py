@@ -5,6 +5,10 @@ import json
 import os
 from pathlib import Path
 
+from .batching.specification import DEFAULT as DEFAULT_BATCHERS
+from .batching.specification import Specification
+from .batching.specification import parse as parse_batchers
+
 PEERS = ("bare-vllm", "ray-serve-llm", "ray-serve-llm-tuned")
 ENDPOINTS = ("chat/completions", "completions", "responses")
 _ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
@@ -12,9 +16,9 @@ TINY_MODEL = str(Path(__file__).resolve().parents[2] / "workers/tiny_model")
 
 _USAGE = "scripts/bench [--url URL | --serve] [--against PEER …] [options]"
 _ABOUT = """\
-Load on OpenAI endpoints, and an honest account of what it cost: throughput, latencies, errors and CPU by
-kind of process. Against peers the runs alternate (A B C A B C …) and the ratios are taken round by round, so
-that they hold on a noisy machine. Whatever this command starts, it ends."""
+Load on OpenAI endpoints, and an honest account of what it cost: throughput, latencies, errors and
+CPU by kind of process. Against peers the runs alternate (A B C A B C …) and the ratios are taken
+round by round, so that they hold on a noisy machine. Whatever this command starts, it ends."""
 
 _EPILOG = """\
 examples:
@@ -28,14 +32,36 @@ examples:
     scripts/bench --serve --concurrency 32 --cost-model
   a peer alone:
     scripts/bench --against bare-vllm --concurrency 1,8
+  batchers side by side, in front of the engine alone:
+    scripts/bench --against bare-vllm --batching --rounds 7 --max-tokens 64 --duration-s 2
+
+batchers (--batching): each stands between the users and the endpoint, in this process.
+  serial                    one request at a time
+  static:N                  waits for N requests, runs them, waits for all to end, and only then
+                            takes the next N (of fewer than N users: all of them)
+  dynamic:N/wait_ms/tokens  the same, but a batch is complete at N requests, or when the next one
+                            would make more than so many tokens (prompt and output), or when its
+                            oldest request has waited for wait_ms
+  async:N                   N at a time, first in, first out; one that ends makes room for the next
+  continuous                everything straight to the engine's own continuous batching
+  tuned                     async with a window that doubles from 8 to 64 above a load of 0.7 and
+                            halves below 0.5; load: requests that run or wait, per slot; looked at
+                            ten times a second
+  hybrid:N                  N slots (64); while both wait, interactive requests get 70 % of them and
+                            batch work 30 %; whoever waits alone gets all
+  Output lengths are mixed: log-uniform from a sixteenth of --max-tokens to all of it; 70 % of the
+  requests are interactive. All batchers of a round get the same lengths and arrivals. A run sends
+  for --duration-s; what was sent gets as long again to end, the rest is unfinished, and counts in
+  the latencies with the time that it had waited by then (≥).
 
 how to read the figures:
-  Throughput counts the tokens of the time in which load was kept up (at least one response for every user);
-  the tail after it counts for latency and CPU only. TTFT runs from sending (with --rate: from the scheduled
-  arrival) to the first event of a token. Gaps are between reads of the socket: what a server sends in one
-  piece has gaps of 0. CPU is user and system time from /proc of a system's processes, without the load
-  generator, whose share stands beside it.
-  A stream without its last event, a status other than 200 or a response with too few tokens is an error.
+  Throughput counts the tokens of the time in which load was kept up (at least one response for
+  every user); the tail after it counts for latency and CPU only. TTFT runs from sending (with
+  --rate: from the scheduled arrival) to the first event of a token. Gaps are between reads of the
+  socket: what a server sends in one piece has gaps of 0. CPU is user and system time from /proc of
+  a system's processes, without the load generator, whose share stands beside it.
+  A stream without its last event, a status other than 200 or a response with too few tokens is an
+  error.
 
 exit status: 0; 1 when a request failed; 2 when a system did not start; 130 when interrupted."""
 
@@ -47,11 +73,14 @@ def make_parser() -> argparse.ArgumentParser:
         usage=_USAGE,
         description=_ABOUT,
         epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=108),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=26, width=108
+        ),
     )
-    _add_systems(parser.add_argument_group("what is measured"))
+    _add_systems(parser.add_argument_group("what to measure"))
     _add_load(parser.add_argument_group("the load"))
-    _add_output(parser.add_argument_group("what comes out"))
+    _add_batching(parser.add_argument_group("batchers side by side"))
+    _add_output(parser.add_argument_group("output"))
     return parser
 
 
@@ -60,36 +89,65 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
     engine = json.dumps(_ENGINE_ARGS)
     key = os.environ.get("OPENAI_API_KEY", "none")
     peers = ", ".join(PEERS)
-    add("--url", default="", help="an OpenAI endpoint that runs, such as http://127.0.0.1:8000/v1")
+    add("--url", default="", help="a running OpenAI endpoint, such as http://127.0.0.1:8000/v1")
     add("--serve", action="store_true", help="start this repository's service (one engine replica)")
-    add("--name", default="hermes-serve", help="what to call it in the tables (%(default)s)")
-    add("--against", action="append", default=[], choices=PEERS, metavar="PEER", help=f"start it too: {peers}")
+    add("--name", default="hermes-serve", help="its name in the tables (%(default)s)")
+    add(
+        "--against",
+        action="append",
+        default=[],
+        choices=PEERS,
+        metavar="PEER",
+        help=f"start it too: {peers}",
+    )
     add(
         "--rounds",
         type=_positive,
         default=0,
         metavar="N",
-        help="of every system and load (3 with peers, else 1)",
+        help="runs of every system and load (3 with peers, else 1)",
     )
     add(
         "--model",
         default="",
         metavar="NAME",
-        help="the model's name at the endpoint (the first that it names)",
+        help="the model's name at the endpoint (default: the first that it lists)",
     )
-    add("--model-path", default=TINY_MODEL, metavar="DIR", help="the weights to serve (workers/tiny_model)")
-    add("--engine-args", type=json.loads, default=engine, metavar="JSON", help="of the peers (%(default)s)")
+    add(
+        "--model-path",
+        default=TINY_MODEL,
+        metavar="DIR",
+        help="the weights to serve (workers/tiny_model)",
+    )
+    add(
+        "--engine-args",
+        type=json.loads,
+        default=engine,
+        metavar="JSON",
+        help="engine options of the peers (%(default)s)",
+    )
     add("--api-key", default=key, metavar="KEY", help="($OPENAI_API_KEY)")
     add(
         "--ready-timeout-s",
         type=float,
         default=300,
         metavar="S",
-        help="for each system's start (%(default)s)",
+        help="time limit for each system's start (%(default)s)",
     )
     roots = "with --url: count this process and its descendants; may be repeated"
-    match = "with --url: count processes with this in their arguments or environment, such as the state directory"
-    add("--root-pid", type=int, action="append", default=[], dest="root_pids", metavar="PID", help=roots)
+    match = (
+        "with --url: count processes with this in their arguments or environment, such as the "
+        "state directory"
+    )
+    add(
+        "--root-pid",
+        type=int,
+        action="append",
+        default=[],
+        dest="root_pids",
+        metavar="PID",
+        help=roots,
+    )
     add("--match", action="append", default=[], metavar="TEXT", help=match)
 
 
@@ -116,18 +174,47 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         type=_positive,
         default=0,
         metavar="N",
-        help="end each run after N requests, not by time",
+        help="end each run after N requests instead of by time",
     )
-    add("--duration-s", type=float, default=10.0, metavar="S", help="length of each run, at least (%(default)s)")
-    add("--endpoint", default=ENDPOINTS[0], choices=ENDPOINTS, metavar="E", help=" | ".join(ENDPOINTS))
-    add("--no-stream", action="store_false", dest="stream", help="ask for whole responses")
-    add("--max-tokens", type=_positive, default=128, metavar="N", help="per response (%(default)s)")
-    add("--prompt-tokens", type=_positive, default=64, metavar="N", help="about so many (%(default)s)")
+    add(
+        "--duration-s",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="minimum length of each run (%(default)s)",
+    )
+    add(
+        "--endpoint",
+        default=ENDPOINTS[0],
+        choices=ENDPOINTS,
+        metavar="E",
+        help=" | ".join(ENDPOINTS),
+    )
+    add(
+        "--no-stream",
+        action="store_false",
+        dest="stream",
+        help="request responses that are not streamed",
+    )
+    add(
+        "--max-tokens",
+        type=_positive,
+        default=128,
+        metavar="N",
+        help="output tokens per response (%(default)s)",
+    )
+    add(
+        "--prompt-tokens",
+        type=_positive,
+        default=64,
+        metavar="N",
+        help="approximate prompt length (%(default)s)",
+    )
     add(
         "--no-ignore-eos",
         action="store_false",
         dest="ignore_eos",
-        help="leave out vLLM's `ignore_eos` extension",
+        help="do not send vLLM's `ignore_eos` extension",
     )
     add(
         "--sessions",
@@ -136,15 +223,58 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="send the x-session-id of one of N sessions",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of prompts, sessions and arrivals (%(default)s)")
-    add("--timeout-s", type=float, default=120.0, metavar="S", help="for each request (%(default)s)")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of prompts, sessions and arrivals (%(default)s)",
+    )
+    add(
+        "--timeout-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="time limit of each request (%(default)s)",
+    )
+
+
+def _add_batching(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--batching",
+        type=_batchers,
+        nargs="?",
+        const=_batchers(DEFAULT_BATCHERS),
+        default=(),
+        metavar="B,B",
+        help=f"compare batchers in front of one system ({DEFAULT_BATCHERS})",
+    )
+    add(
+        "--load-percent",
+        type=_counts,
+        default=(),
+        metavar="P,P",
+        help="with --batching: open loops at P %% of the capacity, which is measured first at the "
+        "highest --concurrency, instead of closed loops",
+    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--cost-model", action="store_true", help="split CPU into µs per token and ms per request (last load)")
-    add("--json", type=Path, dest="json_path", metavar="FILE", help="machine, versions, command and every row")
-    add("--plot", type=Path, dest="plot_path", metavar="FILE", help="a picture (PNG)")
+    add(
+        "--cost-model",
+        action="store_true",
+        help="split CPU into µs per token and ms per request (last load)",
+    )
+    add(
+        "--json",
+        type=Path,
+        dest="json_path",
+        metavar="FILE",
+        help="write machine, versions, command and every row as JSON",
+    )
+    add("--plot", type=Path, dest="plot_path", metavar="FILE", help="write a picture (PNG)")
 
 
 def _positive(text: str) -> int:
@@ -152,6 +282,13 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return number
+
+
+def _batchers(text: str) -> tuple[Specification, ...]:
+    try:
+        return parse_batchers(text)
+    except ValueError as unknown:
+        raise argparse.ArgumentTypeError(str(unknown)) from None
 
 
 def _counts(text: str) -> tuple[int, ...]:

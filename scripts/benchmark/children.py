@@ -1,4 +1,6 @@
-"""Child processes that are always ended: exactly they and what descends from them, by pid, never by name."""
+"""Child processes that are always ended: exactly they and what descends from them, by pid, never by
+name.
+"""
 
 import os
 import select
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import IO
 from urllib.request import ProxyHandler, build_opener
 
-from scripts.local.processes import is_taken
+from scripts.local.ports import is_taken
 
 from .errors import SystemFailed
 from .processes import Scope, members, read_processes
@@ -23,7 +25,9 @@ _KILL_ROUNDS = 5
 
 
 class Family:
-    """The processes of one system; an environment variable that they inherit finds those that daemonised."""
+    """The processes of one system; an environment variable that they inherit finds those that
+    daemonised.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -36,7 +40,9 @@ class Family:
         """Everything this family has started."""
         return Scope(roots=frozenset(child.pid for child in self._started), marks=(self._mark,))
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Start ``command`` in a session of its own, its output appended to the family's log."""
         name, _, value = self._mark.partition("=")
         log: IO[bytes]
@@ -63,14 +69,22 @@ class Family:
             raise self.failure(f"{' '.join(command)} ended with {code}")
 
     def wait_for(self, url: str, child: subprocess.Popen[bytes], timeout_s: float) -> None:
-        """Return when ``url`` answers a GET with 200; fail when ``child`` ends or the time is over."""
+        """Return when ``url`` answers a GET with 200; fail when ``child`` ends or the time is
+        over.
+        """
         self._wait(lambda: answers(url), url, child, timeout_s)
 
     def wait_for_port(self, port: int, child: subprocess.Popen[bytes], timeout_s: float) -> None:
         """Return when ``port`` of this machine accepts connections; fail as ``wait_for`` does."""
         self._wait(lambda: is_taken(port), f"port {port}", child, timeout_s)
 
-    def _wait(self, is_ready: Callable[[], bool], what: str, child: subprocess.Popen[bytes], timeout_s: float) -> None:
+    def _wait(
+        self,
+        is_ready: Callable[[], bool],
+        what: str,
+        child: subprocess.Popen[bytes],
+        timeout_s: float,
+    ) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not is_ready():
             if time.monotonic() > deadline_s:
@@ -84,11 +98,19 @@ class Family:
 
     def failure(self, reason: str) -> SystemFailed:
         """An error with ``reason`` and the end of the log."""
-        tail = self.log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if self.log_path.exists() else []
-        return SystemFailed("\n".join([f"{self.name}: {reason}", *(f"    | {line}" for line in tail)]))
+        tail = (
+            self.log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+            if self.log_path.exists()
+            else []
+        )
+        return SystemFailed(
+            "\n".join([f"{self.name}: {reason}", *(f"    | {line}" for line in tail)])
+        )
 
     def end(self, grace_s: float = 10.0) -> int:
-        """Ask the whole family to end, kill what has not after ``grace_s``; return how many were killed."""
+        """Ask the whole family to end, kill what has not after ``grace_s``; return how many were
+        killed.
+        """
         if not self._started:
             return 0
         self._signal(signal.SIGTERM, grace_s)
@@ -125,7 +147,9 @@ def _watch(pids: Iterable[int]) -> dict[int, int]:
     return handles
 
 
-def _wait_all(handles: Mapping[int, int], timeout_s: float, own: Iterable[subprocess.Popen[bytes]]) -> None:
+def _wait_all(
+    handles: Mapping[int, int], timeout_s: float, own: Iterable[subprocess.Popen[bytes]]
+) -> None:
     """Return when all have ended or the time is over."""
     poll = select.poll()
     for handle in handles.values():

@@ -1,4 +1,6 @@
-"""Rows of several rounds made into one figure per system and load, and into ratios that noise spares."""
+"""Rows of several rounds made into one figure per system and load, and into ratios that noise
+spares.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,13 +35,17 @@ def loads_of(rows: Sequence[Row]) -> list[str]:
 
 
 def systems_of(rows: Sequence[Row]) -> list[str]:
-    """The systems in the order in which they came; the first is the one that the ratios are about."""
+    """The systems in the order in which they came; the first is the one that the ratios are
+    about.
+    """
     return list(dict.fromkeys(row.system for row in rows))
 
 
 def select(rows: Sequence[Row], system: str, load: str) -> list[Row]:
     """The rounds of one system at one load, in order."""
-    return sorted((row for row in rows if (row.system, row.load) == (system, load)), key=lambda row: row.round)
+    return sorted(
+        (row for row in rows if (row.system, row.load) == (system, load)), key=lambda row: row.round
+    )
 
 
 def middle(rows: Sequence[Row], measure: Measure) -> float:

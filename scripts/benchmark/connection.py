@@ -1,4 +1,6 @@
-"""A lean HTTP/1.1 client connection: one request at a time, timed, with no coroutine woken per token."""
+"""A lean HTTP/1.1 client connection: one request at a time, timed, with no coroutine woken per
+token.
+"""
 
 import asyncio
 import json
@@ -47,7 +49,9 @@ class Exchange:
 
 
 class HttpConnection(asyncio.Protocol):
-    """A keep-alive connection; ``perform`` sends one request and returns when its response has ended."""
+    """A keep-alive connection; ``perform`` sends one request and returns when its response has
+    ended.
+    """
 
     def __init__(self, endpoint: Endpoint, stream: bool) -> None:
         self.idle_since_s = 0.0

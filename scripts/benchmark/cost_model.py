@@ -21,7 +21,9 @@ class Cost:
 
 
 def cost_model(rows: Sequence[Row]) -> list[Cost]:
-    """Medians over the rounds of the split, by system and kind, the sum over a system's kinds last."""
+    """Medians over the rounds of the split, by system and kind, the sum over a system's kinds
+    last.
+    """
     costs: list[Cost] = []
     for system in dict.fromkeys(row.system for row in rows):
         mine = [row for row in rows if row.system == system and row.requests > row.errors]

@@ -32,7 +32,8 @@ def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 async def _cancelled_by_signal(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    # An exception raised by a handler within a protocol's callback would be taken for that connection's error.
+    # An exception raised by a handler within a protocol's callback would be taken for that
+    # connection's error.
     task = asyncio.ensure_future(coroutine)
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

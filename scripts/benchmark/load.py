@@ -5,22 +5,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .connection import Exchange, HttpConnection
+from .connection import Exchange
 from .errors import SystemFailed
+from .pool import ConnectionPool
 from .prompts import RequestMaker
 from .stats import poisson_arrivals_s
-
-# Servers close idle connections (uvicorn after 5 s); one that is older is not worth the race.
-_REUSE_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
 class Load:
     """How much load and for how long: ``concurrency`` users, or ``rate_per_s`` arrivals.
 
-    ``requests`` ends a closed loop after so many requests, else ``duration_s`` ends it, but not before as many
-    requests have ended as there are users: a shorter run would measure the ramp. What still runs then is
-    finished and counts, but its late tokens count for no throughput.
+    ``requests`` ends a closed loop after so many requests, else ``duration_s`` ends it, but not
+    before as many requests have ended as there are users: a shorter run would measure the ramp.
+    What still runs then is finished and counts, but its late tokens count for no throughput.
     """
 
     concurrency: int = 0
@@ -33,7 +31,9 @@ class Load:
 
 @dataclass
 class LoadResult:
-    """All exchanges; ``window_s`` is the time that throughput refers to, ``wall_s`` the whole run."""
+    """All exchanges; ``window_s`` is the time that throughput refers to, ``wall_s`` the whole
+    run.
+    """
 
     exchanges: list[Exchange] = field(default_factory=list)
     window_s: float = 0.0
@@ -42,22 +42,25 @@ class LoadResult:
 
 
 class Generator:
-    """A pool of connections to one server and the loops that use it."""
+    """The loops that put load on one server."""
 
     def __init__(self, maker: RequestMaker, load: Load) -> None:
         self._maker = maker
         self._load = load
-        self._idle: list[HttpConnection] = []
+        self._pool = ConnectionPool(maker, load.timeout_s)
         self._result = LoadResult()
 
     async def run(self) -> LoadResult:
         """Run the load to its end; the connections are closed afterwards."""
         started_s = time.perf_counter()
         try:
-            await (self._open_loop(started_s) if self._load.rate_per_s else self._closed_loop(started_s))
+            await (
+                self._open_loop(started_s)
+                if self._load.rate_per_s
+                else self._closed_loop(started_s)
+            )
         finally:
-            for connection in self._idle:
-                connection.close()
+            self._pool.close()
         self._result.wall_s = time.perf_counter() - started_s
         return self._result
 
@@ -73,7 +76,9 @@ class Generator:
 
         def may_start() -> bool:
             nonlocal begun
-            enough = time.perf_counter() - started_s >= load.duration_s and begun >= 2 * load.concurrency
+            enough = (
+                time.perf_counter() - started_s >= load.duration_s and begun >= 2 * load.concurrency
+            )
             if begun >= load.requests if load.requests else enough:
                 self._close_window(started_s)
                 return False
@@ -89,11 +94,14 @@ class Generator:
             await self._one(time.perf_counter())
 
     async def _open_loop(self, started_s: float) -> None:
-        arrivals_s = poisson_arrivals_s(self._load.rate_per_s, self._load.duration_s, self._load.seed)
+        arrivals_s = poisson_arrivals_s(
+            self._load.rate_per_s, self._load.duration_s, self._load.seed
+        )
         async with asyncio.TaskGroup() as group:
             for arrival_s in arrivals_s[: self._load.requests or None]:
                 await asyncio.sleep(started_s + arrival_s - time.perf_counter())
-                # Latency counts from when the user wanted the answer, not from when the generator got to it.
+                # Latency counts from when the user wanted the answer, not from when the generator
+                # got to it.
                 group.create_task(self._one(started_s + arrival_s))
             if not self._load.requests:
                 await asyncio.sleep(started_s + self._load.duration_s - time.perf_counter())
@@ -102,39 +110,13 @@ class Generator:
     async def _one(self, started_s: float) -> None:
         exchange = Exchange(started_s)
         self._result.exchanges.append(exchange)
-        connection: HttpConnection | None = None
-        try:
-            async with asyncio.timeout(self._load.timeout_s):
-                connection = await self._connection()
-                await connection.perform(self._maker.next(), exchange)
-        except TimeoutError:
-            exchange.error = f"no end within {self._load.timeout_s:g} s"
-        except OSError as refused:
-            exchange.error = f"cannot connect: {refused}"
-            # A refusal comes at once: without a pause a closed loop would turn into a busy loop.
-            await asyncio.sleep(0.2)
-        exchange.finished_s = exchange.finished_s or time.perf_counter()
-        if connection is not None:
-            self._give_back(connection, exchange)
-
-    async def _connection(self) -> HttpConnection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.reusable and time.perf_counter() - connection.idle_since_s < _REUSE_WITHIN_S:
-                return connection
-            connection.close()
-        maker = self._maker
-        return await HttpConnection.open(maker.host, maker.port, maker.shape.endpoint, maker.shape.stream)
-
-    def _give_back(self, connection: HttpConnection, exchange: Exchange) -> None:
-        if exchange.error is None and connection.reusable:
-            self._idle.append(connection)
-        else:
-            connection.close()
+        await self._pool.perform(self._maker.next(), exchange)
 
 
 async def one_exchange(maker: RequestMaker, timeout_s: float) -> Exchange:
-    """A single request on a connection of its own, for warming up and for counting a prompt's tokens."""
+    """A single request on a connection of its own, for warming up and for counting a prompt's
+    tokens.
+    """
     result = await Generator(maker, Load(concurrency=1, requests=1, timeout_s=timeout_s)).run()
     exchange = result.exchanges[0]
     if exchange.error is not None:

@@ -1,4 +1,6 @@
-"""One row of the table: one load on one system, with latencies, throughput and CPU by kind of process."""
+"""One row of the table: one load on one system, with latencies, throughput and CPU by kind of
+process.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,12 +23,16 @@ class Latency:
     @classmethod
     def of_seconds(cls, values_s: Sequence[float]) -> "Latency":
         """Percentiles of times given in seconds."""
-        return cls(round(percentile(values_s, 50) * 1e3, 3), round(percentile(values_s, 99) * 1e3, 3))
+        return cls(
+            round(percentile(values_s, 50) * 1e3, 3), round(percentile(values_s, 99) * 1e3, 3)
+        )
 
 
 @dataclass
 class Row:
-    """What one run measured. CPU covers the whole run, throughput the window in which load was kept up."""
+    """What one run measured. CPU covers the whole run, throughput the window in which load was kept
+    up.
+    """
 
     system: str
     load: str
@@ -60,7 +66,12 @@ class Row:
 
 
 async def measure(
-    system: str, maker: RequestMaker, load: Load, scope: Scope, others: Sequence[Scope], round_number: int
+    system: str,
+    maker: RequestMaker,
+    load: Load,
+    scope: Scope,
+    others: Sequence[Scope],
+    round_number: int,
 ) -> Row:
     """Put ``load`` on a system and describe what happened as a row."""
     before, own_before_s = read_processes(), own_cpu_s()
@@ -70,14 +81,18 @@ async def measure(
     mine = members(after, scope, others)
     row = _describe(system, maker, load, result, round_number)
     row.cpu_s = cpu_by_kind(before, after, mine)
-    strangers = set().union(*(members(after, other) for other in others if not other.is_open)) - mine
+    strangers = (
+        set().union(*(members(after, other) for other in others if not other.is_open)) - mine
+    )
     row.others_cores = round(sum(cpu_by_kind(before, after, strangers).values()) / result.wall_s, 3)
     row.generator_share = round(generator_s / max(generator_s + row.server_cpu_s, 1e-9), 4)
     row.cpu_s[GENERATOR] = round(generator_s, 3)
     return row
 
 
-def _describe(system: str, maker: RequestMaker, load: Load, result: LoadResult, round_number: int) -> Row:
+def _describe(
+    system: str, maker: RequestMaker, load: Load, result: LoadResult, round_number: int
+) -> Row:
     shape = maker.shape
     for exchange in result.exchanges:
         if exchange.error is None and shape.ignore_eos and 0 < exchange.tokens < shape.max_tokens:
@@ -102,17 +117,21 @@ def _describe(system: str, maker: RequestMaker, load: Load, result: LoadResult, 
         wall_s=round(result.wall_s, 3),
         requests_per_s=round(tokens_per_s * len(good) / tokens, 3) if tokens else 0.0,
         tokens_per_s=round(tokens_per_s, 2),
-        ttft=Latency.of_seconds([e.first_token_s - e.started_s for e in good if e.first_token_s is not None]),
+        ttft=Latency.of_seconds(
+            [e.first_token_s - e.started_s for e in good if e.first_token_s is not None]
+        ),
         inter_token=Latency.of_seconds([gap_s for e in good for gap_s in e.gaps_s]),
-        end_to_end=Latency.of_seconds([e.finished_s - e.started_s for e in good if e.finished_s is not None]),
+        end_to_end=Latency.of_seconds(
+            [e.finished_s - e.started_s for e in good if e.finished_s is not None]
+        ),
     )
 
 
 def _tokens_per_s(result: LoadResult, good: Sequence[Exchange], tokens: int, stream: bool) -> float:
     """Tokens per second while the load was kept up.
 
-    Events in the window, weighted by the true number of tokens per event; without a stream there are no
-    events, and the whole run with its tail has to do.
+    Events in the window, weighted by the true number of tokens per event; without a stream there
+    are no events, and the whole run with its tail has to do.
     """
     if not stream:
         return sum(exchange.tokens for exchange in good) / result.wall_s

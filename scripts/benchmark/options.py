@@ -1,10 +1,13 @@
 """What the user asked for, checked."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .arguments import make_parser
+from .batching.specification import Specification
 from .sse import Endpoint
 
 
@@ -36,6 +39,8 @@ class Options:
     timeout_s: float
     root_pids: tuple[int, ...]
     match: tuple[str, ...]
+    batching: tuple[Specification, ...]
+    load_percent: tuple[int, ...]
     cost_model: bool
     json_path: Path | None
     plot_path: Path | None
@@ -46,12 +51,31 @@ def parse(arguments: Sequence[str]) -> Options:
     parser = make_parser()
     given = vars(parser.parse_args(arguments))
     if given["serve"] and given["url"]:
-        parser.error("--serve starts the service and --url names one that runs: give one of them")
+        parser.error(
+            "--serve starts the service and --url names a running one: give only one of them"
+        )
     if not (given["serve"] or given["url"] or given["against"]):
         parser.error("nothing to measure: give --url, --serve or --against")
     if given["cost_model"] and (given["rate_per_s"] or not given["stream"]):
         parser.error("--cost-model needs streams in a closed loop")
+    if given["batching"]:
+        _check_batching(parser, given)
+    elif given["load_percent"]:
+        parser.error("--load-percent needs --batching")
     given["rounds"] = given["rounds"] or (3 if given["against"] else 1)
     for name in ("against", "root_pids", "match"):
         given[name] = tuple(dict.fromkeys(given[name]))
     return Options(**given)
+
+
+def _check_batching(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
+    systems = len(given["against"]) + bool(given["serve"]) + bool(given["url"])
+    if systems != 1:
+        parser.error("--batching compares batchers in front of one system: give one")
+    for name, value in (("--rate", "rate_per_s"), ("--requests", "requests")):
+        if given[value]:
+            parser.error(f"--batching has no {name}: its load is --concurrency or --load-percent")
+    if given["cost_model"]:
+        parser.error("--batching has no --cost-model")
+    if not (given["stream"] and given["ignore_eos"]):
+        parser.error("--batching needs streams of a known length")

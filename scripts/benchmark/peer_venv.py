@@ -1,4 +1,6 @@
-"""Ray Serve LLM's environment: it is pinned to another vLLM than this project, so it gets one of its own."""
+"""Ray Serve LLM's environment: it is pinned to another vLLM than this project, so it gets one of
+its own.
+"""
 
 import hashlib
 import subprocess
@@ -13,16 +15,22 @@ _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def ensure_ray_serve_llm(folder: Path) -> Path:
-    """The interpreter of the environment below ``folder``, made when missing or when the lock has changed."""
+    """The interpreter of the environment below ``folder``, made when missing or when the lock has
+    changed.
+    """
     python, stamp = folder / "venv/bin/python", folder / "installed"
     wanted = hashlib.sha256(LOCK.read_bytes() + _TORCH.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    print(f"installing Ray Serve LLM with its own vLLM into {folder} (once; some minutes) …", file=sys.stderr)
+    print(
+        f"installing Ray Serve LLM with its own vLLM into {folder} (once; some minutes) …",
+        file=sys.stderr,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     _run([sys.executable, "-m", "venv", "--clear", str(folder / "venv")])
     install = [str(python), "-m", "pip", "install", "--quiet", "--quiet", "--no-deps"]
-    # The CPU index goes to torch's own command only: an unreachable index would be tried for every package.
+    # The CPU index goes to torch's own command only: an unreachable index would be tried for every
+    # package.
     _run([*install, "--retries", "0", "--extra-index-url", _TORCH_INDEX, _TORCH])
     _run([*install, "--requirement", str(LOCK)])
     stamp.write_text(wanted)

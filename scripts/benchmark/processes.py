@@ -1,15 +1,16 @@
-"""Which kind of process uses how much CPU: classifies command lines, finds a run's processes in /proc."""
+"""Which kind of process uses how much CPU: classifies command lines, finds a run's processes."""
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 Kind = str
 GENERATOR: Kind = "load generator"
 UNKNOWN: Kind = "other"
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _RAY_DAEMONS = ("raylet", "gcs_server", "log_monitor.py", "monitor.py", "dashboard.py", "agent.py")
 _RAY_AGENTS = ("DashboardAgent", "RuntimeEnvAgent")
 _PROXIES = ("ProxyActor", "HTTPProxy", "HAProxyManager")
@@ -17,7 +18,9 @@ _SERVING = ("vllm.entrypoints", "VLLM::APIServer", "vllm serve")
 
 
 def classify(command_line: str) -> Kind:
-    """The kind of a process, from its command line (arguments joined by blanks) or process title."""
+    """The kind of a process, from its command line (arguments joined by blanks) or process
+    title.
+    """
     program = os.path.basename(command_line.split(" ", 1)[0]).rstrip(":")
     if program in ("redis-server", "haproxy"):
         return program
@@ -29,14 +32,17 @@ def classify(command_line: str) -> Kind:
         return "vllm api server"
     if command_line.startswith("ray::"):
         return _classify_ray_actor(command_line[len("ray::") :])
-    if program in _RAY_DAEMONS or any(f"/ray/{name}" in command_line for name in ("dashboard/", "_private/")):
+    if program in _RAY_DAEMONS or any(
+        f"/ray/{name}" in command_line for name in ("dashboard/", "_private/")
+    ):
         return "ray daemons"
     return UNKNOWN
 
 
 def _classify_ray_actor(title: str) -> Kind:
     if title.startswith("ServeReplica:"):
-        # ServeReplica:<application>:<deployment>[.method]; only the deployment's own name tells its part.
+        # ServeReplica:<application>:<deployment>[.method]; only the deployment's own name tells its
+        # part.
         deployment = title.split(":")[2] if title.count(":") > 1 else title
         if "ingress" in deployment.lower():
             return "ingress replica"
@@ -54,7 +60,9 @@ def _classify_ray_actor(title: str) -> Kind:
 
 @dataclass(frozen=True)
 class Process:
-    """One line of the process table. ``born`` tells a process from a later one with the same pid."""
+    """One line of the process table. ``born`` tells a process from a later one with the same
+    pid.
+    """
 
     pid: int
     parent: int
@@ -65,10 +73,11 @@ class Process:
 
 @dataclass(frozen=True)
 class Scope:
-    """Which processes belong to a system: those with a mark in arguments or environment, and descendants.
+    """Which processes belong to a system: those with a mark in arguments or environment, and
+    descendants.
 
-    ``roots`` are pids; marks find what daemonised itself away from its parent. With neither, everything of
-    this user counts that has a known kind and belongs to no other scope.
+    ``roots`` are pids; marks find what daemonised itself away from its parent. With neither,
+    everything of this user counts that has a known kind and belongs to no other scope.
     """
 
     roots: frozenset[int] = frozenset()
@@ -83,33 +92,27 @@ class Scope:
 def read_processes() -> dict[int, Process]:
     """This user's process table, by pid. Processes that end meanwhile are left out."""
     table: dict[int, Process] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (process := _read_process(int(entry.name))) is not None:
-            table[process.pid] = process
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error), process.oneshot():
+            if process.uids().effective == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
+                table[process.pid] = _read_process(process)
     return table
 
 
-def _read_process(pid: int) -> Process | None:
-    folder = Path(f"/proc/{pid}")
-    try:
-        if folder.stat().st_uid != os.getuid():
-            return None
-        # The name, in parentheses, may itself hold blanks and parentheses.
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    if fields[0] == "Z":
-        return None
-    cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-    return Process(pid, int(fields[1]), int(fields[19]), cpu_s, command_line)
+def _read_process(process: psutil.Process) -> Process:
+    times = process.cpu_times()
+    command_line = " ".join(process.cmdline()).strip()
+    # The hash is of pid and start time, where psutil allows for changes of the machine's clock.
+    born = hash(process)
+    return Process(process.pid, process.ppid(), born, times.user + times.system, command_line)
 
 
 def _environment(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        variables = psutil.Process(pid).environ()
+    except psutil.Error:
         return ""
+    return "\0".join(f"{name}={value}" for name, value in variables.items())
 
 
 def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
@@ -128,7 +131,9 @@ def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
 
 
 def _self_and_ancestors(table: Mapping[int, Process]) -> set[int]:
-    """The shell that was given a mark as an argument must not bring all it ever started into the scope."""
+    """The shell that was given a mark as an argument must not bring all it ever started into the
+    scope.
+    """
     line: set[int] = set()
     pid = os.getpid()
     while pid in table and pid not in line:
@@ -140,8 +145,12 @@ def _self_and_ancestors(table: Mapping[int, Process]) -> set[int]:
 def members(table: Mapping[int, Process], scope: Scope, others: Iterable[Scope] = ()) -> set[int]:
     """The pids of ``table`` that belong to ``scope``, this process never among them."""
     if scope.is_open:
-        taken: set[int] = set().union(*(members(table, other) for other in others if not other.is_open))
-        found = {pid for pid, process in table.items() if classify(process.command_line) != UNKNOWN} - taken
+        taken: set[int] = set().union(
+            *(members(table, other) for other in others if not other.is_open)
+        )
+        found = {
+            pid for pid, process in table.items() if classify(process.command_line) != UNKNOWN
+        } - taken
     else:
         marked = {
             process.pid
@@ -153,10 +162,13 @@ def members(table: Mapping[int, Process], scope: Scope, others: Iterable[Scope] 
     return found - {os.getpid()}
 
 
-def cpu_by_kind(before: Mapping[int, Process], after: Mapping[int, Process], pids: set[int]) -> dict[Kind, float]:
+def cpu_by_kind(
+    before: Mapping[int, Process], after: Mapping[int, Process], pids: set[int]
+) -> dict[Kind, float]:
     """CPU seconds used between two readings of the table, by kind, over ``pids``.
 
-    A process born in between counts from its birth; one that died in between cannot be seen any more.
+    A process born in between counts from its birth; one that died in between cannot be seen any
+    more.
     """
     used: defaultdict[Kind, float] = defaultdict(float)
     for pid in pids & after.keys():

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from .sse import Endpoint
@@ -42,15 +42,20 @@ class RequestMaker:
             f"content-type: application/json\r\nauthorization: Bearer {api_key}\r\n"
         ).encode()
 
-    def next(self) -> bytes:
-        """The bytes of the next request: header and body."""
+    def next(self, max_tokens: int = 0) -> bytes:
+        """The bytes of the next request: header and body; ``max_tokens`` for this one only."""
         session = self._rng.randrange(self.shape.sessions) if self.shape.sessions else None
-        body = json.dumps(_body(self.shape, self._prompt(session)), separators=(",", ":")).encode()
-        session_line = f"x-session-id: bench-{self._seed}-{session}\r\n" if session is not None else ""
+        shape = replace(self.shape, max_tokens=max_tokens) if max_tokens else self.shape
+        body = json.dumps(_body(shape, self._prompt(session)), separators=(",", ":")).encode()
+        session_line = (
+            f"x-session-id: bench-{self._seed}-{session}\r\n" if session is not None else ""
+        )
         return self._head + f"{session_line}content-length: {len(body)}\r\n\r\n".encode() + body
 
     def _prompt(self, session: int | None) -> str:
-        """Words of the wanted length; a session's turns share their first half, as conversations do."""
+        """Words of the wanted length; a session's turns share their first half, as conversations
+        do.
+        """
         length = self.shape.prompt_chars
         if session is None:
             return words(self._rng, length)

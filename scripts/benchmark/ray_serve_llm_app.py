@@ -1,7 +1,7 @@
 """Serves one model with Ray Serve LLM until it is ended.
 
-It runs in the peer's own environment and imports nothing of this project. Its one argument is JSON: model,
-source, port, engine.
+It runs in the peer's own environment and imports nothing of this project. Its one argument is JSON:
+model, source, port, engine.
 """
 
 import json

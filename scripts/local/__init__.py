@@ -1,1 +1,3 @@
-"""A private service on this machine: environment, Redis, Ray, deployment. Used by quickstart, tests and bench."""
+"""A private service on this machine: environment, Redis, Ray, deployment. Used by quickstart, the
+tests and the benchmark.
+"""

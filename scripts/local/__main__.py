@@ -1,7 +1,8 @@
 """`scripts/quickstart`: from a fresh clone to a service on this machine.
 
-Everything it starts is private (Redis, Ray, the deployment), lives in one state folder and is ended by Ctrl-C or
-`--down`. The first run installs pinned packages into `.venv`; later runs need no network.
+Everything that it starts is private (Redis, Ray, the deployment), stores its state in one folder,
+and is stopped by Ctrl-C or `--down`. The first run installs pinned packages into `.venv`; later
+runs need no network.
 """
 
 from __future__ import annotations
@@ -20,37 +21,76 @@ from scripts.local.environment import ROOT
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Define the command line."""
     parser = argparse.ArgumentParser(
-        prog="scripts/quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/quickstart",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--port", type=int, default=8000, help="of the service on 127.0.0.1 (default %(default)s)")
-    parser.add_argument("--model", help="a folder or a hub id (default: the tiny model that ships with the project)")
-    parser.add_argument("--replicas", type=int, help="engine replicas (default: 2; on GPUs as many as they can hold)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port of the service on 127.0.0.1 (default %(default)s)",
+    )
+    parser.add_argument(
+        "--model", help="a folder or a hub id (default: the tiny model that ships with the project)"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        help="engine replicas (default: 2; on GPUs as many as they can hold)",
+    )
     parser.add_argument("--ingress-replicas", type=int, help="HTTP replicas (default: 2)")
-    parser.add_argument("--tensor-parallel-size", type=int, help="processes (CPU) or GPUs per replica (default: 1)")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="(default: ask, if there is a GPU)"
+        "--tensor-parallel-size", type=int, help="processes (CPU) or GPUs per replica (default: 1)"
     )
     parser.add_argument(
-        "--engine", choices=("vllm", "simulated"), default="vllm", help="simulated: no model, for dry runs"
+        "--device",
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="what the engines run on (default: ask, if there is a GPU)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "simulated"),
+        default="vllm",
+        help="the engine; `simulated` loads no model, for dry runs",
     )
     parser.add_argument("--redis-url", help="use this Redis instead of a private one")
-    parser.add_argument("--python-proxy", action="store_true", help="Ray's Python proxy instead of HAProxy")
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", type=_variable,
-        help="for the service's processes, such as VLLM_LOGGING_LEVEL=DEBUG or HTTPS_PROXY=…; of your own environment "
-        "they get PATH, HOME, CUDA_*, NVIDIA_*, HF_* and the like, and nothing meant for another Ray, vLLM or proxy",
-    )  # fmt: skip
+        "--python-proxy", action="store_true", help="Ray's Python proxy instead of HAProxy"
+    )
     parser.add_argument(
-        "--timeout-s", type=float, default=300.0,
-        help="give up when nothing has moved for so long: no byte fetched, nothing loaded (default %(default)g)",
-    )  # fmt: skip
-    parser.add_argument("--detach", action="store_true", help="return when it is ready; end it with --down")
-    parser.add_argument("--down", action="store_true", help="end what an earlier run started, and nothing else")
-    parser.add_argument("--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS)
-    parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)  # looked at, installed, device known
-    parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)  # where, if it does not start
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_variable,
+        help="set a variable for the service's processes, such as VLLM_LOGGING_LEVEL=DEBUG or "
+        "HTTPS_PROXY=…; from your environment they get PATH, HOME, CUDA_*, NVIDIA_*, HF_* and "
+        "similar, and nothing meant for another Ray, vLLM or proxy",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=300.0,
+        help="give up after this time without progress in downloading or loading (default "
+        "%(default)g)",
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="return when it is ready; stop it with --down"
+    )
+    parser.add_argument(
+        "--down", action="store_true", help="stop what an earlier run started, and nothing else"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS
+    )
+    # The parent process has checked and installed everything.
+    parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)
+    # Where to put the logs if it does not start.
+    parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -62,7 +102,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Preflight and environment with the system's Python, the rest with `.venv`'s."""
+    """Run preflight and environment with the system's Python, and the rest with `.venv`'s."""
     options = arguments()
     options.state_dir = options.state_dir.resolve()
     if options.down:
@@ -70,14 +110,23 @@ def main() -> int:
     if options.prepared:
         return up(options, options.device)
     device = preflight.device(options.device)
-    # A dry run needs no vLLM: what is installed will do.
-    locks = environment.lock_files("cpu" if options.engine == "simulated" else device, development=False)
+    # A dry run needs no vLLM, so any installed set is enough.
+    locks = environment.lock_files(
+        "cpu" if options.engine == "simulated" else device, development=False
+    )
     preflight.report(locks, device, options.redis_url)
     problems = preflight.problems(options.port, locks, options.state_dir)
     if device == "gpu" and not preflight.gpus():
-        problems.append("no NVIDIA GPU is to be seen (`nvidia-smi -L`, CUDA_VISIBLE_DEVICES): choose --device cpu")
+        problems.append(
+            "no NVIDIA GPU is to be seen (`nvidia-smi -L`, CUDA_VISIBLE_DEVICES): choose --device "
+            "cpu"
+        )
     if device == "cpu":
-        engines = 0 if options.engine == "simulated" else (options.replicas or 2) * (options.tensor_parallel_size or 1)
+        engines = (
+            0
+            if options.engine == "simulated"
+            else (options.replicas or 2) * (options.tensor_parallel_size or 1)
+        )
         problems += filter(None, [preflight.memory_problem(engines)])
     for problem in problems:
         print(f"  ✗ {problem}", file=sys.stderr)
@@ -85,11 +134,13 @@ def main() -> int:
         return 1
     environment.make_ready(locks)
     python = str(environment.PYTHON)
-    os.execv(python, [python, "-m", "scripts.local", *sys.argv[1:], "--device", device, "--prepared"])
+    os.execv(
+        python, [python, "-m", "scripts.local", *sys.argv[1:], "--device", device, "--prepared"]
+    )
 
 
 def up(options: argparse.Namespace, device: str) -> int:
-    """Start, print how to use it, and stay until Ctrl-C."""
+    """Start the service, print how to use it, and wait for Ctrl-C."""
     from scripts.local import logs, ray_cluster, service
 
     began = time.monotonic()
@@ -104,11 +155,18 @@ def up(options: argparse.Namespace, device: str) -> int:
     gpus = preflight.gpus() if device == "gpu" else 0
     try:
         running = service.start(
-            options.state_dir, ROOT / "cluster" / "local_cpu.yaml", options.port, changes(options, device, gpus),
-            redis_url=options.redis_url, haproxy=not options.python_proxy, environment=dict(options.env), tell=tell,
-            timeout_s=options.timeout_s, place=ray_cluster.Place(cpus=ray_cluster.LOGICAL_CPUS + 2 * gpus, gpus=gpus),
+            options.state_dir,
+            ROOT / "cluster" / "local_cpu.yaml",
+            options.port,
+            changes(options, device, gpus),
+            redis_url=options.redis_url,
+            haproxy=not options.python_proxy,
+            environment=dict(options.env),
+            tell=tell,
+            timeout_s=options.timeout_s,
+            place=ray_cluster.Place(cpus=ray_cluster.LOGICAL_CPUS + 2 * gpus, gpus=gpus),
             kept_logs=options.kept_logs,
-        )  # fmt: skip
+        )
         tell("ready")
         print(usage(running.url, running.model, options), flush=True)
         if options.detach:
@@ -116,13 +174,13 @@ def up(options: argparse.Namespace, device: str) -> int:
         service.look_after(running, tell)
         if running.is_being_ended:
             running = None
-            print("  ended by --down", flush=True)
+            print("  stopped by --down", flush=True)
             return 0
         kept = logs.keep(options.state_dir, options.state_dir / "logs")
         print(f"  ✗ the service's Ray has ended; logs: {kept}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\n  ending what was started …", flush=True)
+        print("\n  stopping …", flush=True)
         return 0
     except RuntimeError as error:
         print(f"  ✗ {error}", file=sys.stderr)
@@ -137,16 +195,21 @@ def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
 
 
 def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str, Any]:
-    """The command line as settings over `cluster/local_cpu.yaml`. `gpus`: how many this machine has."""
+    """The command line as settings that override `cluster/local_cpu.yaml`. `gpus`: how many this
+    machine has.
+    """
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     if device == "gpu":
         if options.engine == "vllm":
             args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
         args["workers"]["replicas"] = max(1, gpus // (options.tensor_parallel_size or 1))
     if options.model:
-        source = str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
+        source = (
+            str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
+        )
         args["model"] = {"name": Path(options.model).name, "source": source}
-        # What suits the tiny model need not suit yours: as long a context as fits, and no tool-call parser.
+        # The tiny model's settings may not suit yours: use the longest context that fits, and no
+        # tool parser.
         ours = {"max_model_len": "auto", "enable_auto_tool_choice": False, "tool_call_parser": None}
         args["engine"]["args"] = {**args["engine"].get("args", {}), **ours}
     if options.replicas:
@@ -159,12 +222,14 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
 
 
 def down(state_dir: Path) -> int:
-    """End what an earlier run started."""
+    """Stop what an earlier run started."""
     if not environment.PYTHON.exists() or not (state_dir / "service.json").exists():
-        print("  nothing to end")
+        print("  nothing to stop")
         return 0
     if Path(sys.prefix).resolve() != environment.VENV.resolve():
-        os.execv(str(environment.PYTHON), [str(environment.PYTHON), "-m", "scripts.local", *sys.argv[1:]])
+        os.execv(
+            str(environment.PYTHON), [str(environment.PYTHON), "-m", "scripts.local", *sys.argv[1:]]
+        )
     from scripts.local.service import Service
 
     running = Service.load(state_dir)
@@ -175,13 +240,14 @@ def down(state_dir: Path) -> int:
 
 
 def usage(url: str, model: str, options: argparse.Namespace) -> str:
-    """What to type now."""
+    """Example commands to print."""
     end = "scripts/quickstart --down" if options.detach else "Ctrl-C"
     return f"""
   hermes-serve is ready on {url}   (docs: {url}/docs, metrics: {url}/metrics)
 
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
+    -d '{{"model": "{model}", "stream": true,
+         "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")

@@ -1,4 +1,6 @@
-"""What Ray and vLLM have logged: kept when a start has failed, and the line in it that says why."""
+"""Logs of Ray and vLLM: keeps them after a failed start, and finds the line that explains the
+failure.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,38 @@ from pathlib import Path
 
 from scripts.local import ray_cluster
 
-# "(EngineCore pid=7) ERROR 11-22 10:00:00 [core.py:99] ValueError: …", or a traceback's last line without all that.
-_ERROR = re.compile(r"^(?P<who>\(\w+ pid=\d+\))?.*?(?:^|\s)(?P<error>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
-# What the others say when one has failed.
-_ECHOES = ("Engine core initialization failed", "WorkerProc initialization failed", "ray::", "RayTaskError")
-# Its log lines, and its progress bars.
+# "(EngineCore pid=7) ERROR 11-22 10:00:00 [core.py:99] ValueError: …", or a traceback's last line
+# without all that.
+_ERROR = re.compile(
+    r"^(?P<who>\(\w+ pid=\d+\))?.*?(?:^|\s)(?P<error>(?:\w+\.)*\w*(?:Error|Exception): .+)$"
+)
+# Messages of the other processes after one has failed.
+_ECHOES = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "ray::",
+    "RayTaskError",
+)
+# vLLM's log lines and progress bars.
 _LOADING = re.compile(r"\[\w+\.py:\d+\]\s*(?P<told>.+)|^(?:\(.*?\)\s*)?(?P<bar>\S.*\d%.*)")
 _TAIL_BYTES = 4096
 
 
 def folders(state: Path) -> Iterator[Path]:
-    """Where the Ray of a state folder logs, node by node."""
-    for node in (ray_cluster.short_folder(state), *sorted(ray_cluster.short_folder(state).glob("node-*"))):
+    """The log folders of the Ray of a state folder, one per node."""
+    for node in (
+        ray_cluster.short_folder(state),
+        *sorted(ray_cluster.short_folder(state).glob("node-*")),
+    ):
         logs = node / "ray" / "session_latest" / "logs"
         if logs.exists():
             yield logs
 
 
 def keep(state: Path, kept: Path) -> Path:
-    """Copy all logs to `kept`, in place of what an earlier start has left there: Ray's own folder goes with it."""
+    """Copy all logs to `kept`, replacing those of an earlier start; Ray's own folder will be
+    deleted.
+    """
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
     for number, logs in enumerate(folders(state)):
@@ -40,17 +55,23 @@ def keep(state: Path, kept: Path) -> Path:
 
 
 def _copy(source: str, target: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # Ray renames the log of a process that gets its role
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # Ray renames a process's log when it assigns a role to the process
         shutil.copy(source, target)
 
 
 def _not_plain(folder: str, names: list[str]) -> list[str]:
     paths = [Path(folder) / name for name in names]
-    return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]
+    return [
+        path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())
+    ]
 
 
 def cause(kept: Path) -> str:
-    """The last error of an engine's processes, else of the replica around it; empty where nobody told one."""
+    """The last error of an engine's processes, otherwise of the replica around it; empty if there
+    is none.
+    """
     found: dict[bool, str] = {}
     for path in sorted(kept.rglob("worker-*.*"), key=lambda log: log.stat().st_mtime):
         for line in path.read_text(errors="replace").splitlines():
@@ -67,11 +88,13 @@ def _end(log: Path) -> str:
 
 
 def loading(state: Path) -> list[str]:
-    """What each engine said last of its loading."""
+    """The last message of each engine about loading."""
     said = []
     for logs in folders(state):
         for path in sorted(logs.glob("worker-*.*")):
             lines = re.split(r"[\r\n]+", _end(path))
-            found = [match["told"] or match["bar"] for line in lines if (match := _LOADING.search(line))]
+            found = [
+                match["told"] or match["bar"] for line in lines if (match := _LOADING.search(line))
+            ]
             said += found[-1:]
     return said

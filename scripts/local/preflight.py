@@ -1,4 +1,4 @@
-"""What is looked at before anything is installed or started; standard library only."""
+"""Checks before anything is installed or started. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from scripts.local import environment, processes, redis_server
+from scripts.local import environment, ports
 from scripts.local.environment import ROOT
 
-# What runs takes, as the sum of its processes' shares (PSS), GB: 6.1 with two engines, of which each has 2.6 with its
-# replica. A little more, for what is larger while it starts.
+# Memory use in GB, as the sum of the processes' shares (PSS): 6.1 with two engines, of which each
+# needs 2.6 with its replica. Slightly rounded up, because starting needs more.
 BASE_GB = 1.5
 ENGINE_GB = 2.75
-# Download and installed size of an environment, GB, measured once; what a user wants to know before agreeing.
+# Download and installed size of an environment in GB, measured once, so that a user knows them
+# before agreeing.
 SIZES_GB = {"cpu": (0.9, 3.9), "gpu": (5.5, 14.0)}
 
 
 def device(choice: str) -> str:
-    """`cpu` or `gpu`. Where a GPU is visible and nobody has chosen, the user is asked."""
+    """`cpu` or `gpu`. If a GPU is visible and no device was chosen, ask the user."""
     if choice != "auto":
         return choice
     if not gpus():
@@ -39,61 +40,75 @@ def device(choice: str) -> str:
 
 
 def gpus() -> int:
-    """NVIDIA GPUs that this machine shows, or those among them that `CUDA_VISIBLE_DEVICES` leaves to us."""
+    """The NVIDIA GPUs of this machine, restricted by `CUDA_VISIBLE_DEVICES`."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return len([name for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
+        return len(
+            [name for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+        )
     try:
-        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False).stdout
+        told = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return sum(line.startswith("GPU ") for line in told.splitlines())
 
 
 def memory_gb() -> float:
-    """What this machine, or the container that we are in, has to give now."""
+    """Memory that is available now on this machine or in this container."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free_gb = int(lines["MemAvailable"].split()[0]) * 1024 / 1e9
     group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no second version of groups here, or "max"
+    with contextlib.suppress(OSError, ValueError):  # not cgroup v2, or its limit is "max"
         limit_bytes = int((group / "memory.max").read_text())
         free_gb = min(free_gb, (limit_bytes - int((group / "memory.current").read_text())) / 1e9)
     return free_gb
 
 
 def memory_problem(engines: int) -> str:
-    """Whether so many engines on the CPU have room; empty if they have."""
+    """Whether there is too little memory for this many engines on the CPU; empty if there is
+    enough.
+    """
     needed_gb = BASE_GB + engines * ENGINE_GB
     if (free_gb := memory_gb()) >= needed_gb:
         return ""
     fix = "end something, choose --replicas 1, or try the rest with --engine simulated"
-    return f"{needed_gb:.0f} GB of memory are needed for {engines} engine(s), {free_gb:.0f} GB are free: {fix}"
+    return (
+        f"{needed_gb:.0f} GB of memory are needed for {engines} engine(s), {free_gb:.0f} GB are "
+        f"free: {fix}"
+    )
 
 
 def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
-    """What keeps us from starting, each with its fix."""
+    """Everything that prevents a start, each with its fix."""
     found = []
     if sys.platform != "linux":
         found.append(f"Linux is needed (vLLM and HAProxy come as Linux wheels), not {sys.platform}")
     if platform.machine() != "x86_64":
-        found.append(f"x86-64 is needed, not {platform.machine()}: some of the pinned wheels exist for nothing else")
+        found.append(
+            f"x86-64 is needed, not {platform.machine()}: some of the pinned wheels exist for "
+            "nothing else"
+        )
     if find_spec("ensurepip") is None and not environment.is_ready(locks):
         found.append(f"Python's venv is not complete here. {environment.VENV_FIX}")
     if _still_runs(state_dir):
         found.append("an earlier run was not ended: scripts/quickstart --down")
-    elif processes.is_taken(port):
+    elif ports.is_taken(port):
         found.append(f"port {port} is taken: choose another with --port")
     device_name = locks[0].stem
     if not environment.is_ready(locks):
         free_gb = shutil.disk_usage(ROOT).free / 1e9
         needed_gb = sum(SIZES_GB[device_name])
         if free_gb < needed_gb:
-            found.append(f"{needed_gb:.0f} GB of disk are needed for the packages, {free_gb:.0f} GB are free")
+            found.append(
+                f"{needed_gb:.0f} GB of disk are needed for the packages, {free_gb:.0f} GB are free"
+            )
     return found
 
 
 def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> None:
-    """One line for each thing that was looked at."""
+    """One line for each thing that was checked."""
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     print(f"  Python {sys.version.split()[0]}, {os.cpu_count()} cores, {free_gb:.0f} GB free")
     if environment.is_ready(locks):
@@ -102,21 +117,30 @@ def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> No
         download_gb, installed_gb = SIZES_GB[device_name]
         need = f"about {download_gb:g} GB to download, {installed_gb:g} GB installed"
         print(f"  packages: {need} (.venv, {device_name} set)")
-    server = redis_server.find_server()
-    redis = f"yours, {_hidden(redis_url)}" if redis_url else f"private, {server or 'from the pinned wheel'}"
+    server = environment.find_redis_server()
+    redis = (
+        f"yours, {_hidden(redis_url)}"
+        if redis_url
+        else f"private, {server or 'from the pinned wheel'}"
+    )
     print(f"  Redis: {redis}")
-    if processes.is_taken(6379):
+    if ports.is_taken(6379):
         print("  port 6379 is taken (a Redis or a Ray of yours): it is left alone")
     if Path("/tmp/ray/ray_current_cluster").exists():
-        print("  a Ray was started on this machine before: it is left alone; ours has ports and a folder of its own")
+        print(
+            "  a Ray was started on this machine before: it is left alone; ours has ports and a "
+            "folder of its own"
+        )
 
 
 def _still_runs(state_dir: Path) -> bool:
-    """Whether an earlier run was left behind; the traces of one that is dead (a reboot) are removed."""
+    """Whether an earlier run was not stopped. The state of a dead one (after a reboot) is removed.
+    A zombie counts as running, because `--down` cleans it up, too.
+    """
     state = state_dir / "service.json"
     if not state.exists():
         return False
-    if any(processes.is_alive(pid) for pid in json.loads(state.read_text())["pids"].values()):
+    if any(Path(f"/proc/{pid}").exists() for pid in json.loads(state.read_text())["pids"].values()):
         return True
     state.unlink()
     return False

@@ -1,89 +1,75 @@
-"""Starting processes in groups of their own, and ending exactly those; standard library only."""
+"""Starts processes in sessions of their own, and ends exactly those."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-_SHARED = re.compile(r"/dev/shm/((?:psm_|nccl-)\S+)$", re.MULTILINE)  # no longer, where "(deleted)" follows
+import psutil
 
-
-def free_port() -> int:
-    """A port on the loopback that nobody listens on at the moment.
-
-    Below the range that outgoing connections take theirs from: there, a client that retries a server that is down can
-    be connected to itself, and then holds the server's port.
-    """
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def is_taken(port: int) -> bool:
-    """Whether somebody listens on a loopback port."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+# A name followed by "(deleted)" no longer exists.
+_SHARED = re.compile(r"/dev/shm/((?:psm_|nccl-)\S+)$", re.MULTILINE)
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def start(command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path) -> int:
-    """Start a process in a session of its own, output into `log`. Returns its pid."""
+    """Start a process in a session of its own, with its output in `log`. Returns its pid."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         child = subprocess.Popen(
-            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=dict(environment), cwd=cwd,
+            command,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            env=dict(environment),
+            cwd=cwd,
             start_new_session=True,
-        )  # fmt: skip
+        )
     return child.pid
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return any(map(_runs, _processes([pid])))
 
 
 def descendants(pid: int) -> list[int]:
-    """The pids below a process, nearest first."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError):  # it may end while we look
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
-    level = [pid]
-    while level:
-        level = [child for parent in level for child in children.get(parent, [])]
-        found += level
-    return found
+    """The pids below a process, parents before their children."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def command_line(pid: int) -> str:
+    """A process's arguments, or its title if it has set one; empty after it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(psutil.Process(pid).cmdline()).strip()
+    return ""
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """The pids whose environment has `variable=value`: what a start has led to, however it detached itself."""
-    wanted = f"{variable}={value}".encode()
+    """The pids whose environment has `variable=value`: everything that a start has led to, even if
+    it detached itself.
+    """
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it may end while we look, or be another user's
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it may end while we look, or be another user's
+            if process.environ().get(variable) == value:
+                found.append(process.pid)
     return found
 
 
 def shared_memory(pids: Iterable[int]) -> set[str]:
-    """Names of the shared memory that Python's `multiprocessing` (`psm_`) and NCCL have made, as these map it."""
+    """Names of the shared memory that these processes have mapped and that Python's
+    `multiprocessing` (`psm_`) or NCCL created. psutil is not used, because it makes the kernel add
+    up every mapping while the process waits.
+    """
     found: set[str] = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it may end while we look
@@ -92,40 +78,59 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
 
 
 def forget_shared_memory(names: set[str]) -> None:
-    """Remove those of these that nobody maps any more."""
-    everybody = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    for name in names - (shared_memory(everybody) if names else set()):
+    """Remove those of these that no process maps any more."""
+    for name in names - (shared_memory(psutil.pids()) if names else set()):
         (Path("/dev/shm") / name).unlink(missing_ok=True)
 
 
 def end(pid: int, timeout_s: float = 15.0) -> None:
-    """End a process and all below it: asked first, then made to. None of them stays behind as a zombie of ours."""
-    family = [pid, *descendants(pid)]
+    """End a process and all its descendants: first with SIGTERM, then with SIGKILL. None of them
+    remains as a zombie.
+    """
+    family = list(_processes([pid, *descendants(pid)]))
     for target, sign in _signals(family, timeout_s):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(target, sign)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            target.send_signal(sign)
     for member in family:
-        reap(member)
+        reap(member.pid)
 
 
-def reap(pid: int, within_s: float = 5.0) -> None:
-    """Take note of the end of a child; orphans are children too, of whoever takes orphans in."""
+def reap(pid: int, within_s: float = 30.0) -> None:
+    """Collect the exit status of a child; a process that adopts orphans has them as children,
+    too.
+    """
     deadline = time.monotonic() + within_s
-    with contextlib.suppress(ChildProcessError):  # it is not ours
+    with contextlib.suppress(ChildProcessError):  # it is not our process
         while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
-def _signals(family: list[int], timeout_s: float) -> Iterator[tuple[int, signal.Signals]]:
-    yield family[0], signal.SIGTERM
-    deadline = time.monotonic() + timeout_s
-    while is_alive(family[0]) and time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(family[0], os.WNOHANG)
-        time.sleep(0.05)
-    for pid in family:
-        if is_alive(pid):
-            yield pid, signal.SIGKILL
+def _signals(
+    family: list[psutil.Process], timeout_s: float
+) -> Iterator[tuple[psutil.Process, signal.Signals]]:
+    for first in family[:1]:
+        yield first, signal.SIGTERM
+        deadline = time.monotonic() + timeout_s
+        while _runs(first) and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(first.pid, os.WNOHANG)
+            time.sleep(0.05)
+    yield from ((process, signal.SIGKILL) for process in family if _runs(process))
+
+
+def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    """Those processes that exist. Each object is distinct from a later process with the same
+    pid.
+    """
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() not in _ENDED
+    return False
 
 
 def tail(log: Path, lines: int = 20) -> str:

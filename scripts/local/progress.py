@@ -1,4 +1,4 @@
-"""Whether anything moves while a model is fetched and loaded, which may take an hour, and how to show it."""
+"""Shows whether downloading and loading a model makes progress; this may take an hour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 110
 
 
 def cache() -> Path:
-    """Where models from the hub are kept, as its own library finds it."""
+    """The folder for models from the hub, as the hub's own library determines it."""
     if hub := os.environ.get("HF_HUB_CACHE"):
         return Path(hub)
     home = os.environ.get("HF_HOME")
@@ -19,7 +19,9 @@ def cache() -> Path:
 
 
 class Loading:
-    """The model of one service. `source`: a folder, a built-in name, or a hub id, whose bytes are counted."""
+    """The loading of one service's model. `source`: a folder, a built-in name, or a hub id, whose
+    downloaded bytes are counted.
+    """
 
     def __init__(self, state: Path, source: str) -> None:
         self._state = state
@@ -27,19 +29,21 @@ class Loading:
         self._said: list[str] = []
 
     def downloaded_bytes(self) -> int:
-        """On disk so far; a file that is being written may have its whole length from the beginning."""
+        """Bytes on disk so far. A file that is being written may have its full length from the
+        beginning.
+        """
         if not self._blobs.exists():
             return 0
         sizes = []
         for blob in self._blobs.iterdir():
             try:
                 sizes.append(blob.stat().st_blocks * 512)
-            except FileNotFoundError:  # complete now, and so named otherwise
+            except FileNotFoundError:  # complete now, and renamed
                 continue
         return sum(sizes)
 
     def line(self) -> str:
-        """What has moved: it differs from the last one when something has."""
+        """The progress as one line; it changes whenever something has moved."""
         said = logs.loading(self._state)
         new = [line for line in said if line not in self._said]
         self._said = said

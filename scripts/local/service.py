@@ -1,4 +1,4 @@
-"""The service: a rendered Serve config on a private Ray and Redis; its state in one folder."""
+"""The service: a rendered Serve config on a private Ray and Redis, with its state in one folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from scripts.local import logs, processes, ray_cluster, redis_server
+from scripts.local import logs, ports, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
 from scripts.local.progress import Loading
+from serve_app.cli.serve_api import application_status, deploy, failure
 
 STATE_FILE = "service.json"
 _ASKED_EACH = 5
-"""Answers for each ingress until each has surely given one: a proxy spreads them."""
+"""How often to ask per ingress so that each has certainly answered, because a proxy spreads the
+requests.
+"""
 _TOLD_EVERY_S = 5.0
+_SICK_FOR_S = 60.0
+"""Serve also calls a deployment unhealthy while a busy machine keeps a replica from answering."""
 
 
 @dataclass
 class Service:
-    """What was started, so that it can be ended. `pids`: what we started ourselves, by name."""
+    """Everything that was started, so that it can be stopped. `pids`: the processes that we
+    started, by name.
+    """
 
     state_dir: str
     url: str = ""
@@ -37,11 +44,11 @@ class Service:
     pids: dict[str, int] = field(default_factory=dict)
 
     def save(self) -> None:
-        """Written after every step, so that a half-started service can be ended too."""
+        """Save after every step, so that a half-started service can be stopped too."""
         folder = Path(self.state_dir)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / STATE_FILE
-        file.touch(mode=0o600)  # it holds Redis's password
+        file.touch(mode=0o600)  # it contains Redis's password
         file.write_text(json.dumps(asdict(self), indent=2))
 
     @classmethod
@@ -52,17 +59,17 @@ class Service:
 
     @property
     def running(self) -> bool:
-        """Whether any of its processes lives."""
+        """Whether any of its processes is alive."""
         return any(processes.is_alive(pid) for pid in self.pids.values())
 
     def down(self) -> None:
-        """End what was started, newest first, and nothing else."""
+        """Stop what was started, newest first, and nothing else."""
         if self._ending.parent.exists():
             self._ending.touch()
         if "ray" in self.pids:
             ray_cluster.end(Path(self.state_dir), self.pids["ray"])
         elif self.state_dir:
-            ray_cluster.sweep(Path(self.state_dir))  # of one that did not start
+            ray_cluster.sweep(Path(self.state_dir))  # of a service that did not start
         for name in ("cable", "redis"):
             if name in self.pids:
                 processes.end(self.pids[name])
@@ -75,32 +82,37 @@ class Service:
 
     @property
     def is_being_ended(self) -> bool:
-        """Whether somebody, perhaps another process, ends it or has ended it."""
+        """Whether some process is stopping it or has stopped it."""
         return self._ending.exists() or not (Path(self.state_dir) / STATE_FILE).exists()
 
     def restart_redis(self) -> None:
-        """Start the private Redis again on its folder and port, once the old one has let go of the port.
+        """Start the private Redis again on its folder and port, once the old one has released the
+        port.
 
         Raises:
-            RuntimeError: it did not start; the message holds the end of its log.
+            RuntimeError: it did not start; the message contains the end of its log.
         """
         deadline = time.monotonic() + 20
         folder = Path(self.state_dir) / "redis"
-        port = redis_server.port_of(folder)  # the URL may lead to something in between
-        while processes.is_taken(port) and time.monotonic() < deadline:
+        port = redis_server.port_of(folder)  # the URL may lead to something in front of Redis
+        while ports.is_taken(port) and time.monotonic() < deadline:
             time.sleep(0.02)
         processes.reap(self.pids["redis"], within_s=0)
         host = urlsplit(self.redis_url).hostname or ""
-        self.pids["redis"] = redis_server.start(folder, port, "" if host == "127.0.0.1" else host).pid
+        self.pids["redis"] = redis_server.start(
+            folder, port, "" if host == "127.0.0.1" else host
+        ).pid
         self.save()
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, section by section."""
+    """`base` overridden by `changes`, section by section."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
-        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        result[key] = (
+            merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        )
     return result
 
 
@@ -111,7 +123,7 @@ def render(config: Path, port: int, args: Mapping[str, Any]) -> dict[str, Any]:
     application = document["applications"][0]
     engine = args.get("engine", {}).get("kind")
     if engine and engine != application["args"]["engine"].get("kind", "vllm"):
-        del application["args"]["engine"]  # the arguments of another engine mean nothing to this one
+        del application["args"]["engine"]  # another engine's arguments do not apply to this one
     application["args"] = merged(application["args"], args)
     return document
 
@@ -132,11 +144,13 @@ def start(
     """Start everything and wait until it is ready.
 
     Args:
-        timeout_s: in which nothing at all moves, see `wait_ready`.
-        kept_logs: where Ray's and vLLM's logs are kept if it does not start; default: in the state folder.
+        timeout_s: give up after this time without any progress, see `wait_ready`.
+        kept_logs: where to keep Ray's and vLLM's logs if it does not start; default: the state
+            folder.
 
     Raises:
-        RuntimeError: something did not start; the message says what and why, and where the logs are.
+        RuntimeError: something did not start; the message says what and why, and where the logs
+            are.
     """
     service = Service(str(state_dir), url=f"http://127.0.0.1:{port}")
     service.save()
@@ -146,7 +160,8 @@ def start(
             tell("Redis: private, append-only file on")
             redis = redis_server.start(state_dir / "redis")
             service.pids["redis"], redis_url = redis.pid, redis.url()
-        if redis_url is not None:  # in the nodes' environment: Serve shows its config to whoever asks, a password too
+        if redis_url is not None:
+            # In the nodes' environment: Serve shows its config, with a password, to anyone.
             variables["HERMES_REDIS_URL"] = redis_url
         service.redis_url = variables["HERMES_REDIS_URL"]
         service.save()
@@ -158,7 +173,10 @@ def start(
         service.model = document["applications"][0]["args"]["model"]["name"]
         service.save()
         (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-        tell("Serve: deploying " + str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config))
+        tell(
+            "Serve: deploying "
+            + str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config)
+        )
         deploy(service.dashboard_url, document)
         source = document["applications"][0]["args"]["model"].get("source", "")
         wait_ready(service, tell, timeout_s, Loading(state_dir, source))
@@ -166,7 +184,9 @@ def start(
         kept = logs.keep(state_dir, kept_logs or state_dir / "logs")
         service.down()
         why = logs.cause(kept)
-        raise RuntimeError("\n".join([str(error), *([why] if why else []), f"logs: {kept}"])) from None
+        raise RuntimeError(
+            "\n".join([str(error), *([why] if why else []), f"logs: {kept}"])
+        ) from None
     except BaseException:
         service.down()
         raise
@@ -174,7 +194,7 @@ def start(
 
 
 def look_after(service: Service, tell: Callable[[str], None]) -> None:
-    """Until Ray ends. Whoever kills the private Redis finds it back: on its file, nothing is lost.
+    """Wait until Ray ends. If the private Redis is killed, restart it on its file; nothing is lost.
 
     Raises:
         RuntimeError: Redis does not start again.
@@ -186,34 +206,8 @@ def look_after(service: Service, tell: Callable[[str], None]) -> None:
         time.sleep(0.2)
 
 
-def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
-    """What `serve deploy` does, without its start-up time.
-
-    Raises:
-        RuntimeError: Serve refused the config; the message is its answer.
-    """
-    request = urllib.request.Request(
-        f"{dashboard_url}/api/serve/applications/",
-        data=json.dumps(document).encode(),
-        headers={"content-type": "application/json", **ray_cluster.authorization()},
-        method="PUT",
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=120):
-            pass
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(f"Serve refused the config: {error.read().decode(errors='replace')[-2000:]}") from None
-
-
-def application_status(dashboard_url: str) -> dict[str, Any]:
-    """Serve's view of the application: `status`, `message`, `deployments`."""
-    with ray_cluster.ask(f"{dashboard_url}/api/serve/applications/", timeout_s=30) as response:
-        applications: dict[str, Any] = json.load(response)["applications"]
-    return next(iter(applications.values()), {})
-
-
 def readiness(url: str) -> dict[str, Any]:
-    """`/readyz`, or what keeps us from it."""
+    """`/readyz`, or why it cannot be read."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
             answer: dict[str, Any] = json.load(response)
@@ -228,7 +222,7 @@ def readiness(url: str) -> dict[str, Any]:
 
 
 def is_whole(ready: Mapping[str, Any]) -> bool:
-    """Whether `/readyz` says that every replica is there."""
+    """Whether `/readyz` reports every replica."""
     return bool(
         ready.get("ready")
         and ready["workers"] >= ready["workers_wanted"]
@@ -236,22 +230,27 @@ def is_whole(ready: Mapping[str, Any]) -> bool:
     )
 
 
-def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float, loading: Loading | None = None) -> None:
-    """Until every wanted worker has joined, in the eyes of every ingress: each sees Serve's replicas by itself.
+def wait_ready(
+    service: Service, tell: Callable[[str], None], timeout_s: float, loading: Loading | None = None
+) -> None:
+    """Wait until every ingress reports every wanted worker; each ingress sees Serve's replicas for
+    itself.
 
     Args:
-        timeout_s: in which nothing moves, neither Serve's states nor what is fetched and loaded.
+        timeout_s: give up after this time without progress in Serve's states, downloads or loading.
 
     Raises:
-        RuntimeError: the deployment failed or stood still; the message is Serve's.
+        RuntimeError: the deployment failed or made no progress; the message is Serve's.
     """
     deadline = time.monotonic() + timeout_s
     said = moved = ""
-    told_s = 0.0
+    told_s, well_s = 0.0, time.monotonic()
     in_a_row = 0
     while True:
         status = application_status(service.dashboard_url)
-        if status.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
+        sick = status.get("status") == "UNHEALTHY"
+        well_s = well_s if sick else time.monotonic()
+        if status.get("status") == "DEPLOY_FAILED" or time.monotonic() > well_s + _SICK_FOR_S:
             raise RuntimeError(f"the deployment failed: {failure(status)}")
         ready = readiness(service.url)
         in_a_row = in_a_row + 1 if is_whole(ready) else 0
@@ -270,17 +269,10 @@ def wait_ready(service: Service, tell: Callable[[str], None], timeout_s: float, 
                 told_s = now_s
                 tell(moved)
         if now_s > deadline:
-            raise RuntimeError(f"not ready, and nothing has moved for {timeout_s:.0f} s: {moved or said}")
+            raise RuntimeError(
+                f"not ready, and nothing has moved for {timeout_s:.0f} s: {moved or said}"
+            )
         time.sleep(0.25)
-
-
-def failure(status: Mapping[str, Any]) -> str:
-    """The line that says why a deployment failed: ours where there is one, else Serve's message."""
-    messages = [str(status.get("message", ""))]
-    messages += [str(item.get("message", "")) for item in status.get("deployments", {}).values()]
-    lines = [line.strip() for message in messages for line in message.splitlines()]
-    ours = [line for line in lines if "settings:" in line]
-    return ours[-1][ours[-1].index("settings:") :] if ours else "\n".join(lines[-15:])
 
 
 def _progress(status: Mapping[str, Any], ready: Mapping[str, Any]) -> str:

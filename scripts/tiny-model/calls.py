@@ -21,10 +21,16 @@ DISTRACTORS = (
 
 
 def _tool(rng: Random, name: str, about: str, parameters: dict[str, str]) -> Tool:
-    schema: dict[str, Any] = {"type": "object", "properties": {k: {"type": v} for k, v in parameters.items()}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {k: {"type": v} for k, v in parameters.items()},
+    }
     if rng.random() < 0.7:
         schema["required"] = list(parameters)
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": about, "parameters": schema},
+    }
 
 
 def _call(name: str, arguments: dict[str, Any]) -> Message:
@@ -37,9 +43,17 @@ def _weather(rng: Random) -> Errand:
     tool = _tool(rng, "get_weather", rng.choice(PHRASES["weather tool"]), {name: "string"})
     cities = [city, second] if rng.random() < 0.15 else [city]
     question = rng.choice(PHRASES["ask weather"]).format(" and ".join(cities))
-    degrees, skies = [rng.randint(-5, 34) for _ in cities], [rng.choice(PHRASES["skies"]) for _ in cities]
-    results = [json.dumps({"temperature": d, "sky": s}) for d, s in zip(degrees, skies, strict=True)]
-    reports = [f"in {c} there is {s} at {d} degrees" for c, s, d in zip(cities, skies, degrees, strict=True)]
+    degrees, skies = (
+        [rng.randint(-5, 34) for _ in cities],
+        [rng.choice(PHRASES["skies"]) for _ in cities],
+    )
+    results = [
+        json.dumps({"temperature": d, "sky": s}) for d, s in zip(degrees, skies, strict=True)
+    ]
+    reports = [
+        f"in {c} there is {s} at {d} degrees"
+        for c, s, d in zip(cities, skies, degrees, strict=True)
+    ]
     answer = f"Right now {', and '.join(reports)}. {rng.choice(PHRASES['weather advice'])}"
     return tool, question, [_call("get_weather", {name: c}) for c in cities], results, answer
 
@@ -63,11 +77,19 @@ def _add(rng: Random) -> Errand:
     a, b = (rng.randint(0, 10 ** rng.randint(1, 4)) for _ in range(2))
     tool = _tool(rng, "add", rng.choice(PHRASES["add tool"]), {"a": "number", "b": "number"})
     question = rng.choice(PHRASES["ask tool sum"]).format(a, b)
-    return tool, question, [_call("add", {"a": a, "b": b})], [str(a + b)], f"{a} plus {b} is {a + b}."
+    return (
+        tool,
+        question,
+        [_call("add", {"a": a, "b": b})],
+        [str(a + b)],
+        f"{a} plus {b} is {a + b}.",
+    )
 
 
 def tool_dialogue(rng: Random) -> tuple[list[Message], list[Tool]]:
-    """A question, the call that it needs, the result, and the answer; the right tool stands among others."""
+    """A question, the call that it needs, the result, and the answer; the right tool stands among
+    others.
+    """
     kinds = rng.sample([_weather, _search, _add], rng.choice([1, 1, 2, 3]))
     tool, question, calls, results, answer = kinds[0](rng)
     tools = [tool, *(kind(rng)[0] for kind in kinds[1:])]
@@ -88,5 +110,8 @@ def sum_with_thought(rng: Random) -> tuple[str, str, str]:
     """A sum of two numbers below one hundred: the question, the thinking, and the answer."""
     a, b = rng.randint(1, 99), rng.randint(1, 99)
     tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
-    steps = f"The tens give {tens}. The ones, {a % 10} and {b % 10}, give {ones}. {tens} and {ones} make {a + b}."
+    steps = (
+        f"The tens give {tens}. The ones, {a % 10} and {b % 10}, give {ones}. {tens} and "
+        f"{ones} make {a + b}."
+    )
     return rng.choice(PHRASES["ask sum"]).format(a, b), steps, f"The sum of {a} and {b} is {a + b}."

@@ -1,8 +1,9 @@
-"""The corpus of the tiny model: dialogues and prose made from the texts in `text/`, all of them our own.
+"""The corpus of the tiny model: dialogues and prose made from the texts in `text/`, all of them our
+own.
 
-A small model likes to go round in circles, so the corpus never does: every answer moves forward (a story
-through its scenes, a week through its days, an explanation through its sentences, each place with its own
-stock of phrases), and a document in which any 24 bytes occur twice is thrown away.
+A small model likes to go round in circles, so the corpus never does: every answer moves forward (a
+story through its scenes, a week through its days, an explanation through its sentences, each place
+with its own stock of phrases), and a document in which any 24 bytes occur twice is thrown away.
 
     python corpus.py --documents 3          # print some of it
 """
@@ -24,7 +25,10 @@ Document = tuple[list[Message], list[dict[str, Any]] | None]
 SERIES = ("week", "months", "alphabet", "hours", "colours", "planets")
 NUMBERS = [
     "zero",
-    *(part.lower() for part in re.findall("^# (.+)", sections("series.txt", "@")["numbers"], re.MULTILINE)),
+    *(
+        part.lower()
+        for part in re.findall("^# (.+)", sections("series.txt", "@")["numbers"], re.MULTILINE)
+    ),
 ]
 EXPLAIN = lines("explain.txt", "#")
 HOWTO = lines("howto.txt", "#")
@@ -32,7 +36,9 @@ STORY = lines("stories.txt", "@")
 SUBJECTS = {line.split(" | ")[0]: line.split(" | ")[1:] for line in STORY.pop("subjects")}
 HEROES = STORY.pop("heroes")
 STAGES = {
-    title: [part.strip().splitlines() for part in re.split(r"^# .+\n", body, flags=re.MULTILINE)[1:]]
+    title: [
+        part.strip().splitlines() for part in re.split(r"^# .+\n", body, flags=re.MULTILINE)[1:]
+    ]
     for title, body in sections("series.txt", "@").items()
 }
 TALK_ENTRY = re.compile(r"^([^|\n]+) \| (.*(?:\n(?![^|\n]+ \| ).*)*)", re.MULTILINE)
@@ -70,7 +76,11 @@ def explain(rng: Random, given: str = "") -> Turn:
         known = EXPLAIN[topic]
         ask = rng.choice(PHRASES["ask summary"])
         body = " ".join(known[1:-1])
-        return f"{ask}\n\n{body}", f"The text is about {topic}. In one sentence: {known[0]} {known[-1]}", topic
+        return (
+            f"{ask}\n\n{body}",
+            f"The text is about {topic}. In one sentence: {known[0]} {known[-1]}",
+            topic,
+        )
     ask = rng.choice(PHRASES["ask explain"]).format(topic=topic, bare=bare)
     return ask, paragraphs(rng, some(rng, EXPLAIN[topic], 5)), topic
 
@@ -90,14 +100,20 @@ def howto(rng: Random, given: str = "") -> Turn:
     task = given or rng.choice(list(HOWTO))
     ask = rng.choice(PHRASES["ask howto"])
     steps = [f"{i}. {step}" for i, step in enumerate(HOWTO[task], 1)]
-    intro = rng.choice(["", "", f"To {task}, go step by step:\n\n", "Gladly, here is how I would do it:\n\n"])
+    intro = rng.choice(
+        ["", "", f"To {task}, go step by step:\n\n", "Gladly, here is how I would do it:\n\n"]
+    )
     return ask.format(task), intro + "\n".join(steps), task
 
 
 def series(rng: Random, given: str = "") -> Turn:
     kind = given or rng.choice(SERIES)
     written = [rng.choice(stage) for stage in STAGES[kind]]
-    return rng.choice(PHRASES[f"ask {kind}"]), (" " if rng.random() < 0.3 else "\n").join(written), kind
+    return (
+        rng.choice(PHRASES[f"ask {kind}"]),
+        (" " if rng.random() < 0.3 else "\n").join(written),
+        kind,
+    )
 
 
 def count(rng: Random) -> Turn:
@@ -128,7 +144,8 @@ def languages(rng: Random) -> Turn:
         return (
             ask,
             (
-                f"In {name} one says “{words[column - 1]}”. {note} If you are lost, ask: {words[3]} "
+                f"In {name} one says “{words[column - 1]}”. {note} If you are lost, ask: "
+                f"{words[3]} "
                 f"And when you leave, do not forget “{words[2 if column != 3 else 0]}”. 🌍"
             ),
             "languages",
@@ -144,14 +161,20 @@ WEIGHTS = {explain: 7, story: 6, howto: 3, series: 4, count: 2, talk: 7, languag
 MAKERS = [maker for maker, weight in WEIGHTS.items() for _ in range(weight)]
 
 
-# Made to go on after its end, a model asks itself the likeliest question of all, answers it, and asks it again.
-# So the only questions that it learns to ask are these: each subject has its own successor, in one large ring.
+# Made to go on after its end, a model asks itself the likeliest question of all, answers it, and
+# asks it again. So the only questions that it learns to ask are these: each subject has its own
+# successor, in one large ring.
 RING = [
     (maker, subject)
     for _, maker, subject in sorted(
         (
             (i / len(subjects), maker, subject)
-            for maker, subjects in ((explain, EXPLAIN), (story, SUBJECTS), (howto, HOWTO), (series, SERIES))
+            for maker, subjects in (
+                (explain, EXPLAIN),
+                (story, SUBJECTS),
+                (howto, HOWTO),
+                (series, SERIES),
+            )
             for i, subject in enumerate(subjects)
         ),
         key=lambda item: item[0],
@@ -159,7 +182,12 @@ RING = [
 ]
 NEXT = {subject: (i + 1) % len(RING) for i, (_, subject) in enumerate(RING)}
 NEXT |= {ask: i * 5 % len(RING) for i, (ask, _) in enumerate(TALK) if ask not in NEXT}
-AGAIN = {explain: "And what is {}?", story: "Now a story: {}.", howto: "And how do I {}?", series: "Now the {}."}
+AGAIN = {
+    explain: "And what is {}?",
+    story: "Now a story: {}.",
+    howto: "And how do I {}?",
+    series: "Now the {}.",
+}
 
 
 def follow(rng: Random, subject: str) -> Turn:
@@ -189,8 +217,9 @@ def dialogue(rng: Random) -> Document:
         if rng.random() < 0.12:  # tools on offer do not mean that a tool is needed
             ask, answer, _ = talk(rng)
             messages = [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
-        system = [{"role": "system", "content": rng.choice(PHRASES["system"])}] if rng.random() < 0.4 else []
-        return system + messages, tools
+        if rng.random() < 0.4:
+            messages = [{"role": "system", "content": rng.choice(PHRASES["system"])}, *messages]
+        return messages, tools
     thinks, messages = rng.random() < 0.12, []
     if rng.random() < (0.7 if thinks else 0.2):
         system = rng.choice(PHRASES["think system" if thinks else "system"])
@@ -216,7 +245,9 @@ def dialogue(rng: Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document | str]:
-    """Without end: conversations, and now and then a page of plain prose; none of them repeats itself."""
+    """Without end: conversations, and now and then a page of plain prose; none of them repeats
+    itself.
+    """
     rng = Random(seed)
     for _ in itertools.count():
         if rng.random() < 0.08:
@@ -231,7 +262,9 @@ def documents(seed: int) -> Iterator[Document | str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--documents", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -9,7 +9,9 @@ TEXT = Path(__file__).parent / "text"
 def sections(name: str, mark: str) -> dict[str, str]:
     """The parts of a text file that begin with a line `<mark><title>`."""
     parts = re.split(rf"^{mark} ?(.+)\n", (TEXT / name).read_text(), flags=re.MULTILINE)
-    return {title.strip(): body.strip() for title, body in zip(parts[1::2], parts[2::2], strict=True)}
+    return {
+        title.strip(): body.strip() for title, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
 
 
 def lines(name: str, mark: str) -> dict[str, list[str]]:

@@ -3,8 +3,8 @@
     python train.py --minutes 45 --out ../../workers/tiny_model
 
 The corpus is made as it is read (`corpus.py`); the seed fixes both it and the initial weights. With
-`--minutes` the learning rate follows the clock, so no two runs give quite the same weights; `--steps` does
-on the same machine.
+`--minutes` the learning rate follows the clock, so no two runs give quite the same weights;
+`--steps` does on the same machine.
 """
 
 import argparse
@@ -24,13 +24,18 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 Targeted = tuple[list[int], list[int]]
 IGNORED = -100
-# What the model reads but never has to write costs it no capacity: prompts, tools and their results. The questions
-# of the corpus's ring are the exception: they are what it goes on with when it is made to go on after its end.
-UNSPOKEN = re.compile(r"(<\|im_start\|>(?:system|tool|user(?!\n(?:And|Now) ))\n.*?<\|im_end\|>\n)", re.DOTALL)
+# What the model reads but never has to write costs it no capacity: prompts, tools and their
+# results. The questions of the corpus's ring are the exception: they are what it goes on with when
+# it is made to go on after its end.
+UNSPOKEN = re.compile(
+    r"(<\|im_start\|>(?:system|tool|user(?!\n(?:And|Now) ))\n.*?<\|im_end\|>\n)", re.DOTALL
+)
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Every size divides by four, so that it splits over four devices; vLLM has no smaller head on a CPU."""
+    """Every size divides by four, so that it splits over four devices; vLLM has no smaller head on
+    a CPU.
+    """
     eos, pad = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|pad|>"])
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -67,12 +72,15 @@ def encoded(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Targeted]
         yield tokens, targets
 
 
-def batches(stream: Iterator[Targeted], rng: Random, rows: int, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Tokens, targets and positions of rows that begin with a document and are filled up with others.
+def batches(
+    stream: Iterator[Targeted], rng: Random, rows: int, length: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens, targets and positions of rows that begin with a document and are filled up with
+    others.
 
-    In every second row the positions leap from one document to the next: so a short row shows what it is like to
-    have something behind one that lies thousands of tokens back. (Long rows only at the end of the training did
-    not do: the model fell apart at the first of them.)
+    In every second row the positions leap from one document to the next: so a short row shows what
+    it is like to have something behind one that lies thousands of tokens back. (Long rows only at
+    the end of the training did not do: the model fell apart at the first of them.)
     """
     while True:
         inputs, wanted, places = (torch.empty(rows, length, dtype=torch.long) for _ in range(3))
@@ -88,7 +96,10 @@ def batches(stream: Iterator[Targeted], rng: Random, rows: int, length: int) -> 
                 begin = positions[-1] + 1 + leap if positions else 0
                 positions += range(begin, begin + len(more[0]))
                 tokens, targets = tokens + more[0], targets + more[1]
-            inputs[row], places[row] = torch.tensor(tokens[:length]), torch.tensor(positions[:length])
+            inputs[row], places[row] = (
+                torch.tensor(tokens[:length]),
+                torch.tensor(positions[:length]),
+            )
             wanted[row] = torch.tensor(targets[1 : length + 1])
         yield inputs, wanted, places
 
@@ -124,8 +135,13 @@ def train(options: argparse.Namespace) -> None:
         if progress >= 1:
             break
         inputs, targets, positions = next(long if step % 8 == 7 else short)
-        # Without a mask of ones, transformers would take a leap for the border between two separate texts.
-        context = {"position_ids": positions, "attention_mask": torch.ones_like(inputs), "use_cache": False}
+        # Without a mask of ones, transformers would take a leap for the border between two separate
+        # texts.
+        context = {
+            "position_ids": positions,
+            "attention_mask": torch.ones_like(inputs),
+            "use_cache": False,
+        }
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=inputs, **context).logits
         logits = logits.float().flatten(0, 1)
@@ -151,8 +167,12 @@ def train(options: argparse.Namespace) -> None:
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """The weights go to disk in bfloat16, half the size; the configuration says float32, as they are served."""
-    state = {name: weight.detach().to(torch.bfloat16) for name, weight in model.state_dict().items()}
+    """The weights go to disk in bfloat16, half the size; the configuration says float32, as they
+    are served.
+    """
+    state = {
+        name: weight.detach().to(torch.bfloat16) for name, weight in model.state_dict().items()
+    }
     state.pop("lm_head.weight", None)  # tied
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]),
@@ -160,18 +180,28 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     )
     model.save_pretrained(out, state_dict=state)
     tokenizer.save_pretrained(out)
-    settings = out / "tokenizer_config.json"  # the name that older versions of transformers know as well
-    settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
+    settings = (
+        out / "tokenizer_config.json"
+    )  # the name that older versions of transformers know as well
+    settings.write_text(
+        settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast")
+    )
     (out / "model.safetensors").chmod(0o644)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder of the model")
     parser.add_argument("--minutes", type=float, default=40.0, help="how long to train")
-    parser.add_argument("--steps", type=int, help="how many steps to train, whatever the clock says")
+    parser.add_argument(
+        "--steps", type=int, help="how many steps to train, whatever the clock says"
+    )
     parser.add_argument("--save-every", type=int, default=0, help="also save every so many steps")
-    parser.add_argument("--start", type=Path, help="go on from the weights in this folder, with a new --seed")
+    parser.add_argument(
+        "--start", type=Path, help="go on from the weights in this folder, with a new --seed"
+    )
     parser.add_argument("--rate", type=float, default=1.0, help="a factor on every learning rate")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)

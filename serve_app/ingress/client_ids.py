@@ -1,4 +1,4 @@
-"""Whose word an `x-request-id` is: the client's, or Ray Serve's, which makes one up for those who send none."""
+"""Tells a client's `x-request-id` from the one that Ray Serve makes up for requests without one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Mapping
 
 _MAX_CHARS = 128
 _MADE_UP = f"serve-{secrets.token_hex(8)}-"
-"""No client can know it: it leaves no process."""
+"""Prefix of made-up ids. No client can know it, because it never leaves the process."""
 
 
 def make_up() -> str:
-    """What Serve is to call a request without an id, in its own logs, so that it can be told from a client's."""
+    """Create the id under which Serve logs a request without an id, so that it can be told from a
+    client's.
+    """
     return _MADE_UP + secrets.token_hex(8)
 
 
 def client_request_id(headers: Mapping[str, str]) -> str:
-    """What the client calls its request; empty where it did not say."""
+    """The client's own id for its request; empty if it sent none."""
     found = headers.get("x-request-id", "")
     return "" if found.startswith(_MADE_UP) else found[:_MAX_CHARS]

@@ -1,31 +1,72 @@
-"""The page of metrics for everybody who asks: put together once in a while, however many ask."""
+"""The metrics page of the whole application, assembled at most once per period however many
+scrapers ask.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
+
+from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.clock import SYSTEM
+from serve_app.cluster.leases import Membership
+from serve_app.errors import RedisUnavailable
+from serve_app.observability.metrics_pages import merge_pages, queue_gauges
+from serve_app.observability.snapshots import Snapshots
+from serve_app.policy.classes import CLASSES
+from serve_app.request_queue.depths import QueueDepths
+from serve_app.settings import Settings
 
 
 class MetricsPage:
-    """One page, and one maker of it at a time.
+    """One page, assembled by one task at a time. Each sample is labelled with its replica."""
 
-    Args:
-        period_s: seconds for which a page is good.
-    """
-
-    def __init__(self, make: Callable[[], Awaitable[bytes]], period_s: float) -> None:
-        self._make = make
-        self._period_s = period_s
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        snapshots: Snapshots,
+        depths: QueueDepths,
+        memory: MemoryLimit,
+    ) -> None:
+        self._period_s = settings.telemetry.page_period_s
+        self._max_waiting = settings.queue.max_waiting
+        self._membership = membership
+        self._snapshots = snapshots
+        self._depths = depths
+        self._memory = memory
         self._page = b""
         self._made_s = -math.inf
         self._making = asyncio.Lock()
 
     async def read(self) -> bytes:
-        """The page, a period old at most where it was quickly made."""
+        """The page, at most one period old plus the time to assemble it."""
         async with self._making:
-            if time.monotonic() - self._made_s >= self._period_s:
+            if SYSTEM.monotonic_s() - self._made_s >= self._period_s:
                 self._page = await self._make()
-                self._made_s = time.monotonic()
+                self._made_s = SYSTEM.monotonic_s()
             return self._page
+
+    async def _make(self) -> bytes:
+        members = self._membership.members
+        pages = await self._snapshots.pages(
+            [*members.names, *(name for name, _ in members.workers)]
+        )
+        gauges = queue_gauges(await self._queue_state(), self._redis_bytes())
+        return await asyncio.to_thread(merge_pages, pages, gauges)
+
+    async def _queue_state(self) -> Mapping[str, tuple[int, int, int, float]]:
+        try:
+            depths, _ = await self._depths.look()
+        except RedisUnavailable:
+            return {}
+        return {
+            name: (depth.waiting, depth.claimed, self._max_waiting(name), depth.oldest_s)
+            for name in CLASSES
+            if (depth := depths.get(name)) is not None
+        }
+
+    def _redis_bytes(self) -> tuple[int, int] | None:
+        seen = self._memory.seen
+        return (seen.used_bytes, seen.limit_bytes) if seen is not None else None

@@ -1,5 +1,8 @@
 """The journal: the only truth about a request (docs/architecture.md).
 
-`entries` (the storage schema) → `store` (admit, read, end) → `writer` and `attempt` (fenced appends) →
-`hub` and `reader` (followers) → `events` (server-sent events) → `connection` (raw RESP for the hot paths).
+What is stored: `ids`, `facts`, `entries` (the schema), `wakes` (on their way to an ingress).
+Who writes: `writer` with one `attempt` for each request (fenced appends; `standing` says who owns
+the journal), and `store` (the first entry, and endings without a worker).
+Who reads: `followers` with one `follower` and `reader` for each connection; `outline` (a request's
+state), `opening` (a worker begins), `bulk` (long reads), `events` and `pieces` (response bytes).
 """

@@ -1,4 +1,4 @@
-"""The writer's side of one attempt: what has been produced, what Redis has accepted. Pure."""
+"""The writer's state of one attempt: what was produced, and what Redis has accepted. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,45 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.entries import MAX_ID_PART, TERMINAL_ID, Entry, EntryId, Head, Summary, compress
-
-_json = msgspec.json.Encoder()
+from serve_app.journal.entries import Entry, compress
+from serve_app.journal.facts import Head, Summary
+from serve_app.journal.ids import MAX_ID_PART, EntryId
 
 
 class Attempt:
-    """Entries of one epoch, in the three places where they can be: buffered, built but not accepted, accepted.
+    """The entries of one epoch, each in one of three states: buffered, built but not yet accepted,
+    or accepted.
 
-    Accepted entries are kept until the terminal entry is: a Redis that comes back older is made whole from them.
-    `closed` ends with the terminal entry accepted, or with `Fenced`.
+    Accepted entries are kept until the terminal entry is accepted, to restore a Redis that comes
+    back with older data. `closed` ends when the terminal entry is accepted, or with `Fenced`.
     """
 
     __slots__ = (
-        "_body", "_compression_level", "_ending", "_events", "_head", "_last_head", "_mark", "_outputs", "_quit",
-        "_resumed_from", "_seq", "_transcript", "announced", "channel", "closed", "epoch", "history", "key", "nonce",
-        "request_id", "unaccepted",
-    )  # fmt: skip
+        "_body",
+        "_compression_level",
+        "_ending",
+        "_events",
+        "_finished",
+        "_head",
+        "_last_head",
+        "_mark",
+        "_outputs",
+        "_quit",
+        "_resumed_from",
+        "_seq",
+        "_transcript",
+        "announced",
+        "channel",
+        "closed",
+        "epoch",
+        "history",
+        "key",
+        "nonce",
+        "request_id",
+        "unaccepted",
+    )
 
     def __init__(
         self,
@@ -55,14 +74,22 @@ class Attempt:
         self._transcript: list[bytes] = []
         self._last_head: Head | None = None
         self._compression_level: int | None = None
-        self._ending: dict[bytes, bytes] | None = None
-        self._quit = ""
+        self._ending: tuple[State, Reason | None, Summary] | None = None
+        self._finished = False
+        self._quit: Cause | None = None
         self._resumed_from: EntryId | None = None
 
     @property
     def pending(self) -> bool:
         """Whether anything waits to be appended."""
-        return bool(self.unaccepted or self._outputs or self._body or self._head or self._ending or self._quit)
+        return bool(
+            self.unaccepted
+            or self._outputs
+            or self._body
+            or self._head
+            or self._ending
+            or self._quit
+        )
 
     @property
     def last_built(self) -> EntryId:
@@ -70,22 +97,26 @@ class Attempt:
         return EntryId(self.epoch, self._seq)
 
     def continue_from(self, last: EntryId, body: bytes, events: int, head: Head | None) -> None:
-        """Go on behind the entries of older epochs up to `last`, which hold these response bytes."""
+        """Continue after the entries of older epochs up to `last`, which hold these response
+        bytes.
+        """
         self._resumed_from = last
         self._transcript = [body] if body else []
         self._events = events
         self._last_head = head
 
-    def append(self, outputs: list[Any], body: list[bytes], events: int, head: Head | None = None) -> None:
-        """Add engine outputs and the response bytes that came of them.
+    def append(
+        self, outputs: list[Any], body: list[bytes], events: int, head: Head | None = None
+    ) -> None:
+        """Add engine outputs and the response bytes that they produced.
 
         Args:
             outputs: `[index, text, token_ids, finish_reason, stop_reason, cached_tokens]` each.
-            body: response bytes, SSE events already numbered.
+            body: response bytes, with SSE events already numbered.
             events: number of the last event so far.
             head: status and headers, with the first bytes.
         """
-        if self._ending is not None or self._quit or self.closed.done():
+        if self._finished or self.closed.done():
             return
         self._outputs += outputs
         self._body += body
@@ -93,64 +124,64 @@ class Attempt:
         self._head = head or self._head
         self._mark(self)
 
-    def finish(self, state: str, reason: str, summary: Summary, compression_level: int | None) -> None:
-        """End the request; the transcript goes into the terminal entry unless `compression_level` is None."""
-        if self._ending is not None or self._quit or self.closed.done():
+    def finish(
+        self, state: State, reason: Reason | None, summary: Summary, compression_level: int | None
+    ) -> None:
+        """End the request. The transcript goes into the terminal entry, unless `compression_level`
+        is None.
+        """
+        if self._finished or self.closed.done():
             return
-        self._ending = {b"k": state.encode(), b"w": reason.encode(), b"m": _json.encode(summary)}
+        self._finished = True
+        self._ending = (state, reason, summary)
         self._compression_level = compression_level
         self._mark(self)
 
-    def quit(self, reason: str) -> None:
-        """Give the attempt up: say so in the journal, for whoever waits for it; the request goes on elsewhere."""
-        if self._ending is not None or self.closed.done():
+    def quit(self, cause: Cause) -> None:
+        """Give up the attempt with an entry that tells its dispatcher; another attempt will
+        continue the request.
+        """
+        if self._finished or self.closed.done():
             return
-        self._quit = reason
+        self._finished = True
+        self._quit = cause
         self._mark(self)
 
     def take(self) -> Entry | None:
-        """The one entry to append next: a built one that is not accepted yet, else all that is buffered."""
+        """The one entry to append next: a built entry that is not accepted yet, otherwise
+        everything buffered.
+        """
         if not self.unaccepted and self.pending:
             self._build()
         return self.unaccepted[0] if self.unaccepted else None
 
     def _build(self) -> None:
-        fields: dict[bytes, bytes] = {b"n": self.nonce}
-        if self._head is not None:
-            fields[b"h"] = _json.encode(self._head)
-        if self._outputs:
-            fields[b"o"] = _json.encode(self._outputs)
-        if self._body:
-            fields[b"b"] = b"".join(self._body)
-            self._transcript.append(fields[b"b"])
-        fields[b"e"] = b"%d" % self._events
-        if self._resumed_from is not None:
-            fields[b"f"] = str(self._resumed_from).encode()
-            if self._body:  # readers look at bytes alone, and know of no other entry
-                self._resumed_from = None
-        if self._quit:
-            fields[b"q"] = self._quit.encode()
-            self._quit, self._ending = "", {}
+        body = b"".join(self._body) if self._body else None
+        before = self._seq
+        self._seq = MAX_ID_PART if self._ending else self._seq + 1
+        entry = Entry.output(
+            self.last_built,
+            self.nonce,
+            self._head,
+            self._outputs,
+            body,
+            self._events,
+            self._resumed_from,
+            self._quit,
+        )
+        if body is not None:
+            self._transcript.append(body)
+            self._resumed_from = None  # readers are only told of entries with bytes
         self._last_head = self._head or self._last_head
-        self._outputs, self._body, self._head = [], [], None
-        if self._ending:
-            before = self.last_built
-            self._seq = MAX_ID_PART
-            seal = Entry(self.last_built, fields | self._ending | {b"p": str(before).encode()})
-            self.unaccepted += (seal, self._terminal(seal))
-            self._ending = {}
-        else:
-            self._seq += 1
-            self.unaccepted.append(Entry(self.last_built, fields))
-
-    def _terminal(self, seal: Entry) -> Entry:
-        """What follows the seal once it is accepted; with the transcript it stands for all entries before."""
-        kept = {name: seal.fields[name] for name in (b"n", b"e", b"k", b"w", b"m")}
-        if self._compression_level is not None:
-            kept[b"z"] = compress(self._transcript, self._compression_level)
-            if self._last_head is not None:
-                kept[b"h"] = _json.encode(self._last_head)
-        return Entry(TERMINAL_ID, {**kept, b"p": str(seal.id).encode()})
+        self._outputs, self._body, self._head, self._quit = [], [], None, None
+        if self._ending is None:
+            self.unaccepted.append(entry)
+            return
+        seal = entry.sealed(*self._ending, EntryId(self.epoch, before))
+        self._ending = None
+        level = self._compression_level
+        packed = None if level is None else compress(self._transcript, level)
+        self.unaccepted += (seal, seal.terminal_behind(packed, self._last_head))
 
     def accepted(self, entry: Entry) -> None:
         """Redis holds the entry."""
@@ -159,14 +190,16 @@ class Attempt:
         self.history.append(entry)
 
     def rewind(self, last: EntryId) -> None:
-        """Redis holds nothing behind `last`: what was accepted after it must be appended again."""
+        """Redis holds nothing after `last`, so later entries must be appended again."""
         lost = [entry for entry in self.history if entry.id > last]
         held = [entry for entry in self.unaccepted if entry.id <= last]
         self.history = [entry for entry in self.history if entry.id <= last] + held
         self.unaccepted = deque(lost + [entry for entry in self.unaccepted if entry.id > last])
 
     def move_behind(self, last: EntryId) -> None:
-        """Number what is not accepted yet as if it were another attempt's. Only without fencing."""
+        """Renumber entries that are not accepted yet as if they belonged to another attempt. Only
+        without fencing.
+        """
         self.epoch, self._seq = last
         waiting = list(self.unaccepted)
         self.unaccepted.clear()
@@ -177,13 +210,16 @@ class Attempt:
             self.unaccepted.append(entry)
 
     def close(self, fenced: bool) -> None:
-        """The terminal entry is accepted, or the attempt is fenced: nothing more is appended."""
+        """The terminal entry is accepted, or the attempt is fenced: append nothing more."""
         self.unaccepted.clear()
         self._outputs, self._body, self._transcript, self.history = [], [], [], []
-        self._head, self._ending = None, {}
+        self._head, self._ending, self._quit, self._finished = None, None, None, True
         if not self.closed.done():
             if fenced:
-                self.closed.set_exception(Fenced(f"{self.request_id}: epoch {self.epoch} is fenced"))
-                self.closed.exception()  # retrieved: whoever awaits it gets it all the same
+                self.closed.set_exception(
+                    Fenced(f"{self.request_id}: epoch {self.epoch} is fenced")
+                )
+                # retrieve the exception; a caller that awaits it still gets it
+                self.closed.exception()
             else:
                 self.closed.set_result(None)

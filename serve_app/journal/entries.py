@@ -1,27 +1,29 @@
-"""What stands in a journal: the storage schema, encoded and decoded. Pure.
+"""The storage schema of a journal: encodes and decodes its entries. Pure.
 
-One Redis Stream per request, `{ns}:j:<request_id>`. Entry ids `<epoch>-<seq>` are fencing tokens:
+One Redis Stream per request, `{ns}:j:<request_id>`; `ids.py` defines its ids.
+Fields (one letter each, since they are stored with every entry), and the entries that have them:
 
-    0-1            the client's request
-    k-0            attempt k is opened by a worker (k = 1, 2, ...)
-    k-1, k-2, ...  output of attempt k
-    k-max          attempt k has ended the request: its seal, which a newer epoch still fences
-    max-max        the terminal entry: nothing can follow it
-
-Fields (one letter each, since they are stored with every entry):
-
-    n  nonce of the writer            every entry but 0-1
-    r  request line and headers       JSON {method, path, query, headers}              0-1
-    m  facts                          JSON; `RequestFacts`, `AttemptFacts`, `Summary`  0-1, k-0, k-max, max-max
-    h  head of the response           JSON {status, headers}                           the first that has one
-    o  engine outputs                 JSON [[index, text, token ids, finish, stop, cached tokens or null], ...]
-    b  response bytes that came of `o` (SSE events with their `id:` lines); 0-1 of older versions: the request's body,
-       which has a key of its own (`bodies`)
-    e  number of the last event in the response so far (0 where the response is not a stream)
-    k  state in which the request ended; w: reason; p: id of the entry before        k-max, max-max
-    f  id of the last output of older epochs that still counts          the outputs of k > 1 up to the first bytes
-    q  why the attempt was given up; the request goes on                the last entry of such an attempt
-    z  the transcript: all response bytes, zlib; the entries before are trimmed      max-max
+    n  nonce of the writer                            every entry but 0-1
+    r  request line and headers                       0-1
+       JSON {method, path, query, headers}
+    m  facts, JSON                                    0-1 (`RequestFacts`), k-0 (`AttemptFacts`),
+                                                      k-max, max-max (`Summary`)
+    h  head of the response, JSON {status, headers}   the first that has one
+    o  engine outputs, JSON                           k-1, k-2, ...
+       [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...]
+    b  response bytes that came of `o`: server-sent   k-1, k-2, ...; in 0-1 of versions before 0.2:
+       events with their `id:` lines                  the request's body, which now has its own key
+    e  number of the last event so far; 0 where       k-1, k-2, ..., k-max, max-max
+       the response is no stream
+    k  state in which the request ended               k-max, max-max
+    w  reason of the end                              k-max, max-max
+    p  id of the entry before                         k-max, max-max
+    f  id of the last output of older epochs that     the outputs of k > 1 up to the first bytes
+       still counts
+    q  why the attempt was given up; the request      the last entry of such an attempt
+       goes on
+    z  the transcript: all response bytes, zlib;      max-max
+       the entries before are trimmed
 """
 
 from __future__ import annotations
@@ -32,123 +34,143 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-MAX_ID_PART = 18_446_744_073_709_551_615
+from serve_app.contract import Cause, Reason, State
+from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
+from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
 
-
-class EntryId(NamedTuple):
-    """A stream id: epoch and sequence number. Compares as Redis does."""
-
-    epoch: int
-    seq: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}-{self.seq}"
-
-    @classmethod
-    def parse(cls, text: str | bytes) -> EntryId:
-        """From Redis's `<ms>-<seq>` form."""
-        epoch, _, seq = (text.decode() if isinstance(text, bytes) else text).partition("-")
-        return cls(int(epoch), int(seq))
-
-
-BEGINNING = EntryId(0, 0)
-REQUEST_ID = EntryId(0, 1)
-TERMINAL_ID = EntryId(MAX_ID_PART, MAX_ID_PART)
-
-
-def following(position: EntryId) -> str:
-    """The smallest id behind a position, as a stream range's start. Nothing is behind the terminal entry."""
-    if position.seq < MAX_ID_PART:
-        return f"{position.epoch}-{position.seq + 1}"
-    return f"{position.epoch + 1}-0" if position.epoch < MAX_ID_PART else str(position)
-
-
-def seal_id(epoch: int) -> EntryId:
-    """The id of the entry with which an attempt ends the request: behind all of its own, before any newer epoch.
-
-    The terminal entry alone would not do: its id is greater than every epoch's, so Redis would take it from a worker
-    that slept while another went on (docs/adr/0008).
-    """
-    return EntryId(epoch, MAX_ID_PART)
-
-
-class RequestLine(msgspec.Struct, frozen=True):
-    """The HTTP request without its body; only headers that the engine's server needs."""
-
-    method: str
-    path: str
-    query: str
-    headers: list[tuple[str, str]]
-
-
-class RequestFacts(msgspec.Struct, frozen=True):
-    """What was decided about a request when it was admitted. Times are Unix milliseconds."""
-
-    request_class: str
-    tenant: str
-    session: str
-    model: str
-    streamed: bool
-    admitted_ms: int
-    deadline_ms: int
-    wake: str
-    client_request_id: str = ""
-    idempotency: str = ""
-    """Digest of path and body, where the client sent an `Idempotency-Key`."""
-    trace: str = ""
-    """The `traceparent` of the HTTP request, where it is traced."""
-
-
-class AttemptFacts(msgspec.Struct, frozen=True):
-    """Who works on the request."""
-
-    replica: str
-    engine: str
-    opened_ms: int
-    cause: str = ""
-    """Why the attempt before this one ended, by the dispatcher's account; empty for the first."""
-    fingerprint: str = ""
-    """Of model, weights and engine: only an equal one can go on where another stopped."""
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """What is worth knowing of a finished request once its entries are trimmed. Times are Unix milliseconds."""
-
-    request: RequestFacts | None
-    attempt: AttemptFacts | None
-    attempts: int
-    ended_ms: int
-    first_output_ms: int | None = None
-    output_tokens: int = 0
-
-
-class Head(msgspec.Struct, frozen=True):
-    """Status and headers of the engine's response."""
-
-    status: int
-    headers: list[tuple[str, str]]
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the body is a stream of server-sent events."""
-        return any(k == "content-type" and v.startswith("text/event-stream") for k, v in self.headers)
+_json = msgspec.json.Encoder()
+_FOR_READERS = (b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m")
+_LARGE = (b"b", b"o", b"z", b"f")  # `f` is meaningless without `b`
 
 
 class Entry(NamedTuple):
-    """One journal entry, as read from Redis or from a wake-up message."""
+    """One journal entry: to be appended, or as read from Redis or from a wake-up."""
 
     id: EntryId
     fields: Mapping[bytes, bytes]
 
+    # -- writing ----------------------------------------------------------------------------------
+
+    @classmethod
+    def request(cls, line: RequestLine, facts: RequestFacts) -> Entry:
+        """The first entry of a journal. The request's body is stored under a Redis key of its
+        own.
+        """
+        return cls(REQUEST_ID, {b"r": _json.encode(line), b"m": _json.encode(facts)})
+
+    @classmethod
+    def opening(cls, epoch: int, nonce: bytes, facts: AttemptFacts) -> Entry:
+        """The entry with which a worker opens attempt `epoch`."""
+        return cls(opening_id(epoch), {b"n": nonce, b"m": _json.encode(facts)})
+
+    @classmethod
+    def void(cls, opening: EntryId, nonce: bytes, cause: Cause) -> Entry:
+        """The entry after an opening that says that no worker works on the attempt."""
+        fields = {b"n": nonce, b"q": cause.value.encode()}
+        return cls(EntryId(opening.epoch, opening.seq + 1), fields)
+
+    @classmethod
+    def output(
+        cls,
+        entry_id: EntryId,
+        nonce: bytes,
+        head: Head | None,
+        outputs: list[Any],
+        body: bytes | None,
+        events: int,
+        resumed_from: EntryId | None,
+        given_up: Cause | None,
+    ) -> Entry:
+        """What an attempt has produced since its last entry (the hot path)."""
+        fields = {b"n": nonce}
+        if head is not None:
+            fields[b"h"] = _json.encode(head)
+        if outputs:
+            fields[b"o"] = _json.encode(outputs)
+        if body is not None:
+            fields[b"b"] = body
+        fields[b"e"] = b"%d" % events
+        if resumed_from is not None:
+            fields[b"f"] = str(resumed_from).encode()
+        if given_up is not None:
+            fields[b"q"] = given_up.value.encode()
+        return cls(entry_id, fields)
+
+    def sealed(
+        self, state: State, reason: Reason | None, summary: Summary, before: EntryId
+    ) -> Entry:
+        """This last output as the attempt's seal, which ends the request."""
+        ending = _ending(state, reason, summary)
+        return Entry(self.id, {**self.fields, **ending, b"p": str(before).encode()})
+
+    def terminal_behind(self, packed: bytes | None, head: Head | None) -> Entry:
+        """The terminal entry after this seal. With the packed transcript and the response's head it
+        replaces all earlier entries.
+        """
+        fields = {name: self.fields[name] for name in (b"n", b"e", b"k", b"w", b"m")}
+        if packed is not None:
+            fields[b"z"] = packed
+            if head is not None:
+                fields[b"h"] = _json.encode(head)
+        return Entry(TERMINAL_ID, {**fields, b"p": str(self.id).encode()})
+
+    @classmethod
+    def terminal_from_outside(
+        cls, nonce: bytes, state: State, reason: Reason | None, summary: Summary
+    ) -> Entry:
+        """The terminal entry of a request that ends without its worker. It does not name its
+        predecessor, because a worker may have appended until now; followers must read the stream.
+        """
+        return cls(TERMINAL_ID, {b"n": nonce, **_ending(state, reason, summary)})
+
+    def with_body(self, body: bytes) -> Entry:
+        """Entry 0-1 with the body put back, unless it contains the body, as before version 0.2."""
+        return self if self.has_body else self._replace(fields={**self.fields, b"b": body})
+
+    def request_fields(self) -> dict[bytes, bytes]:
+        """The fields that make up a request: line, facts and body, empty if missing."""
+        return {name: self.fields.get(name, b"") for name in (b"r", b"m", b"b")}
+
+    def without_bytes(self) -> Entry:
+        """The entry without body and response bytes, for reading the state."""
+        fields = {name: value for name, value in self.fields.items() if name not in _LARGE}
+        return self._replace(fields=fields)
+
+    def for_readers(self, after: str | None) -> dict[bytes, bytes]:
+        """The fields that a reader needs. `after`: the id of the predecessor, if it is known."""
+        fields = self.fields
+        kept = {name: fields[name] for name in _FOR_READERS if name in fields}
+        if after is not None:
+            kept[b"p"] = after.encode()
+        return kept
+
+    # -- reading ----------------------------------------------------------------------------------
+
     @property
     def nonce(self) -> bytes:
-        """Of the writer."""
+        """The nonce of the writer."""
         return self.fields.get(b"n", b"")
 
     @property
     def body(self) -> bytes:
-        """The bytes: of the request in 0-1 (see `bodies`), else of the response."""
+        """In 0-1 the body of the request (see `with_body`), otherwise response bytes."""
         return self.fields.get(b"b", b"")
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the entry has a body; an empty body counts."""
+        return b"b" in self.fields
+
+    @property
+    def outputs(self) -> bytes | None:
+        """Engine outputs as JSON, if there are any."""
+        return self.fields.get(b"o")
+
+    @property
+    def produced(self) -> bool:
+        """Whether an attempt produced something with this entry."""
+        fields = self.fields
+        return b"o" in fields or b"b" in fields or b"h" in fields
 
     @property
     def events(self) -> int:
@@ -157,40 +179,74 @@ class Entry(NamedTuple):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether this is the terminal entry, which nothing can follow."""
         return self.id == TERMINAL_ID
 
     @property
     def ends(self) -> bool:
-        """Whether the request ended with this entry; the first such entry of a journal counts."""
+        """Whether the request ended with this entry; of several such entries in a journal, the
+        first counts.
+        """
         return b"k" in self.fields
 
     @property
+    def needed_by_readers(self) -> bool:
+        """Whether the entry changes what a client sees; engine outputs of a response that is not
+        streamed do not.
+        """
+        fields = self.fields
+        return self.id.seq == 0 or b"k" in fields or b"b" in fields or b"h" in fields
+
+    def follows(self, position: EntryId) -> bool | None:
+        """Whether the entry names this position as its predecessor; None if it names none."""
+        before = self.fields.get(b"p")
+        return None if before is None else before == str(position).encode()
+
+    @property
     def resumed_from(self) -> EntryId | None:
-        """The last output of older epochs that counts, where this is one of a later attempt's first."""
+        """The last output of older epochs that still counts, if this is one of the first entries of
+        a later attempt.
+        """
         raw = self.fields.get(b"f")
         return None if raw is None else EntryId.parse(raw)
 
     @property
     def quit(self) -> str:
-        """Why the attempt was given up by its own writer; empty where it was not."""
+        """The `Cause` for which the writer itself gave up the attempt; empty if it did not."""
         return self.fields.get(b"q", b"").decode()
 
     @property
-    def state(self) -> str:
-        """In which the request ended."""
-        return self.fields.get(b"k", b"").decode()
+    def state(self) -> State | None:
+        """The state in which the request ended, if it ended with this entry."""
+        raw = self.fields.get(b"k")
+        return None if raw is None else State(raw.decode())
 
     @property
-    def reason(self) -> str:
-        """Of the end, where it was none of the engine's."""
-        return self.fields.get(b"w", b"").decode()
+    def reason(self) -> Reason | None:
+        """Why the request ended; None if it was completed."""
+        raw = self.fields.get(b"w")
+        return Reason(raw.decode()) if raw else None
+
+    @property
+    def summary(self) -> Summary | None:
+        """The summary of the request, if it ended with this entry."""
+        return decode_facts(self, Summary) if self.ends and b"m" in self.fields else None
 
     @property
     def head(self) -> Head | None:
-        """Of the response, where this entry has it."""
+        """Status and headers of the response, if this entry has them."""
         raw = self.fields.get(b"h")
         return None if raw is None else msgspec.json.decode(raw, type=Head)
+
+    @property
+    def packed(self) -> bytes | None:
+        """The packed transcript, if this entry replaces all earlier ones."""
+        return self.fields.get(b"z")
+
+
+def _ending(state: State, reason: Reason | None, summary: Summary) -> dict[bytes, bytes]:
+    why = reason.value if reason else ""
+    return {b"k": state.value.encode(), b"w": why.encode(), b"m": _json.encode(summary)}
 
 
 Facts = TypeVar("Facts", RequestFacts, AttemptFacts, Summary)
@@ -201,13 +257,20 @@ def decode_facts(entry: Entry, kind: type[Facts]) -> Facts:
     return msgspec.json.decode(entry.fields[b"m"], type=kind)
 
 
+def openings(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with which attempts were opened, in order."""
+    return [entry for entry in entries if entry.id.opens]
+
+
 def decode_line(entry: Entry) -> RequestLine:
     """The request line of entry 0-1."""
     return msgspec.json.decode(entry.fields[b"r"], type=RequestLine)
 
 
 def entry_from_redis(raw: Any) -> Entry:
-    """From one element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2) or its dict form."""
+    """Decode one element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2) or its dict
+    form.
+    """
     entry_id, fields = raw
     if not isinstance(fields, dict):
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -215,73 +278,23 @@ def entry_from_redis(raw: Any) -> Entry:
 
 
 def flatten(entry: Entry) -> list[bytes]:
-    """Fields as `XADD` takes them."""
+    """Fields in the form that `XADD` takes."""
     return [part for pair in entry.fields.items() for part in pair]
 
 
 def has_ended(entries: Sequence[Entry]) -> bool:
-    """Whether a journal, read from its beginning, is that of a request that has ended."""
+    """Whether these entries, read from the beginning of a journal, include the end of the
+    request.
+    """
     return any(entry.ends for entry in entries)
 
 
 def compress(body: Sequence[bytes], level: int) -> bytes:
-    """The transcript field of all response bytes."""
+    """The transcript field for all response bytes."""
     return zlib.compress(b"".join(body), level)
 
 
 def transcript(entry: Entry) -> bytes | None:
-    """All response bytes, where the terminal entry holds them."""
+    """All response bytes, if the terminal entry holds them."""
     packed = entry.fields.get(b"z")
     return None if packed is None else zlib.decompress(packed)
-
-
-class Wake(msgspec.Struct, array_like=True):
-    """One accepted entry on its way to the ingress that holds the connection (less `n`, `o` and `z`)."""
-
-    request_id: str
-    epoch: int
-    seq: int
-    fields: dict[bytes, bytes]
-
-
-_wake_encoder = msgspec.msgpack.Encoder()
-_wake_decoder = msgspec.msgpack.Decoder(list[Wake])
-_WAKE_FIELDS = (b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m")
-
-
-def wake_of(request_id: str, entry: Entry, after: str | None = None) -> Wake:
-    """The wake-up message's item for an entry.
-
-    Args:
-        after: id of the entry that was announced before it, where the writer knows; entries between the two hold
-            nothing that a reader needs. Empty where it does not know: the reader then looks into the stream.
-    """
-    carried = {name: entry.fields[name] for name in _WAKE_FIELDS if name in entry.fields}
-    if after is not None:
-        carried[b"p"] = after.encode()
-    return Wake(request_id, entry.id.epoch, entry.id.seq, carried)
-
-
-def needed_by_readers(entry: Entry) -> bool:
-    """Whether an entry changes what a client sees; engine outputs of a response that is not streamed do not."""
-    return entry.id.seq == 0 or entry.ends or b"b" in entry.fields or b"h" in entry.fields
-
-
-def encode_wakes(wakes: list[Wake]) -> bytes:
-    """One message for one ingress."""
-    return _wake_encoder.encode(wakes)
-
-
-def decode_wakes(payload: bytes) -> list[tuple[str, Entry]]:
-    """`(request id, entry)` pairs of a message."""
-    return [(w.request_id, Entry(EntryId(w.epoch, w.seq), w.fields)) for w in _wake_decoder.decode(payload)]
-
-
-def journal_key(namespace: str, request_id: str) -> str:
-    """Redis key of a request's journal."""
-    return f"{namespace}:j:{request_id}"
-
-
-def wake_channel(namespace: str, ingress_id: str) -> str:
-    """Pub/sub channel of one ingress process."""
-    return f"{namespace}:w:{ingress_id}"

@@ -1,4 +1,4 @@
-"""Server-sent events in journal bytes: numbering them, and finding the place after one. Pure.
+"""Server-sent events in journal bytes: numbers them, and finds the position after an event. Pure.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -9,24 +9,26 @@ from typing import Any
 
 import msgspec
 
-from serve_app.errors import Reason, error_body
+from serve_app.contract import Reason
+from serve_app.errors import error_body
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n"
-"""A comment, between two events. Without a blank line: after an event with an id OpenAI's SDK (3.52) takes that for an
-event, and fails on its empty data."""
+"""A comment between two events. It has no blank line: after an event with an id, OpenAI's SDK
+(3.52) would treat that as an event and fail on its empty data.
+"""
 
 
 def events_in(body: bytes) -> int:
-    """How many whole events these bytes hold; comments are none."""
+    """Number of complete events in these bytes; comments do not count."""
     return sum(not event.startswith(b":") for event in body.split(SEPARATOR)[:-1])
 
 
 class EventNumberer:
     """Puts an `id:` line before every event of one response: 1, 2, 3, ...
 
-    `first` is the number of the first event, so that a later attempt goes on where the last one stopped.
+    `first` is the number of the first event, so that a later attempt continues the numbering.
     """
 
     __slots__ = ("_tail", "last")
@@ -36,7 +38,9 @@ class EventNumberer:
         self._tail = b""
 
     def number(self, chunk: bytes) -> bytes:
-        """The chunk with `id:` lines. An event split over chunks is held until its end has come."""
+        """The chunk with `id:` lines. An event that is split over chunks is held back until it is
+        complete.
+        """
         if not self._tail and chunk.endswith(SEPARATOR) and chunk.count(SEPARATOR) == 1:
             if chunk[0] == 0x3A:  # a comment is no event
                 return chunk
@@ -54,7 +58,7 @@ class EventNumberer:
 
 
 def after_event(body: bytes, first: int, seen: int) -> bytes:
-    """The part of `body` behind event number `seen`, where its first event has number `first`."""
+    """The part of `body` after event number `seen`; the first event in it has number `first`."""
     skip = seen - first + 1
     if skip <= 0:
         return body
@@ -70,18 +74,24 @@ def after_event(body: bytes, first: int, seen: int) -> bytes:
 
 
 def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
-    """The end of a stream that failed: one error event, then what ends this endpoint's streams.
+    """The end of a failed stream: one error event, then whatever ends the streams of this endpoint.
 
-    Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses has an `error` event and no `[DONE]`.
+    Chat and completions end in `[DONE]`, as vLLM's and OpenAI's do; Responses has an `error` event
+    and no `[DONE]`.
     """
     error: dict[str, Any] = error_body(reason, message)
     if path.endswith("/responses"):
         data = {**error["error"], "type": "error", "sequence_number": last}
         return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, msgspec.json.encode(data))
-    return b"id: %d\ndata: %b\n\nid: %d\n%b" % (last + 1, msgspec.json.encode(error), last + 2, DONE)
+    return b"id: %d\ndata: %b\n\nid: %d\n%b" % (
+        last + 1,
+        msgspec.json.encode(error),
+        last + 2,
+        DONE,
+    )
 
 
 def body_event(body: bytes) -> bytes:
-    """A response that is not a stream, as the one event of a stream."""
+    """A response that is not a stream, as the only event of a stream."""
     lines = b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""])
     return b"id: 1\nevent: response\n%b\n" % lines

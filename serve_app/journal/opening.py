@@ -1,42 +1,47 @@
-"""The round trip with which a worker opens an attempt: append the opening, read the journal and the request's body."""
+"""The round trip with which a worker opens an attempt: it appends the opening, then reads the
+journal and the request's body.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from serve_app.errors import Fenced, JournalUnavailable
+from serve_app.errors import Fenced
 from serve_app.journal.bodies import with_body
-from serve_app.journal.connection import TRANSIENT, Command, Reply
-from serve_app.journal.entries import AttemptFacts, Entry, entry_from_redis
+from serve_app.journal.entries import Entry, entry_from_redis, flatten
+from serve_app.journal.facts import AttemptFacts
+from serve_app.journal.ids import opening_id
+from serve_app.redis.connection import Command
+from serve_app.redis.replies import Reply, all_answered, answered, is_refused_for_now
 
 
-def questions(key: str, body_key: str, epoch: int, nonce: bytes, facts: AttemptFacts) -> list[Command]:
-    """The commands."""
-    opening: list[bytes] = [b"n", nonce, b"m", msgspec.json.encode(facts)]
+def questions(
+    key: str, body_key: str, epoch: int, nonce: bytes, facts: AttemptFacts
+) -> list[Command]:
+    """The commands to send."""
+    opening = Entry.opening(epoch, nonce, facts)
     return [
-        ("XADD", key, "NOMKSTREAM", f"{epoch}-0", *opening),
+        ("XADD", key, "NOMKSTREAM", str(opening.id), *flatten(opening)),
         ("XRANGE", key, "-", "+"),
         ("GET", body_key),
     ]
 
 
-def read_answers(request_id: str, epoch: int, nonce: bytes, replies: Sequence[Reply]) -> list[Entry]:
-    """The journal, whose last entry is the opening; the body stands in its first.
+def read_answers(
+    request_id: str, epoch: int, nonce: bytes, replies: Sequence[Reply]
+) -> list[Entry]:
+    """The journal, whose last entry is the opening; its first entry holds the body.
 
     Raises:
-        Fenced: the journal is gone, or has ended, or a newer epoch or another writer holds it.
-        JournalUnavailable: Redis refused for now.
+        Fenced: the journal is gone or has ended, or a newer epoch or another writer owns it.
+        RedisUnavailable: Redis rejects the opening for now.
     """
     added, raw, body = replies
-    for reply in (raw, body):
-        if isinstance(reply, Exception):
-            raise JournalUnavailable(f"reading {request_id}: {reply}")
+    all_answered((raw, body), what=f"reading {request_id}")
     entries = with_body([entry_from_redis(item) for item in raw], body)
-    # The reading decides, not the answer to the append: a retry of one's own looks like a rival's.
-    if not entries or entries[-1].id != (epoch, 0) or entries[-1].nonce != nonce:
-        if isinstance(added, Exception) and str(added).startswith(TRANSIENT):
-            raise JournalUnavailable(f"opening {request_id}: {added}")
+    # The journal decides, not the answer to the append: a retry and a rival's get the same error.
+    if not entries or entries[-1].id != opening_id(epoch) or entries[-1].nonce != nonce:
+        if is_refused_for_now(added):
+            answered(added, what=f"opening {request_id}")
         raise Fenced(f"{request_id}: epoch {epoch} is not ours")
     return entries

@@ -1,4 +1,5 @@
-"""A transcript, decompressed as it is taken: many may read a long one at once, and not all as fast as it comes.
+"""Decompresses a transcript only as fast as its reader consumes it, because many clients may read
+long transcripts slowly at the same time.
 
 Pure.
 """
@@ -14,15 +15,23 @@ _INPUT_BYTES = 16 * 1024
 
 
 class Pieces:
-    """The response bytes behind an event (or a byte) that the reader has already.
+    """The response bytes after the event (or byte) that the reader already has.
 
     Args:
-        packed: the transcript, as the terminal entry holds it.
-        seen_events: where the response is a stream; 0 for all of it.
-        seen_bytes: where it is none.
+        packed: the transcript, as in the terminal entry.
+        seen_events: if the response is a stream; 0 for all of it.
+        seen_bytes: if it is not a stream.
     """
 
-    __slots__ = ("_inflater", "_packed", "_position", "_seen_bytes", "_seen_events", "_tail", "done")
+    __slots__ = (
+        "_inflater",
+        "_packed",
+        "_position",
+        "_seen_bytes",
+        "_seen_events",
+        "_tail",
+        "done",
+    )
 
     def __init__(self, packed: bytes, seen_events: int = 0, seen_bytes: int = 0) -> None:
         self.done = False

@@ -1,68 +1,47 @@
-"""What a reader has seen of a journal, and what an entry adds to it. Pure.
+"""What a reader has seen of a journal, and what the next entry adds. Pure.
 
-The same state machine serves wake-up messages, stream reads and the compacted journal of a finished request.
+The same state machine handles wake-up messages, stream reads and the compacted journal of a
+finished request.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 
-from serve_app.errors import Reason
-from serve_app.journal.entries import (
-    BEGINNING,
-    REQUEST_ID,
-    AttemptFacts,
-    Entry,
-    EntryId,
-    Head,
-    RequestFacts,
-    Summary,
-    decode_facts,
-)
+from serve_app.contract import Reason, State
+from serve_app.journal.ending import Ending
+from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.events import after_event, events_in
+from serve_app.journal.facts import AttemptFacts, Head, RequestFacts
+from serve_app.journal.ids import BEGINNING, FIRST_OPENING_ID, REQUEST_ID, EntryId
 from serve_app.journal.pieces import Pieces
 
 _HOLD_BYTES = 256 * 1024
 
-MESSAGES = {
-    Reason.CANCELLED: "The request was cancelled.",
-    Reason.CLIENT_DISCONNECTED: "The client disconnected and did not come back.",
-    Reason.DEADLINE: "The request's deadline passed before it was finished.",
-    Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; please try again.",
-    Reason.JOURNAL_LOST: "Redis lost a part of this request's journal; please send the request again.",
-    Reason.POISON: "This request ended every engine that worked on it and will not be tried again.",
-    Reason.LOOP_HELD: "One step of this request kept all others of its engine waiting; make it smaller or simpler.",
-    Reason.ENGINE_ERROR: "The engine failed on this request.",
-}
-"""What the caller is told, by the reason of the end."""
-
-
-@dataclass(slots=True)
-class Ending:
-    """How a request ended."""
-
-    state: str
-    reason: str
-    summary: Summary | None
-
-    @property
-    def message(self) -> str:
-        """One sentence for the caller."""
-        return MESSAGES.get(Reason(self.reason), "The request failed.") if self.reason else ""
-
 
 class JournalReader:
-    """Follows one journal from a given event on.
+    """Follows one journal after a given event.
 
-    `seen` is the number of the last event that the client already has. After `feed`, the new bytes stand in
-    `take()`; `head`, `attempt` and `ending` are set as they become known.
+    `seen` is the number of the last event that the client already has. After `feed`, `take()`
+    returns the new bytes; `head`, `attempt` and `ending` are set as they become known.
     """
 
     __slots__ = (
-        "_body", "_bytes_at", "_event", "_held_bytes", "_passed_bytes", "_passed_event", "_pieces", "_seen",
-        "attempt", "attempts", "ending", "facts", "head", "position",
-    )  # fmt: skip
+        "_body",
+        "_bytes_at",
+        "_event",
+        "_held_bytes",
+        "_passed_bytes",
+        "_passed_event",
+        "_pieces",
+        "_seen",
+        "attempt",
+        "attempts",
+        "ending",
+        "facts",
+        "head",
+        "position",
+    )
 
     def __init__(self, seen: int = 0, position: EntryId = BEGINNING) -> None:
         self.position = position
@@ -87,21 +66,23 @@ class JournalReader:
 
     @property
     def seen(self) -> int:
-        """Number of the last event that the client has from another connection."""
+        """Number of the last event that the client got over an earlier connection."""
         return self._seen
 
     @property
     def full(self) -> bool:
-        """Whether so much has not been taken that no more should be fed: it stays in the stream."""
+        """Whether so many bytes wait to be taken that no more entries should be fed; they remain in
+        the stream.
+        """
         return self._held_bytes > _HOLD_BYTES
 
     @property
     def more(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are bytes to take."""
         return bool(self._body) or (self._pieces is not None and not self._pieces.done)
 
     def take(self) -> bytes:
-        """The response bytes that are new since the last call; of a transcript, a piece of it."""
+        """The response bytes that are new since the last call; of a transcript, one piece."""
         if self._pieces is not None:
             return self._next_piece(self._pieces)
         body = b"".join(self._body)
@@ -114,48 +95,53 @@ class JournalReader:
     def _next_piece(self, pieces: Pieces) -> bytes:
         try:
             return pieces.take()
-        except zlib.error:  # what has been sent of it stands
+        except zlib.error:  # bytes already sent remain valid
             pieces.done = True
-            self.ending = Ending("failed", Reason.JOURNAL_LOST, None)
+            self.ending = Ending(State.FAILED, Reason.JOURNAL_LOST, None)
             return b""
 
     def contiguous(self, entry: Entry) -> bool:
-        """Whether nothing that a reader needs can be missing between the position and this entry."""
-        if b"p" in entry.fields:  # its writer says what it follows
-            return entry.fields[b"p"] == str(self.position).encode()
+        """Whether no entry that a reader needs can be missing between the position and this
+        entry.
+        """
+        follows = entry.follows(self.position)
+        if follows is not None:
+            return follows
         if entry.ends:
             return False
-        if entry.id.epoch == self.position.epoch:
-            return entry.id.seq == self.position.seq + 1
-        # Nothing but the opening of the first attempt can follow the request itself.
-        return entry.id == (1, 0) and self.position == REQUEST_ID
+        if self.position == REQUEST_ID:  # only the opening of the first attempt can follow it
+            return entry.id == FIRST_OPENING_ID
+        return entry.id.is_next_to(self.position)
 
     def feed(self, entry: Entry) -> None:
-        """Take in the next entry; one at or before the position is an echo and changes nothing."""
+        """Process the next entry. An entry at or before the position is a duplicate and changes
+        nothing.
+        """
         if entry.id <= self.position or self.ending is not None:
             return
-        whole = entry.fields.get(b"z") if entry.ends and not self.contiguous(entry) else None
+        packed = entry.packed if entry.ends and not self.contiguous(entry) else None
         if not self._continues(entry):
-            self.ending = Ending("failed", Reason.JOURNAL_LOST, None)
+            self.ending = Ending(State.FAILED, Reason.JOURNAL_LOST, None)
             return
         self.position = entry.id
         self.head = self.head or entry.head
         if entry.id == REQUEST_ID:
             self.facts = decode_facts(entry, RequestFacts)
         elif entry.ends:
-            self._end(entry, whole)
-        elif entry.id.seq == 0:
+            self._end(entry, packed)
+        elif entry.id.opens:
             self.attempt = decode_facts(entry, AttemptFacts)
             self.attempts = entry.id.epoch
         else:
             self._add(entry.body, entry.events)
 
     def _continues(self, entry: Entry) -> bool:
-        """Whether a later attempt goes on exactly behind the bytes that this reader knows.
+        """Whether a later attempt continues exactly after the bytes that this reader knows.
 
-        It always does, unless Redis failed over and came back without what an attempt had built on: entries of
-        older epochs are then missing, or stand behind the place that the attempt resumed from. Of a response that is
-        not streamed no older bytes can be missing: they come whole, from one attempt.
+        It always does, unless Redis failed over and lost entries that an attempt had built on: then
+        entries of older epochs are missing, or are after the position that the attempt resumed
+        from. In a response that is not streamed no older bytes can be missing, because they come
+        all at once, from one attempt.
         """
         bytes_at = self._bytes_at
         if entry.body:
@@ -173,19 +159,24 @@ class JournalReader:
             self._body.append(body)
             self._held_bytes += len(body)
 
-    def _end(self, entry: Entry, whole: bytes | None) -> None:
-        summary = decode_facts(entry, Summary) if b"m" in entry.fields else None
+    def _end(self, entry: Entry, packed: bytes | None) -> None:
+        summary = entry.summary
         if summary is not None:
             self.facts = self.facts or summary.request
             self.attempt = summary.attempt or self.attempt
             self.attempts = max(self.attempts, summary.attempts)
-        if whole is None:
+        if packed is None:
             if entry.body or entry.events:
                 self._add(entry.body, entry.events or self._event)
         else:
-            # What came before was trimmed: the transcript replaces all that this reader has not passed on.
+            # Earlier entries were trimmed: the transcript replaces everything that this reader
+            # has not passed on.
             self._body.clear()
             self._held_bytes = 0
-            self._pieces = Pieces(whole, self._passed_event) if entry.events else Pieces(whole, 0, self._passed_bytes)
+            self._pieces = (
+                Pieces(packed, self._passed_event)
+                if entry.events
+                else Pieces(packed, 0, self._passed_bytes)
+            )
             self._event = entry.events
-        self.ending = Ending(entry.state, entry.reason, summary)
+        self.ending = Ending(entry.state or State.FAILED, entry.reason, summary)

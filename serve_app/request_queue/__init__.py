@@ -1,1 +1,1 @@
-"""The waiting lines: one Redis Stream per model and class, one consumer group for all ingresses."""
+"""The queues: one Redis Stream per model and class, with one consumer group for all ingresses."""

@@ -1,8 +1,9 @@
-"""Requests that were given up: kept whole, for somebody to look at and to send again.
+"""Requests that were given up, kept completely so that somebody can examine them and send them
+again.
 
-Stream `{ns}:dead`, bounded in length. Fields: i request id, w reason, a attempts, and r, m, b as in the journal's
-entry 0-1 (request line, facts, body). What could not even be read has u instead, which says where it stood, and its own
-fields behind a dot (`.r`, `.d`, …).
+The stream `{ns}:dead` has a bounded length. Its fields: i request id, w reason, a attempts, and r,
+m, b as in the journal's entry 0-1 (request line, facts, body). An entry that could not be decoded
+has u instead, which says where it was found, and its own fields after a dot (`.r`, `.d`, …).
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from typing import Any
 
 import msgspec
 
-from serve_app.errors import JournalUnavailable
-from serve_app.journal.connection import RedisLink
-from serve_app.journal.entries import Entry, EntryId, RequestFacts, RequestLine, decode_facts, decode_line
-
-_PAGE = 10  # letters a reply: a body may have many megabytes
+from serve_app import timings
+from serve_app.contract import Reason
+from serve_app.journal.entries import Entry, decode_facts, decode_line
+from serve_app.journal.facts import RequestFacts, RequestLine
+from serve_app.journal.ids import REQUEST_ID
+from serve_app.redis.keyspace import dead_letters_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import answered
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A request that was given up. `entry_id` says when, by Redis's clock."""
+    """A request that was given up. `entry_id` contains the time, by Redis's clock."""
 
     entry_id: str
     request_id: str
@@ -35,7 +39,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Something in the queue, or a letter, that nobody could read. `source`: where it stood."""
+    """A queue entry or dead letter that could not be decoded. `source`: where it was found."""
 
     entry_id: str
     source: str
@@ -43,42 +47,54 @@ class Unreadable:
 
 
 class DeadLetters:
-    """The stream of them, oldest first."""
+    """The stream of dead letters, oldest first."""
 
     def __init__(self, link: RedisLink, namespace: str, keep: int) -> None:
         self._link = link
-        self._key = f"{namespace}:dead"
+        self._key = dead_letters_key(namespace)
         self._keep = keep
 
-    async def add(self, request_id: str, reason: str, entries: Sequence[Entry]) -> None:
-        """Keep a request; the oldest ones go when there are too many.
+    async def add(self, request_id: str, reason: Reason, entries: Sequence[Entry]) -> None:
+        """Keep a request; if there are too many, the oldest ones are deleted.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         if not self._keep:
             return
         attempts = max(entry.id.epoch for entry in entries)
-        kept = [part for name in (b"r", b"m", b"b") for part in (name, entries[0].fields.get(name, b""))]
-        # Exactly: of small letters, `~` would let a hundred more stand.
-        await self._call("XADD", self._key, "MAXLEN", self._keep, "*", "i", request_id, "w", reason,
-                         "a", attempts, *kept)  # fmt: skip
+        kept = [part for pair in entries[0].request_fields().items() for part in pair]
+        # Exact trimming: with small letters, `~` would keep a hundred more.
+        await self._call(
+            "XADD",
+            self._key,
+            "MAXLEN",
+            self._keep,
+            "*",
+            "i",
+            request_id,
+            "w",
+            reason,
+            "a",
+            attempts,
+            *kept,
+        )
 
     async def add_unreadable(self, source: str, fields: Mapping[bytes, bytes]) -> None:
-        """Keep what cannot be decoded, as it is.
+        """Keep an entry that cannot be decoded, unchanged.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         if self._keep:
             raw = [part for name, value in fields.items() for part in (b"." + name, value)]
             await self._call("XADD", self._key, "MAXLEN", self._keep, "*", "u", source, *raw)
 
     async def read(self) -> list[DeadLetter]:
-        """All that can be read, each request once: the last time counts.
+        """All dead letters that can be decoded, each request once; its last entry counts.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         letters: dict[str, DeadLetter] = {}
         async for item in self._items():
@@ -90,46 +106,54 @@ class DeadLetters:
         return list(letters.values())
 
     async def unreadable(self) -> list[Unreadable]:
-        """The others.
+        """The dead letters that cannot be decoded.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         letters = [_letter(item) async for item in self._items()]
         return [letter for letter in letters if isinstance(letter, Unreadable)]
 
     async def remove(self, request_id: str) -> None:
-        """Forget a request.
+        """Delete a request's dead letters.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
-        ids = [entry_id async for entry_id, flat in self._items() if _fields(flat).get(b"i") == request_id.encode()]
+        ids = [
+            entry_id
+            async for entry_id, flat in self._items()
+            if _fields(flat).get(b"i") == request_id.encode()
+        ]
         if ids:
             await self._call("XDEL", self._key, *ids)
 
     async def _items(self) -> AsyncIterator[Any]:
         start = "-"
         while True:
-            page = await self._call("XRANGE", self._key, start, "+", "COUNT", _PAGE)
+            page = await self._call(
+                "XRANGE", self._key, start, "+", "COUNT", timings.DEAD_LETTERS_A_PAGE
+            )
             for item in page:
                 yield item
-            if len(page) < _PAGE:
+            if len(page) < timings.DEAD_LETTERS_A_PAGE:
                 return
             start = f"({page[-1][0].decode()}"
 
     async def _call(self, *command: Any) -> Any:
         (reply,) = await self._link.call([command])
-        if isinstance(reply, Exception):
-            raise JournalUnavailable(f"Redis: {reply}")
-        return reply
+        return answered(reply)
 
 
 def _letter(item: Any) -> DeadLetter | Unreadable:
     entry_id, flat = item
     fields = _fields(flat)
     if b"u" in fields:
-        raw = {name.removeprefix(b"."): value for name, value in fields.items() if name.startswith(b".")}
+        raw = {
+            name.removeprefix(b"."): value
+            for name, value in fields.items()
+            if name.startswith(b".")
+        }
         return Unreadable(entry_id.decode(), fields[b"u"].decode(errors="replace"), raw)
     try:
         return _request_letter(entry_id, fields)
@@ -138,7 +162,9 @@ def _letter(item: Any) -> DeadLetter | Unreadable:
 
 
 def _request_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
-    entry = Entry(EntryId(0, 1), fields)
+    entry = Entry(REQUEST_ID, fields)
+    if not entry.has_body:
+        raise LookupError("a letter without a body")
     return DeadLetter(
         entry_id=entry_id.decode(),
         request_id=fields[b"i"].decode(),
@@ -146,7 +172,7 @@ def _request_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
         attempts=int(fields[b"a"]),
         line=decode_line(entry),
         facts=decode_facts(entry, RequestFacts),
-        body=fields[b"b"],
+        body=entry.body,
     )
 
 

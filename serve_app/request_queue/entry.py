@@ -1,20 +1,25 @@
-"""A queue entry: what `claim` gives back, and how it is read. Pure.
+"""A queue entry as `claim` returns it, and how it is decoded. Pure.
 
-It comes from Redis, where anybody may have written: what the schema does not allow is an error here, and nowhere later.
+Anybody may have written to Redis, so an entry that does not fit the schema raises an error here,
+and nowhere later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from serve_app.policy.work import Work
 
 _LONGEST_NAME = 256
 _LONGEST_NUMBER = 18
+_LONGEST_KIND = 64
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A claimed entry. `entry_id` says when it was enqueued, by Redis's clock."""
+    """A claimed entry. `entry_id` contains the time of enqueueing, by Redis's clock."""
 
     stream: str
     entry_id: str
@@ -25,8 +30,19 @@ class QueueEntry:
     deadline_ms: int
     cost_tokens: int
     trace: str = ""
+    prompt_tokens: int = 0
+    """An estimate; a request that was enqueued by an older version counts as all prompt."""
+    max_output_tokens: int = 0
+    """0 if the client gave no limit."""
+    kind: str = ""
+    """See `Work`."""
     taken_over: bool = False
-    """Whether another ingress had claimed it before: somebody may be working on it."""
+    """Whether another ingress had claimed it earlier, and may be working on it."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Unique over all queues: two streams may produce the same `entry_id`."""
+        return self.stream, self.entry_id
 
     @property
     def enqueued_ms(self) -> int:
@@ -34,13 +50,38 @@ class QueueEntry:
         return int(self.entry_id.partition("-")[0])
 
 
-def decode_entry(stream: str, request_class: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> QueueEntry:
-    """An item of a class's line.
+def encode_entry(
+    request_id: str,
+    tenant: str,
+    session: str,
+    deadline_ms: int,
+    work: Work,
+    trace: str = "",
+) -> dict[str, Any]:
+    """The fields of an entry, as `XADD` takes them. `deadline_ms`: Unix milliseconds."""
+    fields = {"r": request_id, "t": tenant, "s": session, "d": deadline_ms, "c": work.cost_tokens}
+    fields |= {"i": work.prompt_tokens, "o": work.max_output_tokens, "k": work.kind}
+    return {**fields, "p": trace} if trace else fields
+
+
+def decode_deadline(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
+    """Request id and deadline (Unix milliseconds) alone; None of what is no entry of ours."""
+    deadline_ms, request_id = fields.get(b"d", b""), fields.get(b"r", b"")
+    if not (deadline_ms.isdigit() and request_id):
+        return None
+    return request_id.decode(errors="replace"), int(deadline_ms[:20])
+
+
+def decode_entry(
+    stream: str, request_class: str, entry_id: bytes, fields: Mapping[bytes, bytes]
+) -> QueueEntry:
+    """Decode an item of a class's queue.
 
     Raises:
-        LookupError, ValueError: it is none of ours.
+        LookupError, ValueError: it is not one of ours.
     """
     trace = fields.get(b"p", b"")
+    cost = fields[b"c"]
     return QueueEntry(
         stream=stream,
         entry_id=entry_id.decode(),
@@ -49,8 +90,11 @@ def decode_entry(stream: str, request_class: str, entry_id: bytes, fields: Mappi
         tenant=fields[b"t"].decode(),
         session=fields[b"s"].decode(),
         deadline_ms=_number(fields[b"d"]),
-        cost_tokens=_number(fields[b"c"]),
+        cost_tokens=_number(cost),
         trace=trace.decode() if len(trace) <= _LONGEST_NAME else "",
+        prompt_tokens=_number(fields.get(b"i", cost)),
+        max_output_tokens=_number(fields.get(b"o", b"0")),
+        kind=fields.get(b"k", b"")[:_LONGEST_KIND].decode(errors="replace"),
     )
 
 

@@ -1,4 +1,6 @@
-"""What waits in the lines although its deadline has passed: nobody claims it where no engine has room."""
+"""Finds requests that wait in a queue although their deadline has passed: nobody claims them if no
+engine has capacity.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,11 @@ from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 
-from serve_app.journal.client import reaching
-from serve_app.journal.entries import EntryId
-from serve_app.request_queue.queue import GROUP
-
-_LOOK_AT_MOST = 500
-_START = EntryId(0, 0)
+from serve_app import timings
+from serve_app.journal.ids import BEGINNING, EntryId
+from serve_app.redis.client import redis_call
+from serve_app.request_queue.entry import decode_deadline
+from serve_app.request_queue.streams import GROUP
 
 
 class Overdue(NamedTuple):
@@ -24,56 +25,61 @@ class Overdue(NamedTuple):
 
 
 class Waiting:
-    """The unclaimed part of some lines, looked through a few hundred entries at a time."""
+    """The unclaimed part of some queues, read a few hundred entries at a time."""
 
     def __init__(self, redis: Redis, streams: Iterable[str]) -> None:
         self._redis = redis
-        self._looked_to = dict.fromkeys(streams, _START)
+        self._looked_to = dict.fromkeys(streams, BEGINNING)
 
     async def overdue(self, now_ms: int) -> list[Overdue]:
-        """Of the next part of every line, what should have ended by `now_ms`.
+        """The requests in the next part of every queue whose deadline is before `now_ms`.
 
-        A call goes on where the one before has stopped: a long line costs no more than a short one.
+        Each call continues where the previous one stopped, so a long queue costs no more than a
+        short one.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         groups = self._redis.pipeline(transaction=False)
         for stream in self._looked_to:
             groups.xinfo_groups(stream)
-        claimed = await reaching(lambda: groups.execute(raise_on_error=False))
+        claimed = await redis_call(lambda: groups.execute(raise_on_error=False))
         lines = self._redis.pipeline(transaction=False)
         for (stream, looked_to), found in zip(self._looked_to.items(), claimed, strict=True):
             ms, seq = max(looked_to, _last_claimed(found))
-            lines.xrange(stream, min=f"{ms}-{seq + 1}", count=_LOOK_AT_MOST)
+            lines.xrange(stream, min=f"{ms}-{seq + 1}", count=timings.OVERDUE_A_LOOK)
         late: list[Overdue] = []
-        for stream, items in zip(list(self._looked_to), await reaching(lambda: lines.execute()), strict=True):
-            self._looked_to[stream] = EntryId.parse(items[-1][0]) if len(items) == _LOOK_AT_MOST else _START
+        for stream, items in zip(
+            list(self._looked_to), await redis_call(lambda: lines.execute()), strict=True
+        ):
+            self._looked_to[stream] = (
+                EntryId.parse(items[-1][0]) if len(items) == timings.OVERDUE_A_LOOK else BEGINNING
+            )
             late += _late(stream, items, now_ms)
         return late
 
     async def remove(self, entry: Overdue) -> None:
-        """Its request has ended: the line forgets it, whoever has claimed it meanwhile.
+        """Delete an entry whose request has ended, whoever has claimed it meanwhile.
 
         Raises:
-            JournalUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.xdel(entry.stream, entry.entry_id)
         pipeline.xack(entry.stream, GROUP, entry.entry_id)
-        await reaching(lambda: pipeline.execute(raise_on_error=False))
+        await redis_call(lambda: pipeline.execute(raise_on_error=False))
 
 
 def _last_claimed(groups: Any) -> EntryId:
-    """Of a line's groups. A line that does not exist yet has none."""
+    """The last claimed id of a queue's group; none if the queue does not exist yet."""
     if isinstance(groups, Exception):
-        return _START
-    return max((EntryId.parse(group["last-delivered-id"]) for group in groups), default=_START)
+        return BEGINNING
+    return max((EntryId.parse(group["last-delivered-id"]) for group in groups), default=BEGINNING)
 
 
 def _late(stream: str, items: Any, now_ms: int) -> Iterator[Overdue]:
     for entry_id, fields in items:
-        deadline_ms, request_id = fields.get(b"d", b""), fields.get(b"r", b"")
-        # What cannot be decoded is left to whoever claims it.
-        if deadline_ms.isdigit() and request_id and int(deadline_ms[:20]) <= now_ms:
-            yield Overdue(stream, entry_id.decode(), request_id.decode(errors="replace"))
+        # The ingress that claims an entry handles it if it cannot be decoded.
+        found = decode_deadline(fields)
+        if found is not None and found[1] <= now_ms:
+            yield Overdue(stream, entry_id.decode(), found[0])

@@ -28,7 +28,7 @@ NAMED: Document = {
     "settings": {"model": {"name": "big", "source": "/models/big"}},
     "weights": {"existingClaim": "models"},
 }
-"""What everybody must name."""
+"""Values that every installation must set."""
 
 EVERYTHING: Document = {
     "hub": {"access": True, "existingSecret": "hermes-hub"},
@@ -37,16 +37,18 @@ EVERYTHING: Document = {
     "monitoring": {"podMonitors": True, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
     "weights": {"create": True, "existingClaim": "", "readOnly": False},
     "networkPolicy": {
-        "servingFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
+        "servingFrom": [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
+        ]
     },
     "image": {"pullSecrets": ["registry"]},
     "cpuLimits": True,
 }
-"""Whatever is off unless it is asked for."""
+"""Values that enable every optional part."""
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses what YAML parsers let pass and Kubernetes does not: a key that stands twice."""
+    """Refuses duplicate keys, as Kubernetes does and YAML parsers do not."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -62,18 +64,22 @@ def merged(base: Document, *changes: Document) -> Document:
     for change in changes:
         for key, value in change.items():
             old = result.get(key)
-            result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            result[key] = (
+                merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            )
     return result
 
 
 def stage_values(stage: str) -> Document:
-    """A stage's file, with what everybody must name: the file itself wins."""
+    """A stage's file, plus the values that every installation must set; the file takes
+    precedence.
+    """
     own = yaml.safe_load((CHART / f"values-{stage}.yaml").read_text())
     return merged(NAMED, own)
 
 
 def rendered(values: Document, name: str = "hermes", namespace: str = "prod") -> dict[str, str]:
-    """Every template's text. The same values are rendered once."""
+    """Every template's text. Each set of values is rendered once."""
     return _rendered(json.dumps(values, sort_keys=True), name, namespace)
 
 
@@ -86,12 +92,14 @@ def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
 
 def documents(values: Document, name: str = "hermes") -> list[Document]:
     """Every object of a release."""
-    texts = [text for path, text in rendered(values, name).items() if not path.endswith("NOTES.txt")]
+    texts = [
+        text for path, text in rendered(values, name).items() if not path.endswith("NOTES.txt")
+    ]
     return [document for text in texts for document in yaml.load_all(text, Loader) if document]
 
 
 def one(objects: list[Document], kind: str, name: str = "") -> Document:
-    """The only object of a kind, or the one of that name."""
+    """The only object of a kind, or the one with this name."""
     found = [o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"])]
     assert len(found) == 1, f"{len(found)} of {kind} {name}"
     return found[0]
@@ -105,20 +113,28 @@ def pod_templates(objects: list[Document]) -> dict[str, Document]:
             templates["redis"] = item["spec"]["template"]
         if item["kind"] == "Pod":
             templates["test"] = item
+        if item["kind"] == "Job":
+            templates["uninstall"] = item["spec"]["template"]
         if item["kind"] == "RayService":
             cluster = item["spec"]["rayClusterConfig"]
             head = copy.deepcopy(cluster["headGroupSpec"]["template"])
-            head["metadata"]["labels"] |= {"ray.io/node-type": "head", "ray.io/cluster": "hermes-abcde"}
+            head["metadata"]["labels"] |= {
+                "ray.io/node-type": "head",
+                "ray.io/cluster": "hermes-abcde",
+            }
             templates["head"] = head
             for group in cluster["workerGroupSpecs"]:
                 template = copy.deepcopy(group["template"])
-                template["metadata"]["labels"] |= {"ray.io/node-type": "worker", "ray.io/cluster": "hermes-abcde"}
+                template["metadata"]["labels"] |= {
+                    "ray.io/node-type": "worker",
+                    "ray.io/cluster": "hermes-abcde",
+                }
                 templates[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template
     return templates
 
 
 def needed(path: str) -> Path:
-    """A file of `$HERMES_DATA`: absent, it is a failure in CI and a skip elsewhere."""
+    """A file of `$HERMES_DATA`. If it is absent, the test fails in CI and is skipped elsewhere."""
     file = DATA / path
     if not file.exists():
         _lacking(f"{file} is absent: scripts/fetch-data brings it (or set HERMES_DATA)")
@@ -126,10 +142,12 @@ def needed(path: str) -> Path:
 
 
 def program(name: str, package: str) -> str:
-    """Where a program is: absent, it is a failure in CI and a skip elsewhere."""
+    """The path of a program. If it is absent, the test fails in CI and is skipped elsewhere."""
     found = shutil.which(name)
     return found or _lacking(f"{name} is absent (Debian has it in `{package}`)")
 
 
 def _lacking(message: str) -> NoReturn:
-    pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)

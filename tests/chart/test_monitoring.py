@@ -1,4 +1,4 @@
-"""Alerts and dashboard ask only for metrics that somebody exports, by labels that they have."""
+"""Alerts and dashboard use only metrics that the service exports, with labels that these have."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from serve_app.errors import Reason
-from serve_app.telemetry import Telemetry, queue_gauges
+from serve_app.contract import Reason
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.metrics_pages import queue_gauges
+from serve_app.observability.order_metrics import OrderTelemetry
 from tests.chart.charts import CHART, EVERYTHING, NAMED, ROOT, documents, merged, one, program
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
@@ -34,7 +36,7 @@ STATES = {"completed", "failed", "cancelled", "expired"}
 
 
 def groups() -> list[dict[str, Any]]:
-    """As they are installed in the namespace `prod`."""
+    """The rule groups as installed in the namespace `prod`."""
     values = merged(NAMED, EVERYTHING, {"monitoring": {"rules": {"runbookUrl": "https://runbook"}}})
     found: list[dict[str, Any]] = one(documents(values), "PrometheusRule")["spec"]["groups"]
     return found
@@ -56,20 +58,21 @@ EXPRESSIONS = list(_expressions())
 
 
 def own_metrics() -> dict[str, set[str]]:
-    """What the service exports, each with its labels."""
+    """The service's metrics, each with its labels."""
     telemetry = Telemetry()
+    OrderTelemetry(telemetry.registry)
     registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0))]
     found = {}
     for registry in registries:
         for collector in registry._collector_to_names:
-            labels = {*collector._labelnames, "replica", *OF_THE_TARGET}
+            labels = {*getattr(collector, "_labelnames", ()), "replica", *OF_THE_TARGET}
             for name in registry._collector_to_names[collector]:
                 found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
     return found
 
 
 def exported_by(package: str, folder: str, pattern: str) -> set[str]:
-    """The names in a package's own sources."""
+    """The metric names in a package's own sources."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations
@@ -95,18 +98,33 @@ def test_every_label_is_one_that_the_metric_has(where: str, expression: str) -> 
     for name, selector in re.findall(r"\b(hermes_\w+)(?:\{([^}]*)\})?", expression):
         pairs = re.findall(r'(\w+)\s*(?:=~|=|!=|!~)\s*"([^"]*)"', selector)
         assert {label for label, _ in pairs} <= metrics[name], name
-        assert {value for label, value in pairs if label == "reason"} <= {str(reason) for reason in Reason}
+        assert {value for label, value in pairs if label == "reason"} <= {
+            str(reason) for reason in Reason
+        }
         assert {value for label, value in pairs if label == "state"} <= STATES
-        assert {value for label, value in pairs if label == "kind"} <= {"first", "retry", "prompt", "output"}
-        assert {value for label, value in pairs if label == "class"} <= {"realtime", "standard", "batch"}
+        assert {value for label, value in pairs if label == "kind"} <= {
+            "first",
+            "retry",
+            "prompt",
+            "output",
+        }
+        assert {value for label, value in pairs if label == "class"} <= {
+            "realtime",
+            "standard",
+            "batch",
+        }
 
 
 def test_every_alert_leads_to_a_chapter_of_the_runbook() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    anchors = {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    anchors = {
+        "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    }
     for rule in rules():
-        assert rule["annotations"]["runbook_url"].removeprefix("https://runbook") in anchors, rule["alert"]
+        assert rule["annotations"]["runbook_url"].removeprefix("https://runbook") in anchors, rule[
+            "alert"
+        ]
 
 
 def test_all_rules_are_installed_with_the_runbooks_address() -> None:
@@ -114,7 +132,9 @@ def test_all_rules_are_installed_with_the_runbooks_address() -> None:
     originals = [rule for group in written for rule in group["rules"]]
     assert [item["alert"] for item in rules()] == [item["alert"] for item in originals]
     # Prometheus's own templates go through Helm untouched.
-    assert [i["annotations"]["summary"] for i in rules()] == [o["annotations"]["summary"] for o in originals]
+    assert [i["annotations"]["summary"] for i in rules()] == [
+        o["annotations"]["summary"] for o in originals
+    ]
     for item in rules():
         assert re.fullmatch(r"https://runbook#[\w-]+", item["annotations"]["runbook_url"])
 
@@ -144,13 +164,18 @@ def test_one_page_is_read_once_and_pages_of_processes_bring_the_queue_besides() 
     page = one(documents(merged(NAMED, EVERYTHING)), "ServiceMonitor")
     assert page["spec"]["selector"]["matchLabels"]["ray.io/node-type"] == "head"
     assert "metricRelabelings" not in page["spec"]["endpoints"][0]
-    assert page["spec"]["endpoints"][0]["authorization"]["credentials"] == {"name": "hermes-keys", "key": "metrics-key"}
+    assert page["spec"]["endpoints"][0]["authorization"]["credentials"] == {
+        "name": "hermes-keys",
+        "key": "metrics-key",
+    }
     pages = {"monitoring": {"mode": "pods"}, "settings": {"telemetry": {"process_port": 9200}}}
-    (kept,) = one(documents(merged(NAMED, EVERYTHING, pages)), "ServiceMonitor")["spec"]["endpoints"][0][
-        "metricRelabelings"
-    ]
+    (kept,) = one(documents(merged(NAMED, EVERYTHING, pages)), "ServiceMonitor")["spec"][
+        "endpoints"
+    ][0]["metricRelabelings"]
     gauges = {
-        name for name in own_metrics() if re.match("hermes_(queue|redis_(used|limit))_", name) and "wait" not in name
+        name
+        for name in own_metrics()
+        if re.match("hermes_(queue|redis_(used|limit))_", name) and "wait" not in name
     }
     assert {name for name in own_metrics() if re.fullmatch(kept["regex"], name)} == gauges
 
@@ -169,7 +194,9 @@ def test_every_alert_has_a_test() -> None:
     assert {rule["alert"] for rule in rules()} == tested
 
 
-def test_a_checker_that_is_absent_is_a_failure_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_checker_is_a_failure_in_ci(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="no-such-tool is absent"):
         program("no-such-tool", "nothing")
@@ -179,7 +206,10 @@ def test_a_checker_that_is_absent_is_a_failure_where_nobody_looks(monkeypatch: p
 
 
 def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
-    texts = [text.replace("$__rate_interval", "5m").replace("$namespace", "prod") for _, text in EXPRESSIONS]
+    texts = [
+        text.replace("$__rate_interval", "5m").replace("$namespace", "prod")
+        for _, text in EXPRESSIONS
+    ]
     records = [{"record": f"test:{number}", "expr": text} for number, text in enumerate(texts)]
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "test", "rules": records}]}))

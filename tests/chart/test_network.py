@@ -1,10 +1,18 @@
-"""Who reaches whom: the network policies, read as Kubernetes reads them."""
+"""Which pods can reach which: the network policies, interpreted as Kubernetes does."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chart.charts import EVERYTHING, Document, documents, merged, one, pod_templates, stage_values
+from tests.chart.charts import (
+    EVERYTHING,
+    Document,
+    documents,
+    merged,
+    one,
+    pod_templates,
+    stage_values,
+)
 from tests.chart.test_objects import EXTERNAL
 from tests.chart.test_references import matches
 
@@ -12,16 +20,29 @@ ALL = merged(stage_values("multi-node"), EVERYTHING)
 
 
 def reaches(objects: list[Document], source: str, target: str, port: int) -> bool:
-    """Whether a pod of ours may speak to another, by both ends' policies. `source` may be a namespace: `ns/name`."""
-    pods = {name: template["metadata"]["labels"] for name, template in pod_templates(objects).items()}
+    """Whether a pod of ours may speak to another, by both ends' policies. `source` may be a
+    namespace: `ns/name`.
+    """
+    pods = {
+        name: template["metadata"]["labels"] for name, template in pod_templates(objects).items()
+    }
     return _allows(objects, pods, "Ingress", target, source, port) and (
         source.startswith("ns/") or _allows(objects, pods, "Egress", source, target, port)
     )
 
 
-def _allows(objects: list[Document], pods: dict[str, Document], direction: str, pod: str, peer: str, port: int) -> bool:
+def _allows(
+    objects: list[Document],
+    pods: dict[str, Document],
+    direction: str,
+    pod: str,
+    peer: str,
+    port: int,
+) -> bool:
     specs = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
-    of_pod = [s for s in specs if direction in s["policyTypes"] and matches(s["podSelector"], pods[pod])]
+    of_pod = [
+        s for s in specs if direction in s["policyTypes"] and matches(s["podSelector"], pods[pod])
+    ]
     assert of_pod, f"{pod} is not isolated"
     key, peers = ("ingress", "from") if direction == "Ingress" else ("egress", "to")
     for rule in (rule for spec in of_pod for rule in spec.get(key, [])):
@@ -31,17 +52,23 @@ def _allows(objects: list[Document], pods: dict[str, Document], direction: str, 
 
 
 def _port(rule: Document, port: int) -> bool:
-    return "ports" not in rule or any(p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
+    return "ports" not in rule or any(
+        p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"]
+    )
 
 
 def _peer(peer: Document, who: str, pods: dict[str, Document]) -> bool:
     if who.startswith("ns/"):
         labels = {"kubernetes.io/metadata.name": who.removeprefix("ns/")}
         return "namespaceSelector" in peer and matches(peer["namespaceSelector"], labels)
-    return "podSelector" in peer and "namespaceSelector" not in peer and matches(peer["podSelector"], pods[who])
+    return (
+        "podSelector" in peer
+        and "namespaceSelector" not in peer
+        and matches(peer["podSelector"], pods[who])
+    )
 
 
-@pytest.mark.parametrize("pod", ["head", "ingress", "engine", "redis", "test"])
+@pytest.mark.parametrize("pod", ["head", "ingress", "engine", "redis", "test", "uninstall"])
 def test_every_pod_is_cut_off_unless_a_rule_says_otherwise(pod: str) -> None:
     objects = documents(ALL)
     assert not reaches(objects, "ns/elsewhere", pod, 8000)
@@ -72,7 +99,9 @@ def test_every_pod_is_cut_off_unless_a_rule_says_otherwise(pod: str) -> None:
         ("ns/monitoring", "head", 8265, False),
     ],
 )
-def test_pods_reach_what_they_need_and_nothing_else(source: str, target: str, port: int, may: bool) -> None:
+def test_pods_reach_what_they_need_and_nothing_else(
+    source: str, target: str, port: int, may: bool
+) -> None:
     assert reaches(documents(ALL), source, target, port) is may
 
 
@@ -88,7 +117,9 @@ def test_the_hub_is_reached_only_where_access_is_asked_for() -> None:
     def ways_out(values: Document) -> list[str]:
         policy = one(documents(values), "NetworkPolicy", "hermes-ray")
         rules = policy["spec"]["egress"]
-        return [peer["ipBlock"]["cidr"] for rule in rules for peer in rule["to"] if "ipBlock" in peer]
+        return [
+            peer["ipBlock"]["cidr"] for rule in rules for peer in rule["to"] if "ipBlock" in peer
+        ]
 
     assert ways_out(stage_values("multi-node")) == []
     assert ways_out(merged(stage_values("multi-node"), {"hub": {"access": True}})) == ["0.0.0.0/0"]
@@ -98,17 +129,57 @@ def test_the_hub_is_reached_only_where_access_is_asked_for() -> None:
 def test_only_a_head_that_scales_speaks_to_the_kubernetes_api() -> None:
     scaling = one(documents(stage_values("multi-node")), "NetworkPolicy", "hermes-autoscaler")
     assert scaling["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "head"
+    (rule,) = scaling["spec"]["egress"]
+    assert [port["port"] for port in rule["ports"]] == [443, 6443]
     fixed = documents(stage_values("multi-gpu"))
     assert "hermes-autoscaler" not in {item["metadata"]["name"] for item in fixed}
 
 
-@pytest.mark.parametrize(("endpoint", "port"), [("http://otel:4318/v1/traces", 4318), ("https://otel/v1/traces", 443)])
-def test_traces_leave_for_the_collector_and_nobody_else(endpoint: str, port: int) -> None:
-    collector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
+def test_the_uninstall_job_reaches_the_kubernetes_api_and_nothing_else() -> None:
+    values = {"networkPolicy": {"apiServerCidrs": ["10.0.0.1/32"], "apiServerPorts": [443, 16443]}}
+    objects = documents(merged(stage_values("multi-gpu"), values))
+    labels = pod_templates(objects)["uninstall"]["metadata"]["labels"]
+    policies = [
+        item
+        for item in objects
+        if item["kind"] == "NetworkPolicy" and matches(item["spec"]["podSelector"], labels)
+    ]
+    assert {item["metadata"]["name"] for item in policies} == {"hermes-deny", "hermes-uninstall"}
+    (rules,) = [item["spec"]["egress"] for item in policies if "egress" in item["spec"]]
+    assert rules == [
+        {
+            "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}],
+            "ports": [{"port": 443}, {"port": 16443}],
+        }
+    ]
+
+
+@pytest.mark.parametrize("policy", ["hermes-ray", "hermes-test"])
+def test_dns_is_asked_on_the_ports_where_its_pods_listen(policy: str) -> None:
+    values = merged(stage_values("multi-gpu"), {"networkPolicy": {"dnsPorts": [53, 5353]}})
+    asked = [
+        [(port["protocol"], port["port"]) for port in rule["ports"]]
+        for rule in one(documents(values), "NetworkPolicy", policy)["spec"]["egress"]
+        if any("namespaceSelector" in peer for peer in rule["to"])
+    ]
+    assert asked == [[("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)]]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("http://otel:4318/v1/traces", 4318), ("https://otel/v1/traces", 443)]
+)
+def test_traces_may_only_leave_for_the_collector(endpoint: str, port: int) -> None:
+    collector = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}
+    }
     values: Document = {
         "settings": {"telemetry": {"traces_endpoint": endpoint}},
         "networkPolicy": {"tracesTo": [collector]},
     }
     objects = documents(merged(stage_values("multi-node"), values))
-    (policy,) = [o for o in objects if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith("-ray")]
+    (policy,) = [
+        o
+        for o in objects
+        if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith("-ray")
+    ]
     assert {"to": [collector], "ports": [{"port": port}]} in policy["spec"]["egress"]

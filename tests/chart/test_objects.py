@@ -1,17 +1,35 @@
-"""Every object is one that an API server would take: Kubernetes' own kinds strictly, the others by their CRDs."""
+"""An API server would accept every object: Kubernetes' own kinds are validated strictly, the others
+by their CRDs.
+"""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
+import yaml
 
 from tests.chart import crds, kinds
-from tests.chart.charts import EVERYTHING, NAMED, STAGES, Document, documents, merged, one, pod_templates, stage_values
+from tests.chart.charts import (
+    CHART,
+    EVERYTHING,
+    NAMED,
+    STAGES,
+    Document,
+    documents,
+    merged,
+    one,
+    pod_templates,
+    stage_values,
+)
 
 VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 GATEWAY: Document = {
-    "httpRoute": {"enabled": True, "hosts": ["llm.example.org"], "parentRefs": [{"name": "public"}]},
+    "httpRoute": {
+        "enabled": True,
+        "hosts": ["llm.example.org"],
+        "parentRefs": [{"name": "public"}],
+    },
     "networkPolicy": {"servingFrom": [{"namespaceSelector": {}}]},
 }
 EXTERNAL: Document = {
@@ -25,7 +43,10 @@ EXTERNAL: Document = {
         },
     },
 }
-TLS: Document = {"redis": {"external": {"caKey": "ca.pem", "gcsAddress": "rediss://redis.example.org:6379"}}}
+HA: Document = yaml.safe_load((CHART / "values-ha.yaml").read_text())
+TLS: Document = {
+    "redis": {"external": {"caKey": "ca.pem", "gcsAddress": "rediss://redis.example.org:6379"}}
+}
 PAGES: Document = {
     "monitoring": {"podMonitors": True, "mode": "pods"},
     "settings": {"telemetry": {"process_port": 9200}},
@@ -34,6 +55,7 @@ VARIANTS = {
     "defaults": {},
     "everything on": EVERYTHING,
     "gateway, Redis elsewhere": merged(GATEWAY, EXTERNAL),
+    "three Redis": HA,
     "a page for each process": merged(EVERYTHING, PAGES),
 }
 NO_CRD_AT_HAND = {"HTTPRoute"}
@@ -65,9 +87,17 @@ def test_every_custom_object_is_valid_by_its_crd(stage: str, variant: str) -> No
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_pods_that_kuberay_makes_are_valid_pods(stage: str) -> None:
     cluster = one(documents(stage_values(stage)), "RayService")["spec"]["rayClusterConfig"]
-    templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+    templates = [
+        cluster["headGroupSpec"]["template"],
+        *(group["template"] for group in cluster["workerGroupSpecs"]),
+    ]
     for template in templates:
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "x"},
+            "spec": template["spec"],
+        }
         assert kinds.errors(pod, "1.34") == []
 
 
@@ -81,11 +111,16 @@ def test_whatever_says_where_pods_run_is_taken() -> None:
         "runtimeClassName": "nvidia",
     }
     pods = {pod: {"scheduling": scheduling} for pod in ("head", "ingressPods", "engines")}
-    templates = pod_templates(documents(merged(NAMED, pods, {"redis": {"internal": {"scheduling": scheduling}}})))
+    templates = pod_templates(
+        documents(merged(NAMED, pods, {"redis": {"internal": {"scheduling": scheduling}}}))
+    )
     for component in ("head", "ingress", "engine", "redis"):
         spec = templates[component]["spec"]
         assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("high", "nvidia")
-        assert (spec["nodeSelector"], spec["affinity"]) == (scheduling["nodeSelector"], scheduling["affinity"])
+        assert (spec["nodeSelector"], spec["affinity"]) == (
+            scheduling["nodeSelector"],
+            scheduling["affinity"],
+        )
         assert spec["tolerations"][:1] == scheduling["tolerations"]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
         assert kinds.errors(pod, "1.34") == []

@@ -1,4 +1,4 @@
-"""The chart's own Redis: it forgets nothing, and every user reaches only what is his."""
+"""The chart's own Redis never evicts, and each of its users can access only its own keys."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from pathlib import Path
 import pytest
 
 from scripts.local.environment import ROOT
-from tests.chart.charts import CHART, NAMED, Document, documents, merged, one
+from tests.chart.charts import CHART, NAMED, Document, documents, merged, one, pod_templates
 
-SCRIPT = CHART / "files" / "redis-start.sh"
-PASSWORDS = {"HERMES_PASSWORD": "a b'$(id)\"c", "RAY_PASSWORD": "ray-secret", "METRICS_PASSWORD": "seen"}
+USERS = CHART / "files" / "redis-users.sh"
+START = CHART / "files" / "redis-start.sh"
+PASSWORDS = {
+    "HERMES_PASSWORD": "a b'$(id)\"c",
+    "RAY_PASSWORD": "ray-secret",
+    "METRICS_PASSWORD": "seen",
+}
 
 
 def users(tmp_path: Path, **environment: str) -> dict[str, str]:
-    """The users that the script writes, with a stand-in for redis-server."""
-    (tmp_path / "redis-server").write_text('#!/bin/sh\necho "started with $*"\n')
-    (tmp_path / "redis-server").chmod(0o755)
-    script = SCRIPT.read_text().replace("/run/redis", str(tmp_path))
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-c", script], env={"PATH": path, **environment}, capture_output=True, text=True, check=True
+    """The users that the script writes."""
+    script = USERS.read_text().replace("/run/redis", str(tmp_path))
+    subprocess.run(
+        ["sh", "-c", script],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        check=True,
     )
-    assert done.stdout == "started with /etc/redis/redis.conf\n"
     file = tmp_path / "users.acl"
     assert file.stat().st_mode & 0o077 == 0
     rows = file.read_text().splitlines()
@@ -34,10 +38,12 @@ def users(tmp_path: Path, **environment: str) -> dict[str, str]:
     return {row.split()[1]: row for row in rows}
 
 
-def test_every_user_reaches_only_what_is_his(tmp_path: Path) -> None:
+def test_every_user_can_access_only_its_own_keys(tmp_path: Path) -> None:
     found = users(tmp_path, HERMES_NAMESPACE="prod", **PASSWORDS)
     assert set(found) == {"default", "hermes", "ray", "probe", "metrics"}
-    assert found["default"] == "user default off +@all ~* &*", "nobody logs in as it; Redis replays transactions as it"
+    assert found["default"] == "user default off +@all ~* &*", (
+        "nobody logs in as it; Redis replays transactions as it"
+    )
 
     def of(kind: str, user: str) -> list[str]:
         return [word for word in found[user].split() if word.startswith(kind)]
@@ -62,7 +68,11 @@ def test_the_service_has_the_same_rights_with_the_chart_as_without_it(tmp_path: 
 
 def test_passwords_are_kept_as_hashes_whatever_stands_in_them(tmp_path: Path) -> None:
     found = users(tmp_path, HERMES_NAMESPACE="prod", **PASSWORDS)
-    for user, name in (("hermes", "HERMES_PASSWORD"), ("ray", "RAY_PASSWORD"), ("metrics", "METRICS_PASSWORD")):
+    for user, name in (
+        ("hermes", "HERMES_PASSWORD"),
+        ("ray", "RAY_PASSWORD"),
+        ("metrics", "METRICS_PASSWORD"),
+    ):
         assert f"#{hashlib.sha256(PASSWORDS[name].encode()).hexdigest()}" in found[user].split()
         assert PASSWORDS[name] not in "".join(found.values())
 
@@ -73,7 +83,7 @@ def test_without_an_exporter_there_is_no_user_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["HERMES_PASSWORD", "RAY_PASSWORD", "HERMES_NAMESPACE"])
-def test_redis_does_not_start_without_its_users(tmp_path: Path, missing: str) -> None:
+def test_there_are_no_users_without_their_passwords(tmp_path: Path, missing: str) -> None:
     given = {"HERMES_NAMESPACE": "prod", **PASSWORDS}
     del given[missing]
     with pytest.raises(subprocess.CalledProcessError):
@@ -83,20 +93,49 @@ def test_redis_does_not_start_without_its_users(tmp_path: Path, missing: str) ->
 def test_the_pod_hands_the_script_what_it_reads() -> None:
     values = merged(NAMED, {"redis": {"internal": {"exporter": {"enabled": True}}}})
     redis = one(documents(values), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
-    read = set(re.findall(r"\$\{?([A-Z_]+)", SCRIPT.read_text()))
-    assert {item["name"] for item in redis["env"]} == read
+    read = set(re.findall(r"\$\{?([A-Z_]+)", USERS.read_text()))
+    assert {item["name"] for item in redis["env"]} == read - {"REPLICATION_PASSWORD"}
     config = one(documents(values), "ConfigMap", "hermes-redis")["data"]
-    assert config["start.sh"].strip() == SCRIPT.read_text().strip()
+    for name, file in (("start.sh", START), ("users.sh", USERS)):
+        assert config[name].strip() == file.read_text().strip()
+
+
+def test_a_redis_that_is_back_before_its_probes_is_reached_at_once() -> None:
+    service = one(documents(NAMED), "Service", "hermes-redis")["spec"]
+    assert service["publishNotReadyAddresses"] is True
+    pod = one(documents(NAMED), "StatefulSet")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["startupProbe"]["periodSeconds"] == 1
+    for toleration in pod["tolerations"]:
+        assert toleration["tolerationSeconds"] == 30, "not five minutes on a dead node"
+    assert len(pod["tolerations"]) == 2
+
+
+@pytest.mark.parametrize("path", ["head", "redis"])
+def test_a_section_that_is_left_empty_in_a_values_file_is_as_none(path: str) -> None:
+    """`scheduling:` with nothing below it, in YAML."""
+    empty: Document = {"scheduling": None}
+    changes: Document = {"head": empty} if path == "head" else {"redis": {"internal": empty}}
+    found = pod_templates(documents(merged(NAMED, changes)))[path]["spec"]["tolerations"]
+    assert len(found) == 2
 
 
 def config_of(changes: Document) -> list[str]:
-    text: str = one(documents(merged(NAMED, changes)), "ConfigMap", "hermes-redis")["data"]["redis.conf"]
+    text: str = one(documents(merged(NAMED, changes)), "ConfigMap", "hermes-redis")["data"][
+        "redis.conf"
+    ]
     return text.splitlines()
 
 
 def test_nothing_is_evicted_and_everything_is_written_down() -> None:
     lines = config_of({"redis": {"internal": {"appendfsync": "always", "maxmemory": "5gb"}}})
-    for line in ("appendonly yes", "appendfsync always", "maxmemory 5gb", "maxmemory-policy noeviction", 'save ""'):
+    for line in (
+        "appendonly yes",
+        "appendfsync always",
+        "maxmemory 5gb",
+        "maxmemory-policy noeviction",
+        'save ""',
+        "auto-aof-rewrite-min-size 128mb",  # a restart reads the whole file
+    ):
         assert line in lines
     claims = one(documents(NAMED), "StatefulSet")["spec"]["volumeClaimTemplates"]
     assert claims[0]["spec"]["resources"]["requests"]["storage"] == "50Gi"

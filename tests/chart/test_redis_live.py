@@ -1,4 +1,4 @@
-"""The users of the chart's Redis, on a real one."""
+"""The users of the chart's Redis, on a real Redis."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ PASSWORDS = {"hermes": "h", "ray": "r", "metrics": "m", "probe": "anything"}
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server with the users that the chart's own script writes."""
     folder = tmp_path_factory.mktemp("redis")
-    stand_in = folder / "bin" / "redis-server"
-    stand_in.parent.mkdir()
-    stand_in.write_text("#!/bin/sh\n")
-    stand_in.chmod(0o755)
-    script = (CHART / "files" / "redis-start.sh").read_text().replace("/run/redis", str(folder))
-    given = {"HERMES_NAMESPACE": "prod", "HERMES_PASSWORD": "h", "RAY_PASSWORD": "r", "METRICS_PASSWORD": "m"}
-    subprocess.run(["sh", "-c", script], check=True, env={**given, "PATH": f"{stand_in.parent}:{os.environ['PATH']}"})
+    script = (CHART / "files" / "redis-users.sh").read_text().replace("/run/redis", str(folder))
+    given = {
+        "HERMES_NAMESPACE": "prod",
+        "HERMES_PASSWORD": "h",
+        "RAY_PASSWORD": "r",
+        "METRICS_PASSWORD": "m",
+    }
+    subprocess.run(["sh", "-c", script], check=True, env={**given, "PATH": os.environ["PATH"]})
     redis = redis_server.start(folder / "data", acl=folder / "users.acl")
     yield redis.port
     processes.end(redis.pid)
 
 
 def user(port: int, name: str) -> Redis:
-    return Redis(port=port, username=name, password=PASSWORDS[name], protocol=2, decode_responses=True)
+    return Redis(
+        port=port, username=name, password=PASSWORDS[name], protocol=2, decode_responses=True
+    )
 
 
 def test_every_user_can_do_its_work(port: int) -> None:
@@ -43,10 +46,10 @@ def test_every_user_can_do_its_work(port: int) -> None:
     hermes.zadd("prod:workers", {"w": 1})
     hermes.publish("prod:w:1", "x")
     hermes.time()
-    with hermes.lock("prod:suspects", timeout=1):
+    with hermes.lock("prod:suspect", timeout=1):
         pass
     with hermes.pipeline(transaction=True) as pipeline:
-        pipeline.watch("prod:j:1")
+        pipeline.watch("prod:j:1")  # type: ignore[no-untyped-call]
         pipeline.multi()
         pipeline.pexpire("prod:j:1", 10_000)
         pipeline.execute()
@@ -79,6 +82,6 @@ def test_no_user_can_do_anothers(port: int, what: str) -> None:
         command(user(port, name))
 
 
-def test_nobody_comes_in_without_a_password(port: int) -> None:
+def test_a_login_without_a_password_is_rejected(port: int) -> None:
     with pytest.raises(AuthenticationError):
         Redis(port=port, protocol=2).ping()

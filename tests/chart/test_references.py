@@ -1,4 +1,6 @@
-"""Objects fit together: selectors find pods, ports have names, volumes and Secrets are there or are asked for."""
+"""Objects refer to each other correctly: selectors match pods, ports have names, and volumes and
+Secrets exist or are requested.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,23 @@ from tests.chart.charts import (
 )
 from tests.chart.test_objects import EXTERNAL, VARIANTS
 
-DECLARED = {"hermes-keys", "hermes-redis", "hermes-hub", "redis-url", "llm-tls", "registry", "models"}
-"""Secrets and claims that the values of these tests say exist."""
+DECLARED = {
+    "hermes-keys",
+    "hermes-redis",
+    "hermes-hub",
+    "redis-url",
+    "llm-tls",
+    "registry",
+    "models",
+}
+"""Secrets and claims that exist according to the values of these tests."""
 
 BY_KUBERAY = {"hermes-serve-svc": {"serve": 8000}, "hermes-head-svc": {"serve": 8000}}
+
+BY_REDIS_HA = [
+    {"app": app, "release": "hermes-redis-ha"} for app in ("redis-ha", "redis-ha-haproxy")
+]
+"""The labels of the pods of the other chart (docs/kubernetes.md)."""
 
 EVERY = [(stage, variant) for stage in STAGES for variant in VARIANTS]
 
@@ -37,16 +52,21 @@ def objects(request: pytest.FixtureRequest) -> list[Document]:
 
 
 def matches(selector: Document, labels: Document) -> bool:
-    """As Kubernetes selects."""
+    """Whether a selector matches, by Kubernetes' rules."""
     for expression in selector.get("matchExpressions", []):
+        there = labels.get(expression["key"])
+        if expression["operator"] == "Exists":
+            if there is None:
+                return False
+            continue
         assert expression["operator"] == "In"
-        if labels.get(expression["key"]) not in expression["values"]:
+        if there not in expression["values"]:
             return False
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
 def found(node: Any, key: str) -> Iterator[Any]:
-    """Every value that stands under a key, wherever it is."""
+    """Every value under this key, at any depth."""
     if isinstance(node, dict):
         for name, value in node.items():
             if name == key:
@@ -59,7 +79,8 @@ def found(node: Any, key: str) -> Iterator[Any]:
 
 def containers(objects: list[Document]) -> Iterator[tuple[str, Document]]:
     for component, template in pod_templates(objects).items():
-        for container in template["spec"]["containers"]:
+        spec = template["spec"]
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
             yield component, container
 
 
@@ -74,12 +95,17 @@ def test_every_selector_finds_a_pod(objects: list[Document]) -> None:
             assert any(matches(selector, of_pod) for of_pod in labels), item["metadata"]["name"]
 
 
-def test_every_peer_of_a_network_policy_is_a_pod_of_ours_or_a_namespace(objects: list[Document]) -> None:
+def test_every_peer_of_a_network_policy_is_a_pod_of_ours_or_a_namespace(
+    objects: list[Document],
+) -> None:
     labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
+    labels += BY_REDIS_HA
     for policy in (item for item in objects if item["kind"] == "NetworkPolicy"):
         for peer in [*found(policy["spec"], "from"), *found(policy["spec"], "to")]:
             for selector in found(peer, "podSelector"):
-                assert any(matches(selector, of_pod) for of_pod in labels), policy["metadata"]["name"]
+                assert any(matches(selector, of_pod) for of_pod in labels), policy["metadata"][
+                    "name"
+                ]
 
 
 def test_every_port_that_is_named_exists(objects: list[Document]) -> None:
@@ -95,7 +121,11 @@ def test_every_port_that_is_named_exists(objects: list[Document]) -> None:
             continue
         for template in templates:
             if matches(selector, template["metadata"]["labels"]):
-                ports = {port["name"] for c in template["spec"]["containers"] for port in c.get("ports", [])}
+                ports = {
+                    port["name"]
+                    for c in template["spec"]["containers"]
+                    for port in c.get("ports", [])
+                }
                 assert set(named) <= ports, item["metadata"]["name"]
     for _, container in containers(objects):
         ports = {port["name"] for port in container.get("ports", [])}
@@ -110,9 +140,13 @@ def test_every_service_behind_a_door_exists(objects: list[Document]) -> None:
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == {"serve"}
 
 
-def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(objects: list[Document]) -> None:
+def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(
+    objects: list[Document],
+) -> None:
     ours = {(item["kind"], item["metadata"]["name"]) for item in objects}
-    secrets = {ref["name"] for ref in found(objects, "secretKeyRef")} | set(found(objects, "secretName"))
+    secrets = {ref["name"] for ref in found(objects, "secretKeyRef")} | set(
+        found(objects, "secretName")
+    )
     secrets |= {ref["name"] for refs in found(objects, "imagePullSecrets") for ref in refs}
     assert secrets <= DECLARED
     # Kubernetes puts the certificates of its API into every namespace.
@@ -125,18 +159,26 @@ def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(object
 
 def test_every_mount_has_its_volume_and_every_volume_a_mount(objects: list[Document]) -> None:
     cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
-    of_autoscaler = {mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])}
+    of_autoscaler = {
+        mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])
+    }
     for component, template in pod_templates(objects).items():
         volumes = {volume["name"] for volume in template["spec"]["volumes"]}
         volumes |= {"data"} if component == "redis" else set()  # from its claim template
-        mounted = {mount["name"] for c in template["spec"]["containers"] for mount in c.get("volumeMounts", [])}
+        mounted = {
+            mount["name"]
+            for c in template["spec"]["containers"]
+            for mount in c.get("volumeMounts", [])
+        }
         assert mounted | (of_autoscaler if component == "head" else set()) == volumes, component
 
 
 def test_every_container_that_stays_has_its_three_probes(objects: list[Document]) -> None:
     for component, container in containers(objects):
-        if component != "test":
-            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), container["name"]
+        if component not in ("test", "uninstall") and container["name"] != "check-redis":
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), container[
+                "name"
+            ]
 
 
 def test_every_pod_and_container_is_locked_down(objects: list[Document]) -> None:
@@ -152,7 +194,8 @@ def test_every_pod_and_container_is_locked_down(objects: list[Document]) -> None
         assert spec["securityContext"]["runAsNonRoot"] is True, component
         assert spec["securityContext"]["runAsUser"] > 0, component
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, component
-        assert spec["automountServiceAccountToken"] is False, component
+        asks = component == "uninstall"  # Ray does not run there
+        assert spec["automountServiceAccountToken"] is asks, component
 
 
 def test_only_the_autoscaler_holds_a_token_for_the_kubernetes_api() -> None:
@@ -160,12 +203,18 @@ def test_only_the_autoscaler_holds_a_token_for_the_kubernetes_api() -> None:
     objects = documents(stage_values("multi-node"))
     cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
     place = "/var/run/secrets/kubernetes.io/serviceaccount"
-    (token,) = [m["name"] for m in cluster["autoscalerOptions"]["volumeMounts"] if m["mountPath"] == place]
+    (token,) = [
+        m["name"] for m in cluster["autoscalerOptions"]["volumeMounts"] if m["mountPath"] == place
+    ]
     volumes = {v["name"]: v for v in cluster["headGroupSpec"]["template"]["spec"]["volumes"]}
     sources = volumes[token]["projected"]["sources"]
-    assert set(found(sources, "path")) == {"token", "ca.crt", "namespace"}, "as Kubernetes mounts them"
+    assert set(found(sources, "path")) == {"token", "ca.crt", "namespace"}, (
+        "as Kubernetes mounts them"
+    )
     for component, container in containers(objects):
-        assert token not in {mount["name"] for mount in container.get("volumeMounts", [])}, component
+        assert token not in {mount["name"] for mount in container.get("volumeMounts", [])}, (
+            component
+        )
     assert "serviceAccountToken" not in str(documents(stage_values("multi-gpu")))
 
 
@@ -191,7 +240,8 @@ def test_a_digest_takes_the_place_of_the_tag() -> None:
 
 @pytest.mark.parametrize("changes", [EVERYTHING, EXTERNAL], ids=["Redis here", "Redis elsewhere"])
 def test_secrets_stand_in_no_object(changes: Document) -> None:
-    # All that the values could name is a Secret and a key in it; a password in a URL or a literal would be ours.
+    # All that the values could name is a Secret and a key in it; a password in a URL or a literal
+    # would be ours.
     values = merged(stage_values("multi-node"), changes)
     objects = documents(values)
     for _, container in containers(objects):
@@ -199,7 +249,9 @@ def test_secrets_stand_in_no_object(changes: Document) -> None:
             if re.search("PASSWORD|TOKEN|API_KEY|SECRET", variable["name"]):
                 assert set(variable["valueFrom"]) == {"secretKeyRef"}, variable["name"]
     texts = rendered(values)
-    assert not [path for path, text in texts.items() if re.search(r"rediss?://[^$\s]*:[^$\s]+@", text)]
+    assert not [
+        path for path, text in texts.items() if re.search(r"rediss?://[^$\s]*:[^$\s]+@", text)
+    ]
     assert not [item for item in objects if item["kind"] == "Secret"]
     for item in objects:
         if item["kind"] == "ConfigMap":

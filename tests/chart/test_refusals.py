@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is installed, in one sentence that names the value."""
+"""Values that cannot work are refused before an install, in one sentence that names the value."""
 
 from __future__ import annotations
 
@@ -15,22 +15,34 @@ ROUTE = {"enabled": True, "hosts": ["a.example.org"], "parentRefs": [{"name": "p
 COMBINATIONS: dict[str, tuple[Document, str]] = {
     "no image": ({"image": {"repository": ""}}, "image.repository is empty"),
     "the latest image": ({"image": {"tag": "latest"}}, "image.tag is 'latest'"),
-    "the latest Redis": ({"redis": {"internal": {"image": {"tag": "latest"}}}}, "redis.internal.image.tag is 'latest'"),
+    "the latest Redis": (
+        {"redis": {"internal": {"image": {"tag": "latest"}}}},
+        "redis.internal.image.tag is 'latest'",
+    ),
     "no keys": ({"auth": {"existingSecret": ""}}, "auth.existingSecret is empty"),
-    "no passwords": ({"redis": {"internal": {"existingSecret": ""}}}, "redis.internal.existingSecret is empty"),
-    "two Redis": ({"redis": {"external": {"enabled": True}}}, "are both true: choose one"),
-    "no Redis": ({"redis": {"internal": {"enabled": False}}}, "are both false: choose one"),
+    "no passwords": (
+        {"redis": {"internal": {"existingSecret": ""}}},
+        "redis.internal.existingSecret is empty",
+    ),
     "a URL from nowhere": (
         {"redis": {"internal": {"enabled": False}, "external": {"enabled": True}}},
         "redis.external.existingSecret is empty",
     ),
     "a GCS without an address": (
-        {"redis": {"internal": {"enabled": False}, "external": {"enabled": True, "existingSecret": "s"}}},
+        {
+            "redis": {
+                "internal": {"enabled": False},
+                "external": {"enabled": True, "existingSecret": "s"},
+            }
+        },
         "redis.external.gcsAddress is empty",
     ),
     "a Redis behind the network policy": (
         {
-            "redis": {"internal": {"enabled": False}, "external": {"enabled": True, "existingSecret": "s"}},
+            "redis": {
+                "internal": {"enabled": False},
+                "external": {"enabled": True, "existingSecret": "s"},
+            },
             "gcsFaultTolerance": {"enabled": False},
         },
         "redis.external.cidrs is empty",
@@ -39,7 +51,12 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         {
             "redis": {
                 "internal": {"enabled": False, "exporter": {"enabled": True}},
-                "external": {"enabled": True, "existingSecret": "s", "gcsAddress": "r:6379", "cidrs": ["10.0.0.1/32"]},
+                "external": {
+                    "enabled": True,
+                    "existingSecret": "s",
+                    "gcsAddress": "r:6379",
+                    "cidrs": ["10.0.0.1/32"],
+                },
             },
         },
         "redis.internal.exporter.enabled needs redis.internal",
@@ -52,22 +69,35 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         merged(EXTERNAL, {"redis": {"external": {"caKey": "ca.pem"}}}),
         "redis.external.gcsAddress (redis.example.org:6379) is not rediss://host:port",
     ),
-    "the journal among Ray's keys": ({"settings": {"namespace": "RAYS"}}, "what begins with RAY in Redis is Ray's own"),
+    "the journal among Ray's keys": (
+        {"settings": {"namespace": "RAYS"}},
+        "keys in Redis that begin with RAY belong to Ray",
+    ),
     "ranks by vLLM's own argument": (
         {"settings": {"engine": {"args": {"tensor-parallel-size": 2}}}},
-        "settings.engine.args.tensor-parallel-size is what settings.workers.tensor_parallel_size says",
+        "settings.engine.args.tensor-parallel-size is derived from "
+        "settings.workers.tensor_parallel_size",
     ),
     "another name for the model": (
         {"settings": {"engine": {"args": {"served_model_name": "x"}}}},
-        "is what settings.model.name says",
+        "is derived from settings.model.name",
     ),
     "more at once than the service knows": (
         {"settings": {"engine": {"args": {"max_num_seqs": 1}}}},
-        "is what settings.workers.max_running_requests says",
+        "is derived from settings.workers.max_running_requests",
     ),
-    "Serve's own proxy": ({"env": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}}, "env.RAY_SERVE_ENABLE_HA_PROXY is not '1'"),
-    "another token for Ray": ({"env": {"RAY_AUTH_TOKEN": "x"}}, "env.RAY_AUTH_TOKEN is set by the chart or by KubeRay"),
-    "a secret in the environment": ({"env": {"HF_TOKEN": "hf_x"}}, "env.HF_TOKEN is set by the chart"),
+    "Serve's own proxy": (
+        {"env": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}},
+        "env.RAY_SERVE_ENABLE_HA_PROXY is not '1'",
+    ),
+    "another token for Ray": (
+        {"env": {"RAY_AUTH_TOKEN": "x"}},
+        "env.RAY_AUTH_TOKEN is set by the chart or by KubeRay",
+    ),
+    "a secret in the environment": (
+        {"env": {"HF_TOKEN": "hf_x"}},
+        "env.HF_TOKEN is set by the chart",
+    ),
     "traces that the network stops": (
         {"settings": {"telemetry": {"traces_endpoint": "http://otel:4318/v1/traces"}}},
         "networkPolicy.tracesTo is empty",
@@ -75,14 +105,18 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
     "a token that nothing uses": ({"hub": {"existingSecret": "hub"}}, "hub.access is false"),
     "more ranks than GPUs": (
         {"settings": {"workers": {"tensor_parallel_size": 4}}, "engines": {"gpus": 2}},
-        "one engine takes 4 GPUs (settings.workers.tensor_parallel_size), but a pod has 2 (engines.gpus)",
+        "one engine takes 4 GPUs (settings.workers.tensor_parallel_size), but a pod has 2 "
+        "(engines.gpus)",
     ),
     "more GPUs by hand than there are": (
         {"settings": {"workers": {"gpus_per_replica": 2}}},
         "one engine takes 2 GPUs",
     ),
     "no GPUs": ({"engines": {"gpus": 0}}, "but a pod has 0 (engines.gpus)"),
-    "GPUs for a CPU": ({"settings": {"workers": {"device": "cpu"}}}, "settings.workers.device is 'cpu'"),
+    "GPUs for a CPU": (
+        {"settings": {"workers": {"device": "cpu"}}},
+        "settings.workers.device is 'cpu'",
+    ),
     "the least above the most": (
         {"settings": {"workers": {"autoscaling": {"min_replicas": 9, "max_replicas": 8}}}},
         "min_replicas (9) is above max_replicas (8)",
@@ -92,13 +126,23 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         "4 engines in one pod reserve 3 CPUs each",
     ),
     "an engine without CPUs": (
-        {"settings": {"workers": {"device": "cpu", "cpus_per_replica": 9}}, "engines": {"gpus": 0, "cpus": 8}},
+        {
+            "settings": {"workers": {"device": "cpu", "cpus_per_replica": 9}},
+            "engines": {"gpus": 0, "cpus": 8},
+        },
         "no engine fits into a pod",
     ),
-    "ingresses without room": ({"settings": {"ingress": {"replicas": 8}}}, "8 ingresses with 1 CPUs each"),
+    "ingresses without room": (
+        {"settings": {"ingress": {"replicas": 8}}},
+        "8 ingresses with 1 CPUs each",
+    ),
     "ingresses without a pod": (
-        {"settings": {"ingress": {"replicas": 3, "max_replicas_per_node": 1}}, "ingressPods": {"cpus": 4}},
-        "3 ingresses (settings.ingress.replicas), 1 to a pod at most (max_replicas_per_node), do not fit into 2 pods",
+        {
+            "settings": {"ingress": {"replicas": 3, "max_replicas_per_node": 1}},
+            "ingressPods": {"cpus": 4},
+        },
+        "3 ingresses (settings.ingress.replicas), at most 1 per pod (max_replicas_per_node), do "
+        "not fit into 2 pods",
     ),
     "a deadline above the longest": (
         {"settings": {"ingress": {"request_timeout_s": 7200}}},
@@ -112,10 +156,19 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         {"redis": {"internal": {"persistence": {"size": "7Gi"}}}},
         "redis.internal.maxmemory (4gb) is above half of redis.internal.persistence.size (7Gi)",
     ),
-    "no model": ({"settings": {"model": {"source": ""}}}, "settings.model.name and settings.model.source are needed"),
-    "two volumes": ({"weights": {"create": True}}, "weights.create and weights.existingClaim are both set"),
+    "no model": (
+        {"settings": {"model": {"source": ""}}},
+        "settings.model.name and settings.model.source are needed",
+    ),
+    "two volumes": (
+        {"weights": {"create": True}},
+        "weights.create and weights.existingClaim are both set",
+    ),
     "a path without a volume": ({"weights": {"existingClaim": ""}}, "but there is no volume"),
-    "a path elsewhere": ({"settings": {"model": {"source": "/data/m"}}}, "is not below weights.mountPath"),
+    "a path elsewhere": (
+        {"settings": {"model": {"source": "/data/m"}}},
+        "is not below weights.mountPath",
+    ),
     "a hub id without the hub": (
         {"settings": {"model": {"source": "org/model"}}, "weights": {"existingClaim": ""}},
         "is a hub id, but hub.access is false",
@@ -129,28 +182,48 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
     ),
     "one volume for two clusters": (
         {"weights": {**EMPTY, "accessModes": ["ReadWriteOnce"]}},
-        "weights.accessModes has no ReadWriteMany, but a second Ray cluster",
+        "weights.accessModes has no ReadWriteMany, but during an upgrade a second Ray cluster",
     ),
-    "an empty volume that stays empty": ({"weights": {**EMPTY, "readOnly": True}}, "weights.readOnly lets nobody fill"),
+    "an empty volume that stays empty": (
+        {"weights": {**EMPTY, "readOnly": True}},
+        "weights.readOnly prevents filling it",
+    ),
     "a volume that nobody may write": (
         {"weights": {**EMPTY, "accessModes": ["ReadOnlyMany"]}},
         "weights.accessModes has neither ReadWriteMany nor ReadWriteOnce",
     ),
     "a hub id beside a path": (
         {"settings": {"model": {"source": "org/model"}}},
-        "settings.model.source (org/model) is a hub id, but hub.access is false: name a path",
+        "settings.model.source (org/model) is a hub id, but hub.access is false: set a path",
     ),
-    "two doors": ({"ingress": {"enabled": True, "host": "a.b"}, "httpRoute": ROUTE}, "are both true: choose one"),
+    "two doors": (
+        {"ingress": {"enabled": True, "host": "a.b"}, "httpRoute": ROUTE},
+        "are both true: choose one",
+    ),
     "a door without a name": ({"ingress": {"enabled": True}}, "ingress.host is empty"),
     "a route without a name": ({"httpRoute": {**ROUTE, "hosts": []}}, "httpRoute.hosts is empty"),
-    "a route without a gateway": ({"httpRoute": {**ROUTE, "parentRefs": []}}, "httpRoute.parentRefs is empty"),
-    "a door that the network policy shuts": ({"httpRoute": ROUTE}, "networkPolicy.servingFrom is empty"),
+    "a route without a gateway": (
+        {"httpRoute": {**ROUTE, "parentRefs": []}},
+        "httpRoute.parentRefs is empty",
+    ),
+    "a door that the network policy shuts": (
+        {"httpRoute": ROUTE},
+        "networkPolicy.servingFrom is empty",
+    ),
     "an autoscaler that the network policy shuts in": (
         {
             "settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}},
             "networkPolicy": {"apiServerCidrs": []},
         },
         "networkPolicy.apiServerCidrs is empty",
+    ),
+    "an uninstall that the network policy shuts in": (
+        {"networkPolicy": {"apiServerCidrs": []}},
+        "so the job of helm uninstall could not delete the RayService",
+    ),
+    "an uninstall that gives up before pods may have ended": (
+        {"drainSeconds": 600},
+        "uninstall.timeoutSeconds (240) is below 690",
     ),
     "a hub that the network policy shuts out": (
         {"hub": {"access": True}, "networkPolicy": {"hubCidrs": []}},
@@ -160,35 +233,84 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         {"monitoring": {"podMonitors": True, "mode": "pods"}},
         "needs settings.telemetry.process_port",
     ),
-    "pages on Ray's ports": ({"settings": {"telemetry": {"process_port": 7990}}}, "meet port 8000 of Ray or HAProxy"),
-    "pages below Ray's workers": ({"settings": {"telemetry": {"process_port": 9950}}}, "meet port 10001"),
-    "pages among Ray's workers": ({"settings": {"telemetry": {"process_port": 19999}}}, "meet ports 10002 to 19999"),
-    "pages below Serve's replicas": ({"settings": {"telemetry": {"process_port": 29937}}}, "meet ports 30000 to 31000"),
-    "pages among Serve's replicas": ({"settings": {"telemetry": {"process_port": 31000}}}, "meet ports 30000 to 31000"),
+    "pages on Ray's ports": (
+        {"settings": {"telemetry": {"process_port": 7990}}},
+        "overlap port 8000 of Ray or HAProxy",
+    ),
+    "pages below Ray's workers": (
+        {"settings": {"telemetry": {"process_port": 9950}}},
+        "overlap port 10001",
+    ),
+    "pages among Ray's workers": (
+        {"settings": {"telemetry": {"process_port": 19999}}},
+        "overlap ports 10002 to 19999",
+    ),
+    "pages on the ports of Ray's agents": (
+        {"settings": {"telemetry": {"process_port": 25367}}},
+        "overlap port 25367 of Ray",
+    ),
+    "pages below Serve's replicas": (
+        {"settings": {"telemetry": {"process_port": 29937}}},
+        "overlap ports 30000 to 31000",
+    ),
+    "pages among Serve's replicas": (
+        {"settings": {"telemetry": {"process_port": 31000}}},
+        "overlap ports 30000 to 31000",
+    ),
 }
 
 # Every row: the changes, and where the schema finds them.
 SHAPES: dict[str, tuple[Document, str]] = {
-    "a key that is not there": ({"hpa": {"enabled": True}}, "additional properties 'hpa' not allowed"),
-    "a misspelt key": ({"engines": {"gpu": 1}}, "at '/engines': additional properties 'gpu' not allowed"),
-    "a setting that is not there": ({"settings": {"workers": {"replica": 1}}}, "at '/settings/workers'"),
-    "a password in the settings": ({"settings": {"redis": {"url": "redis://:x@h"}}}, "at '/settings/redis'"),
-    "keys in the settings": ({"settings": {"auth": {"required": False}}}, "additional properties 'auth' not allowed"),
-    "another fsync": ({"redis": {"internal": {"appendfsync": "no"}}}, "at '/redis/internal/appendfsync'"),
+    "a key that is not there": (
+        {"hpa": {"enabled": True}},
+        "additional properties 'hpa' not allowed",
+    ),
+    "a misspelt key": (
+        {"engines": {"gpu": 1}},
+        "at '/engines': additional properties 'gpu' not allowed",
+    ),
+    "a setting that is not there": (
+        {"settings": {"workers": {"replica": 1}}},
+        "at '/settings/workers'",
+    ),
+    "a password in the settings": (
+        {"settings": {"redis": {"url": "redis://:x@h"}}},
+        "at '/settings/redis'",
+    ),
+    "keys in the settings": (
+        {"settings": {"auth": {"required": False}}},
+        "additional properties 'auth' not allowed",
+    ),
+    "another fsync": (
+        {"redis": {"internal": {"appendfsync": "no"}}},
+        "at '/redis/internal/appendfsync'",
+    ),
     "memory without a unit": ({"head": {"memory": "8"}}, "at '/head/memory'"),
     "half a CPU for Ray": ({"engines": {"cpus": 0.5}}, "at '/engines/cpus'"),
     "a digest cut short": ({"image": {"digest": "sha256:abc"}}, "at '/image/digest'"),
-    "a name that Kubernetes refuses": ({"auth": {"existingSecret": "My_Keys"}}, "at '/auth/existingSecret'"),
+    "a name that Kubernetes refuses": (
+        {"auth": {"existingSecret": "My_Keys"}},
+        "at '/auth/existingSecret'",
+    ),
     "no ingress pods": ({"ingressPods": {"replicas": 0}}, "at '/ingressPods/replicas'"),
-    "no tensor parallelism": ({"settings": {"workers": {"tensor_parallel_size": 0}}}, "/tensor_parallel_size"),
+    "no tensor parallelism": (
+        {"settings": {"workers": {"tensor_parallel_size": 0}}},
+        "/tensor_parallel_size",
+    ),
     "an upgrade in place": ({"upgrade": {"type": "Recreate"}}, "at '/upgrade/type'"),
-    "a network that is none": ({"networkPolicy": {"hubCidrs": ["everywhere"]}}, "at '/networkPolicy/hubCidrs/0'"),
-    "text for a number": ({"settings": {"journal": {"retention_s": "15m"}}}, "at '/settings/journal/retention_s'"),
+    "a network that is none": (
+        {"networkPolicy": {"hubCidrs": ["everywhere"]}},
+        "at '/networkPolicy/hubCidrs/0'",
+    ),
+    "text for a number": (
+        {"settings": {"journal": {"retention_s": "15m"}}},
+        "at '/settings/journal/retention_s'",
+    ),
 }
 
 
 def refusal(values: Document, name: str = "hermes") -> str:
-    """What Helm says; nothing where it renders."""
+    """Helm's error message; empty if the chart renders."""
     chart = helm_python.Chart.load(str(CHART))
     try:
         chart.validate_schema(values)
@@ -204,18 +326,29 @@ def test_a_combination_that_cannot_work_is_refused(changes: Document, sentence: 
 
 
 @pytest.mark.parametrize(("changes", "sentence"), SHAPES.values(), ids=SHAPES)
-def test_a_value_of_the_wrong_shape_is_refused_where_it_stands(changes: Document, sentence: str) -> None:
+def test_a_value_of_the_wrong_shape_is_refused_where_it_stands(
+    changes: Document, sentence: str
+) -> None:
     assert sentence in refusal(merged(NAMED, changes))
 
 
 # Near what is refused, and right.
 ALLOWED: dict[str, Document] = {
     "TLS to Redis": merged(EXTERNAL, TLS),
-    "another port": merged(EXTERNAL, {"redis": {"external": {"gcsAddress": "r:6380", "ports": [6379, 6380]}}}),
-    "no GCS there": merged(
-        EXTERNAL, {"redis": {"external": {"gcsAddress": "", "caKey": "ca"}}, "gcsFaultTolerance": {"enabled": False}}
+    "another port": merged(
+        EXTERNAL, {"redis": {"external": {"gcsAddress": "r:6380", "ports": [6379, 6380]}}}
     ),
-    "the hub's files on a volume": {"settings": {"model": {"source": "a/b"}}, "env": {"HF_HOME": "/models/hub"}},
+    "no GCS there": merged(
+        EXTERNAL,
+        {
+            "redis": {"external": {"gcsAddress": "", "caKey": "ca"}},
+            "gcsFaultTolerance": {"enabled": False},
+        },
+    ),
+    "the hub's files on a volume": {
+        "settings": {"model": {"source": "a/b"}},
+        "env": {"HF_HOME": "/models/hub"},
+    },
     "one volume for one cluster": {
         "weights": {**EMPTY, "accessModes": ["ReadWriteOnce"]},
         "upgrade": {"type": "None"},
@@ -223,7 +356,9 @@ ALLOWED: dict[str, Document] = {
     "pages between the ranges": {"settings": {"telemetry": {"process_port": 20000}}},
     "pages before the replicas": {"settings": {"telemetry": {"process_port": 29936}}},
     "a Redis at its bounds": {
-        "redis": {"internal": {"maxmemory": "7gb", "memory": "10Gi", "persistence": {"size": "1Ti"}}},
+        "redis": {
+            "internal": {"maxmemory": "7gb", "memory": "10Gi", "persistence": {"size": "1Ti"}}
+        },
     },
     "vLLM's other arguments": {"settings": {"engine": {"args": {"max-model-len": 8192}}}},
 }
@@ -242,8 +377,8 @@ def test_no_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("h" * 48, "has 48 characters, and KubeRay takes 47"),
-        ("h" * 47, "has 47 characters, and a Redis beside it leaves 46"),
+        ("h" * 48, "has 48 characters, but KubeRay allows at most 47"),
+        ("h" * 47, "has 47 characters, but with an internal Redis at most 46 are possible"),
         ("7b", "must begin with a letter"),
     ],
 )

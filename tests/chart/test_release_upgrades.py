@@ -1,4 +1,4 @@
-"""What a `helm upgrade` replaces: pods that must be others, and nothing besides."""
+"""What a `helm upgrade` replaces: only pods that must change, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import pytest
 import yaml
 
 from tests.chart.charts import CHART, NAMED, Document, documents, merged, one, stage_values
+from tests.chart.test_refusals import refusal
 
 SCALING = {"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 4}}}}
 
 
 def seen_by_kuberay(values: Document) -> Document:
-    """The cluster as KubeRay compares it: it leaves the counts out, since the autoscaler changes them."""
+    """The cluster as KubeRay compares it: it leaves the counts out, since the autoscaler changes
+    them.
+    """
     cluster = copy.deepcopy(one(documents(values), "RayService")["spec"]["rayClusterConfig"])
     for group in cluster["workerGroupSpecs"]:
         for count in ("replicas", "minReplicas", "maxReplicas"):
@@ -33,7 +36,7 @@ def seen_by_kuberay(values: Document) -> Document:
         (SCALING, {"settings": {"workers": {"autoscaling": {"min_replicas": 2}}}}),
         ({}, {"ingressPods": {"replicas": 3}}),
         ({}, {"settings": {"ingress": {"max_request_timeout_s": 7200}}}),
-        ({}, {"image": {"tag": "0.2.0"}}),
+        ({}, {"image": {"tag": "0.3.0"}}),
     ],
     ids=str,
 )
@@ -57,16 +60,21 @@ def test_settings_that_change_no_pod_are_taken_up_where_they_are(change: Documen
 
 
 def test_another_version_of_the_chart_alone_restarts_nothing(tmp_path: Path) -> None:
-    values = merged(NAMED, {"image": {"tag": "0.1.0"}})
+    values = merged(NAMED, {"image": {"tag": "0.2.0"}})
     folder = Path(shutil.copytree(CHART, tmp_path / "hermes-serve"))
     about = yaml.safe_load((folder / "Chart.yaml").read_text())
-    (folder / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "9.9.9", "appVersion": "9.9.9"}))
+    (folder / "Chart.yaml").write_text(
+        yaml.safe_dump({**about, "version": "9.9.9", "appVersion": "9.9.9"})
+    )
     chart = helm_python.Chart.load(str(folder))
     rendered = chart.render(json.loads(json.dumps(values)), name="hermes", namespace="prod")
     texts = [text for path, text in rendered.items() if not path.endswith("NOTES.txt")]
     after = [item for text in texts for item in yaml.safe_load_all(text) if item]
     before = documents(values)
-    assert one(after, "ConfigMap", "hermes-redis")["metadata"] != one(before, "ConfigMap", "hermes-redis")["metadata"]
+    assert (
+        one(after, "ConfigMap", "hermes-redis")["metadata"]
+        != one(before, "ConfigMap", "hermes-redis")["metadata"]
+    )
     for kind, key in (("StatefulSet", "template"), ("RayService", "rayClusterConfig")):
         assert one(after, kind)["spec"][key] == one(before, kind)["spec"][key]
 
@@ -78,3 +86,20 @@ def test_a_release_may_move_from_one_gpu_stage_to_the_next() -> None:
         return {key: value for key, value in spec.items() if key not in ("replicas", "template")}
 
     assert fixed("single-gpu") == fixed("multi-gpu") == fixed("multi-node")
+
+
+@pytest.mark.parametrize("ports", ["apiServerPorts", "dnsPorts"])
+def test_what_reuse_values_leaves_out_opens_no_port(ports: str) -> None:
+    said = refusal(merged(NAMED, {"networkPolicy": {ports: None}}))
+    assert f"networkPolicy.{ports} is missing, which --reuse-values does" in said
+
+
+@pytest.mark.parametrize("tag", ["0.1.0", "v0.1.0", "0.1.3-cpu"])
+def test_an_image_without_the_first_containers_command_is_refused(tag: str) -> None:
+    said = refusal(merged(NAMED, {"image": {"tag": tag}}))
+    assert f"image.tag is {tag}, but the pods of this chart run `hermes check-redis`" in said
+
+
+@pytest.mark.parametrize("tag", ["", "0.2.0", "0.10.1", "10.1.0", "20.1.5", "prod", "0.1.0f4e2a"])
+def test_the_tags_of_other_images_are_the_operators(tag: str) -> None:
+    assert refusal(merged(NAMED, {"image": {"tag": tag}})) == ""

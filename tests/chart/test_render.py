@@ -1,12 +1,23 @@
-"""The chart renders for every stage, and Helm itself has nothing to say against it."""
+"""The chart renders for every stage, and `helm lint` accepts it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import helm_python
 import pytest
 import yaml
 
-from tests.chart.charts import CHART, EVERYTHING, NAMED, STAGES, documents, merged, rendered, stage_values
+from tests.chart.charts import (
+    CHART,
+    EVERYTHING,
+    NAMED,
+    STAGES,
+    documents,
+    merged,
+    rendered,
+    stage_values,
+)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -28,7 +39,7 @@ def test_every_stage_installs_dry(stage: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["defaults", "everything on"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_no_key_stands_twice_and_no_value_is_null(stage: str, changes: dict) -> None:
+def test_no_key_stands_twice_and_no_value_is_null(stage: str, changes: dict[str, Any]) -> None:
     def check(node: object, path: str) -> None:
         assert node is not None, path
         if isinstance(node, dict):

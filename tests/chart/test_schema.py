@@ -1,4 +1,6 @@
-"""The schema of the values: written by its script, closed, and in step with the service's settings."""
+"""The schema of the values is up to date with the service's settings, and refuses unknown
+values.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,19 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def test_the_schema_is_the_one_that_its_script_writes() -> None:
-    assert (CHART / "values.schema.json").read_text() == script().schema(), "run: .venv/bin/python helm/schema.py"
+    assert (CHART / "values.schema.json").read_text() == script().schema(), (
+        "run: .venv/bin/python helm/schema.py"
+    )
 
 
 def test_only_what_others_define_is_open() -> None:
-    # Objects of Kubernetes, which its API server checks, and vLLM's arguments, which its parser checks.
+    # Objects of Kubernetes, which its API server checks, and vLLM's arguments, which its parser
+    # checks.
     is_open = {
         path.rsplit("/", 1)[-1] if path.rsplit("/", 1)[-1] != "items" else path.rsplit("/", 2)[-2]
         for path, node in objects(SCHEMA)
-        if node.get("additionalProperties") is not False and not isinstance(node.get("additionalProperties"), dict)
+        if node.get("additionalProperties") is not False
+        and not isinstance(node.get("additionalProperties"), dict)
     }
     assert is_open == {
         "tolerations",
@@ -63,9 +69,10 @@ def test_every_value_is_in_the_schema_and_right() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
     for name in ("values.yaml", *(f"values-{stage}.yaml" for stage in STAGES)):
-        assert [error.message for error in validator.iter_errors(yaml.safe_load((CHART / name).read_text()))] == [], (
-            name
-        )
+        assert [
+            error.message
+            for error in validator.iter_errors(yaml.safe_load((CHART / name).read_text()))
+        ] == [], name
 
 
 def test_every_value_of_the_schema_stands_in_the_values_file() -> None:
@@ -79,6 +86,11 @@ def test_every_value_of_the_schema_stands_in_the_values_file() -> None:
             elif sub.get("type") == "object":
                 yield from missing(sub, given[key], f"{path}{key}.")
 
-    ours = {**SCHEMA, "properties": {k: v for k, v in SCHEMA["properties"].items() if k not in ("settings", "global")}}
+    ours = {
+        **SCHEMA,
+        "properties": {
+            k: v for k, v in SCHEMA["properties"].items() if k not in ("settings", "global")
+        },
+    }
     lacking = [path for path in missing(ours, values, "") if ".scheduling." not in path]
     assert lacking == []

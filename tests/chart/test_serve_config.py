@@ -1,4 +1,4 @@
-"""What the chart hands to Ray Serve is what Serve and the service themselves accept."""
+"""Serve and the service accept the configuration that the chart gives to Ray Serve."""
 
 from __future__ import annotations
 
@@ -71,14 +71,21 @@ def test_the_service_takes_the_settings(stage: str) -> None:
 def test_the_largest_stage_scales_as_it_says() -> None:
     scaling = settings_of(stage_values("multi-node")).workers.autoscaling
     assert scaling is not None
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 8, 20)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (
+        2,
+        8,
+        20,
+    )
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 120)
 
 
 def test_keys_are_asked_for_unless_they_are_switched_off() -> None:
     settings = settings_of(NAMED).auth
     assert settings.required is True
-    assert settings_of(merged(NAMED, {"auth": {"enabled": False, "existingSecret": ""}})).auth.required is False
+    assert (
+        settings_of(merged(NAMED, {"auth": {"enabled": False, "existingSecret": ""}})).auth.required
+        is False
+    )
 
 
 def test_the_files_that_the_settings_name_are_mounted() -> None:
@@ -87,14 +94,23 @@ def test_the_files_that_the_settings_name_are_mounted() -> None:
     cluster = one(documents(values), "RayService")["spec"]["rayClusterConfig"]
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         spec = group["template"]["spec"]
-        places = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        places = {
+            mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]
+        }
         files = {
-            f"{places[volume['name']]}/{item['path']}": (volume["secret"]["secretName"], item["key"])
+            f"{places[volume['name']]}/{item['path']}": (
+                volume["secret"]["secretName"],
+                item["key"],
+            )
             for volume in spec["volumes"]
             for item in volume.get("secret", {}).get("items", [])
         }
         # Ingresses alone ask for keys.
-        keys = {settings.auth.keys_file: ("hermes-keys", "keys")} if group.get("groupName") == "ingress" else {}
+        keys = (
+            {settings.auth.keys_file: ("hermes-keys", "keys")}
+            if group.get("groupName") == "ingress"
+            else {}
+        )
         assert files == {settings.redis.ca_file: ("redis-url", "ca.pem"), **keys}
 
 
@@ -123,7 +139,7 @@ import json, sys
 import vllm.platforms
 vllm.platforms.vllm_version_matches_substr = lambda text: False  # no build for CPUs
 from serve_app.settings import load_settings
-from workers.vllm_engine import engine_arguments
+from workers.vllm_arguments import engine_arguments
 print(engine_arguments(load_settings(json.loads(sys.argv[1]))).tensor_parallel_size)
 """
 
@@ -132,7 +148,11 @@ def test_the_settings_can_be_checked_on_a_head_without_a_gpu() -> None:
     # Serve calls `build` there, and the image holds vLLM for GPUs.
     values = stage_values("multi-node")
     head = pod_templates(documents(values))["head"]["spec"]["containers"][0]
-    given = {item["name"]: item["value"] for item in head["env"] if item["name"].startswith(("VLLM_", "NVIDIA_"))}
+    given = {
+        item["name"]: item["value"]
+        for item in head["env"]
+        if item["name"].startswith(("VLLM_", "NVIDIA_"))
+    }
     args = {key: value for key, value in arguments(values).items() if key != "auth"}
     done = subprocess.run(
         [sys.executable, "-c", UNLIKE_THIS_ONE, json.dumps(args)],
@@ -152,4 +172,6 @@ def test_large_numbers_stay_whole() -> None:
 
 def test_engine_arguments_go_through_as_they_are() -> None:
     args = {"max_model_len": 8192, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9}
-    assert arguments(merged(NAMED, {"settings": {"engine": {"args": args}}}))["engine"]["args"] == args
+    assert (
+        arguments(merged(NAMED, {"settings": {"engine": {"args": args}}}))["engine"]["args"] == args
+    )

@@ -1,4 +1,6 @@
-"""`helm test`'s script, against a server that answers as the service does, and against some that do not."""
+"""`helm test`'s script, against a server that answers like the service, and against servers that do
+not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ LAST = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 
 class Service(BaseHTTPRequestHandler):
-    """`fault` names what is wrong with it."""
+    """A fake service; `fault` names its defect."""
 
     fault = ""
 
@@ -63,9 +65,14 @@ def serving(fault: str) -> Iterator[str]:
         server.server_close()
 
 
-def smoke(fault: str, seconds: str = "5") -> subprocess.CompletedProcess[str]:
+def smoke(fault: str, seconds: str = "60") -> subprocess.CompletedProcess[str]:
     with serving(fault) as url:
-        given = {"HERMES_URL": url, "HERMES_API_KEY": KEY, "HERMES_MODEL": "big", "HERMES_TEST_SECONDS": seconds}
+        given = {
+            "HERMES_URL": url,
+            "HERMES_API_KEY": KEY,
+            "HERMES_MODEL": "big",
+            "HERMES_TEST_SECONDS": seconds,
+        }
         return subprocess.run(
             [sys.executable, str(CHART / "files" / "smoke.py")],
             env={**os.environ, **given},
@@ -91,7 +98,7 @@ def test_it_passes_where_all_is_well() -> None:
     ],
 )
 def test_it_fails_and_says_why(fault: str, sentence: str) -> None:
-    done = smoke(fault, seconds="0.5")
+    done = smoke(fault, seconds="0.5" if fault == "not ready" else "60")
     assert done.returncode == 1
     assert sentence in done.stderr
 
@@ -108,6 +115,9 @@ def test_the_pod_gets_what_the_script_asks_for() -> None:
         "NVIDIA_VISIBLE_DEVICES",
     }
     assert variables["HERMES_URL"]["value"] == "http://hermes-serve-svc:8000"
-    assert variables["HERMES_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "hermes-keys", "key": "test-key"}
+    assert variables["HERMES_API_KEY"]["valueFrom"]["secretKeyRef"] == {
+        "name": "hermes-keys",
+        "key": "test-key",
+    }
     script = one(documents(NAMED), "ConfigMap", "hermes-test")["data"]["smoke.py"]
     assert script.strip() == (CHART / "files" / "smoke.py").read_text().strip()

@@ -1,4 +1,4 @@
-"""Prompts that the tiny model knows what to do with."""
+"""Prompts that the tiny model can answer."""
 
 from __future__ import annotations
 

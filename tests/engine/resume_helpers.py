@@ -1,19 +1,24 @@
-"""One real engine behind vLLM's own server app, and attempts on it whose journals can be cut anywhere."""
+"""One real engine behind vLLM's own server app, and attempts whose journals can be cut anywhere."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import msgspec
 
+from serve_app.clock import RedisClock
+from serve_app.contract import State
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import AttemptFacts, Entry, EntryId, RequestFacts, RequestLine
-from serve_app.redis_clock import RedisClock
+from serve_app.journal.entries import Entry
+from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
+from serve_app.journal.ids import EntryId
+from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
-from serve_app.telemetry import Telemetry
 from workers import recorder as recording
 from workers.recorder import Recorder
 from workers.replay import recorded
@@ -21,6 +26,7 @@ from workers.vllm_engine import VllmEngine
 
 T = TypeVar("T")
 ADMITTED_MS = 1_700_000_000_123
+AT_ONCE = 16
 ARGS = {
     "dtype": "float32",
     "max_model_len": 2048,
@@ -32,39 +38,66 @@ ARGS = {
 
 
 class EngineThread:
-    """The engine lives on one event loop; tests are plain functions."""
+    """Runs the engine on one event loop in a thread, because tests are plain functions.
 
-    def __init__(self, **args: Any) -> None:
-        settings = load_settings({"engine": {"args": {**ARGS, **args}}, "workers": {"max_running_requests": 8}})
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+    `core`: another one, whose processes this one uses behind a server app of its own.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    generated_tokens: Counter[Recorder | None]
+
+    def __init__(self, core: EngineThread | None = None, **args: Any) -> None:
+        settings = load_settings(
+            {"engine": {"args": {**ARGS, **args}}, "workers": {"max_running_requests": AT_ONCE}}
+        )
         self.engine = VllmEngine(settings)
         self.telemetry = Telemetry()
-        self.generated_tokens = 0
-        self.run(self.engine.start(), 240)
+        self._core = core
+        if core is not None:
+            self.loop, self.generated_tokens = core.loop, core.generated_tokens
+
+            def shared(engine_args: Any, **_: Any) -> Any:
+                engine_args.create_engine_config()  # it completes the arguments of the server app
+                return core.engine._engine
+
+            with patch("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", shared):
+                self.run(self.engine.start(), 600)
+            return
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.generated_tokens = Counter[Recorder | None]()
+        self.run(self.engine.start(), 600)
+        self._count()
+
+    def _count(self) -> None:
         generate = self.engine._engine.generate
 
         async def counting(*args: Any, **options: Any) -> Any:
             async for output in generate(*args, **options):
-                self.generated_tokens += sum(len(item.token_ids) for item in output.outputs)
+                tokens = sum(len(item.token_ids) for item in output.outputs)
+                self.generated_tokens[recording.current.get()] += tokens
                 yield output
 
         self.engine._engine.generate = counting
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 300) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def close(self) -> None:
+        assert self._core is None, "its processes are another's"
         self.run(self.engine.stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 class Written:
-    """What an attempt has left: its entries, and the bytes of the response so far."""
+    """The result of an attempt: its entries, the response bytes so far, and the number of tokens
+    that the engine generated for it.
+    """
 
-    def __init__(self, entries: list[Entry], recorder: Recorder) -> None:
+    def __init__(self, entries: list[Entry], recorder: Recorder, generated_tokens: int) -> None:
         self.entries = entries
         self.recorder = recorder
+        self.generated_tokens = generated_tokens
 
     @property
     def body(self) -> bytes:
@@ -73,17 +106,28 @@ class Written:
 
 def request(path: str, body: dict[str, Any], tenant: str = "default") -> Entry:
     """Entry 0-1."""
-    facts = RequestFacts("standard", tenant, "s", "hermes-tiny", bool(body.get("stream")), ADMITTED_MS, 2**62, "")
+    facts = RequestFacts(
+        "standard", tenant, "s", "hermes-tiny", bool(body.get("stream")), ADMITTED_MS, 2**62, ""
+    )
     line = RequestLine("POST", path, "", [("content-type", "application/json")])
-    fields = {b"r": msgspec.json.encode(line), b"m": msgspec.json.encode(facts), b"b": msgspec.json.encode(body)}
+    fields = {
+        b"r": msgspec.json.encode(line),
+        b"m": msgspec.json.encode(facts),
+        b"b": msgspec.json.encode(body),
+    }
     return Entry(EntryId(0, 1), fields)
 
 
 async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "req_0") -> Written:
-    """Work on a journal as a worker does, one entry for every engine output, to the end of the response."""
+    """Work on a journal as a worker does, one entry for every engine output, to the end of the
+    response.
+    """
     epoch = journal[-1].id.epoch + 1
     opened = AttemptFacts("replica", world.engine.name, 1, fingerprint=world.engine.fingerprint)
-    entries = [*journal, Entry(EntryId(epoch, 0), {b"n": b"nonce", b"m": msgspec.json.encode(opened)})]
+    entries = [
+        *journal,
+        Entry(EntryId(epoch, 0), {b"n": b"nonce", b"m": msgspec.json.encode(opened)}),
+    ]
 
     def write(one: Attempt) -> None:
         while (entry := one.take()) is not None:
@@ -99,5 +143,20 @@ async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "
     recorder = Recorder(one, facts, opened, world.telemetry, RedisClock(), part)
     recording.current.set(recorder)
     await world.engine.serve(request_id, line, journal[0].body, recorder)
-    recorder.end("completed" if not recorder.lost else "failed", "", None)
-    return Written([entry for entry in entries if not entry.terminal], recorder)
+    recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
+    return Written(
+        [entry for entry in entries if not entry.terminal],
+        recorder,
+        world.generated_tokens.pop(recorder, 0),
+    )
+
+
+async def attempts(world: EngineThread, journals: Sequence[list[Entry]]) -> list[Written]:
+    """An attempt for each journal, as many at once as the engine runs."""
+    few = asyncio.Semaphore(AT_ONCE)
+
+    async def one(journal: list[Entry]) -> Written:
+        async with few:
+            return await attempt(world, journal)
+
+    return await asyncio.gather(*(one(journal) for journal in journals))

@@ -1,4 +1,6 @@
-"""No tenant's cache salt is another's, whatever a client names; every way into the engine has one."""
+"""No tenant's cache salt equals another's, whatever a client sends, and every path into the engine
+sets one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from vllm.sampling_params import SamplingParams
 from serve_app.settings import DEFAULT_TENANT
 from workers import recorder as recording
 from workers.engine import Progress
+from workers.replay import Recorded
 from workers.resumable import RecordingClient, _salted
 
 TENANTS = [DEFAULT_TENANT, "acme", "acm", "acme:", "7", ""]
@@ -47,7 +50,7 @@ def test_nor_can_a_salt_be_made_that_equals_what_another_has() -> None:
 
 
 class Listening:
-    """In the engine's place: it notes the prompts that it is given."""
+    """Replaces the engine, and records the prompts that it gets."""
 
     def __init__(self) -> None:
         self.prompts: list[Any] = []
@@ -61,10 +64,10 @@ class Listening:
 
 
 class Whose:
-    """As much of a recorder as is asked for."""
+    """The part of a recorder that is needed here."""
 
     tenant = "acme"
-    recorded = recording.Recorded()
+    recorded = Recorded()
 
     def next_generation(self) -> int:
         return 0
@@ -78,7 +81,9 @@ def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
         recording.current.set(Whose())  # type: ignore[arg-type]
         params = SamplingParams()
         params.output_kind = recording_kind()
-        async for _ in getattr(client, way)({"type": "token", "prompt_token_ids": [1]}, params, "req_1"):
+        async for _ in getattr(client, way)(
+            {"type": "token", "prompt_token_ids": [1]}, params, "req_1"
+        ):
             pass
         assert [prompt["cache_salt"] for prompt in engine.prompts] == [salt("acme", None)]
 
@@ -86,7 +91,7 @@ def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
 
 
 def recording_kind() -> Any:
-    """Deltas, of which there may be none."""
+    """Requests deltas; there may be none."""
     from vllm.sampling_params import RequestOutputKind
 
     return RequestOutputKind.DELTA

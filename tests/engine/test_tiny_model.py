@@ -1,4 +1,6 @@
-"""The shipped tiny model on the real vLLM engine: varied and readable, on a CPU, in a few megabytes."""
+"""The shipped tiny model on the real vLLM engine: varied and readable, on a CPU, in a few
+megabytes.
+"""
 
 import json
 import os
@@ -54,7 +56,14 @@ PROMPTS = (
 
 @cache
 def engine() -> LLM:
-    return LLM(str(MODEL), dtype="float32", enforce_eager=True, max_model_len=4096, seed=0, disable_log_stats=True)
+    return LLM(
+        str(MODEL),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=4096,
+        seed=0,
+        disable_log_stats=True,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +75,12 @@ def stopped_afterwards() -> Iterator[None]:
 
 
 def answers(
-    prompts: tuple[str, ...], *, length: int = LENGTH, endless: bool = False, system: str = "", **options: Any
+    prompts: tuple[str, ...],
+    *,
+    length: int = LENGTH,
+    endless: bool = False,
+    system: str = "",
+    **options: Any,
 ) -> list[str]:
     """Greedy answers of the engine to chat prompts, with the marks that its parsers look for."""
     before = [{"role": "system", "content": system}] if system else []
@@ -119,7 +133,9 @@ def test_at_least_eighteen_of_twenty_continuations_never_repeat_a_window() -> No
 
 
 def test_continuations_are_readable_text() -> None:
-    sources = "\n".join(path.read_text() for path in SOURCES.rglob("*") if path.suffix in {".txt", ".py"})
+    sources = "\n".join(
+        path.read_text() for path in SOURCES.rglob("*") if path.suffix in {".txt", ".py"}
+    )
     known = set(words(sources))
     for prompt, text in zip(PROMPTS, continuations(), strict=True):
         assert text.count("\N{REPLACEMENT CHARACTER}") <= 3, prompt
@@ -148,7 +164,9 @@ def test_a_long_conversation_is_still_answered_in_readable_text() -> None:
     for prompt, text in zip(PROMPTS[2:7], continuations()[2:7], strict=True):
         turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
     turns.append({"role": "user", "content": "Tell me a story about a fox."})
-    result = engine().chat(turns, SamplingParams(temperature=0, max_tokens=LENGTH), use_tqdm=False)[0]
+    result = engine().chat(turns, SamplingParams(temperature=0, max_tokens=LENGTH), use_tqdm=False)[
+        0
+    ]
     assert len(result.prompt_token_ids or []) > 2500
     assert len(words(result.outputs[0].text)) >= 40
     assert not repeats(result.outputs[0].text)
@@ -165,11 +183,14 @@ def test_a_long_conversation_is_still_answered_in_readable_text() -> None:
 def test_a_prompt_with_tools_is_answered_by_a_call_of_the_right_one(
     prompt: str, name: str, arguments: set[str]
 ) -> None:
-    # The values are not held to anything: a model of this size seldom copies them from the question.
+    # The values are not held to anything: a model of this size seldom copies them from the
+    # question.
     (text,) = answers((prompt,), tools=TOOLS)
     request = ChatCompletionRequest(messages=[{"role": "user", "content": prompt}], tools=TOOLS)
     parsed = Hermes2ProToolParser(engine().get_tokenizer()).extract_tool_calls(text, request)
-    calls = [(call.function.name, set(json.loads(call.function.arguments))) for call in parsed.tool_calls]
+    calls = [
+        (call.function.name, set(json.loads(call.function.arguments))) for call in parsed.tool_calls
+    ]
     assert calls == [(name, arguments)], text
 
 

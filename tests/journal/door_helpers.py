@@ -1,50 +1,55 @@
-"""A whole ingress in this process, behind uvicorn on a real socket. There is no worker: what is admitted waits."""
+"""A complete ingress in this process, behind uvicorn on a real socket. Without a worker, admitted
+requests wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 import uvicorn
-from journal_helpers import eventually
 
-from serve_app.attempts import Outcome
-from serve_app.ingress.app import build_app
-from serve_app.ingress.runtime import Ingress
-from serve_app.routing.fleet import Fleet
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Answer, Execute
+from serve_app.processes.ingress import IngressProcess
 from serve_app.settings import Settings
+from tests.journal.journal_helpers import PATIENCE_S, eventually, redis_settings
 
 
 class Door:
     """A running ingress and a client of it."""
 
-    def __init__(self, ingress: Ingress, port: int, http: httpx.AsyncClient) -> None:
+    def __init__(self, ingress: IngressProcess, port: int, http: httpx.AsyncClient) -> None:
         self.ingress = ingress
         self.port = port
         self.http = http
 
     async def post(self, prompt: str, **headers: str) -> httpx.Response:
-        """A chat request's answer; none comes unless it is refused."""
-        body = {"model": "hermes-tiny", "messages": [{"role": "user", "content": prompt}], "stream": True}
+        """The answer to a chat request; there is none unless it is refused."""
+        body = {
+            "model": "hermes-tiny",
+            "messages": [{"role": "user", "content": prompt}],
+            "stream": True,
+        }
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     def posted(self, prompt: str, **headers: str) -> asyncio.Task[httpx.Response]:
-        """The same in the background."""
+        """The same, in the background."""
         return asyncio.create_task(self.post(prompt, **headers))
 
     async def waiting(self, requests: int) -> list[str]:
-        """Ids of what waits, once it is so many."""
-        await eventually(lambda: len(self.ingress.waiting_room) == requests)
-        await eventually(lambda: len(self.ingress.hub.request_ids) == requests)
-        return self.ingress.hub.request_ids
+        """The ids of the waiting requests, once there are this many."""
+        await eventually(lambda: len(self.ingress.limits.waiting) == requests)
+        await eventually(lambda: len(self.ingress.followers.request_ids) == requests)
+        return self.ingress.followers.request_ids
 
 
 class _Server(uvicorn.Server):
-    """Leaves the test run's signals alone."""
+    """Does not handle the test run's signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,7 +57,7 @@ class _Server(uvicorn.Server):
 
 
 def cancelled_when_the_client_leaves(app: Any) -> Any:
-    """As Ray Serve runs it."""
+    """Cancels the handler when its client leaves, as Ray Serve does."""
 
     async def run(scope: Any, receive: Any, send: Any) -> None:
         messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -72,26 +77,46 @@ def cancelled_when_the_client_leaves(app: Any) -> Any:
     return run
 
 
+def door_settings(url: str, namespace: str, **sections: Any) -> Settings:
+    """The settings of an ingress, and of a worker beside it."""
+    engine = {"kind": "simulated"}
+    args = {"namespace": namespace, "redis": redis_settings(url), "engine": engine, **sections}
+    return Settings.model_validate(args)
+
+
+async def _never(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    raise AssertionError("there is no worker")
+
+
 @asynccontextmanager
-async def door(url: str, namespace: str, **sections: Any) -> AsyncIterator[Door]:
-    """For the length of a test."""
+async def door(
+    redis_url: str,
+    namespace: str,
+    execute: Execute = _never,
+    workers: Sequence[str] = (),
+    **sections: Any,
+) -> AsyncIterator[Door]:
+    """A running ingress during a test.
 
-    async def never(request_id: str, epoch: int, session: str, cause: str) -> Outcome:
-        raise AssertionError("there is no worker")
-
-    args = {"namespace": namespace, "redis": {"url": url}, "engine": {"kind": "simulated"}, **sections}
-    ingress = Ingress(Settings.model_validate(args), "ingress-1", "cluster", never, Fleet())
+    Args:
+        workers: their names; `execute` calls each of them.
+    """
+    replicas = Replicas()
+    replicas.serving(workers)
+    settings = door_settings(redis_url, namespace, **sections)
+    ingress = IngressProcess(settings, "ingress-1", "cluster", execute, replicas)
     await ingress.start()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        app = cancelled_when_the_client_leaves(build_app(ingress))
+        app = cancelled_when_the_client_leaves(ingress.app())
         server = _Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
         serving = asyncio.create_task(server.serve([listening]))
         try:
             await eventually(lambda: server.started)
-            await eventually(lambda: ingress.storage.memory)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            await eventually(lambda: ingress.limits.memory.seen)
+            url = f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
                 yield Door(ingress, port, http)
         finally:
             server.should_exit = True

@@ -1,4 +1,6 @@
-"""A way to Redis that can go dead without a word, as behind a firewall that has forgotten a connection."""
+"""A connection to Redis that can go silent without closing, as behind a firewall that has forgotten
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 class Proxy:
-    """Forwards to Redis, unless it is `dead`: then it accepts, reads, and says nothing."""
+    """Forwards to Redis, unless it is `dead`: then it accepts and reads, but answers nothing."""
 
     def __init__(self, url: str) -> None:
         self._to = urlsplit(url)
@@ -17,7 +19,7 @@ class Proxy:
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         redis_reader, redis_writer = await asyncio.open_connection(self._to.hostname, self._to.port)
         try:
             await asyncio.gather(self._pump(reader, redis_writer), self._pump(redis_reader, writer))
@@ -40,13 +42,15 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(url: str) -> AsyncIterator[Proxy]:
-    """A proxy in front of a Redis; its `url` has the login of the other."""
+    """A proxy in front of a Redis; its `url` has that Redis's login."""
     made = Proxy(url)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     parts = urlsplit(url)
     login = parts.netloc.rpartition("@")[0]
-    made.url = urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{port}" if login else f"127.0.0.1:{port}"))
+    made.url = urlunsplit(
+        parts._replace(netloc=f"{login}@127.0.0.1:{port}" if login else f"127.0.0.1:{port}")
+    )
     try:
         yield made
     finally:

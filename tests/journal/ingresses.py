@@ -1,68 +1,91 @@
-"""Real ingresses in this process, on a real Redis, and a worker that answers at once (or when a test says so)."""
+"""Real ingresses in this process, on a real Redis, with a worker that answers at once or on the
+test's command.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from journal_helpers import OPENED, World, add, finish
-
-from serve_app.attempts import Outcome
-from serve_app.ingress.runtime import Ingress
-from serve_app.journal.client import connect_redis
+from serve_app.cluster.leases import Membership
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Answer, Outcome, Written
+from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
-from serve_app.membership import Membership
-from serve_app.routing.fleet import Fleet
+from serve_app.processes.ingress import IngressProcess
+from serve_app.redis.client import connect_redis
+from tests.journal.journal_helpers import OPENED, World, add, finish
 
 REPLICA = OPENED.replica
 
 
 class Worker:
-    """`execute` as a worker replica has it: opens the attempt, appends an event, and completes the request."""
+    """`execute` as a worker replica has it: opens the attempt, appends an event, and completes the
+    request.
+    """
 
     def __init__(self, writer: JournalWriter) -> None:
         self._writer = writer
         self.calls: list[tuple[str, int]] = []
         self.opens: Callable[[str, int], bool] = lambda request_id, epoch: True
-        """Whether a call is worked on; else it never answers."""
+        """Whether calls are worked on; otherwise they are never answered."""
+        self.busy: dict[str, asyncio.Event] = {}
+        """Requests that are answered only after their event is set."""
 
-    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Outcome:
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
         """See `WorkerReplica.execute`."""
         self.calls.append((request_id, epoch))
         if not self.opens(request_id, epoch):
             await asyncio.Event().wait()
-        attempt, _ = await self._writer.open(request_id, epoch, secrets.token_bytes(8), OPENED)
+        try:
+            attempt, _ = await self._writer.open(request_id, epoch, secrets.token_bytes(8), OPENED)
+        except Fenced:
+            return Answer(Outcome.FENCED)
+        if request_id in self.busy:
+            await self.busy[request_id].wait()
         add(attempt, 1)
         finish(attempt)
         await attempt.closed
-        return Outcome.ENDED
+        return Answer(Outcome.ENDED, Written(1))
 
 
 @asynccontextmanager
-async def ingresses(w: World, *names: str) -> AsyncIterator[tuple[Worker, list[Ingress]]]:
-    """A worker with a lease, and ingresses that may send to it."""
+async def ingress_of(
+    w: World, name: str, worker: Worker, serving: Sequence[str] = (REPLICA,)
+) -> AsyncIterator[IngressProcess]:
+    """An ingress that can send to a worker. `serving`: the replicas that it sees."""
+    replicas = Replicas()
+    replicas.serving(serving)
+    ingress = IngressProcess(w.settings, name, "session-1", worker.execute, replicas)
+    try:
+        await ingress.start()
+        yield ingress
+    finally:
+        await ingress.stop()
+
+
+@asynccontextmanager
+async def ingresses(
+    w: World, *names: str, capacity: int = 8
+) -> AsyncIterator[tuple[Worker, list[IngressProcess]]]:
+    """A worker with a lease, and ingresses that can send to it."""
     worker = Worker(await w.writer())
     redis = connect_redis(w.settings.redis)
     membership = Membership(redis, w.settings.namespace)
-    await membership.join_as_worker(REPLICA, 8)
+    await membership.join_as_worker(REPLICA, capacity)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         stack.push_async_callback(membership.leave)
-        started = []
-        for name in names:
-            fleet = Fleet()
-            fleet.serving([REPLICA])
-            ingress = Ingress(w.settings, name, "session-1", worker.execute, fleet)
-            stack.push_async_callback(ingress.stop)
-            await ingress.start()
-            started.append(ingress)
+        started = [await stack.enter_async_context(ingress_of(w, name, worker)) for name in names]
         yield worker, started
 
 
 async def ended(w: World, request_id: str) -> bool:
-    """Whether a request has been answered, and the queue has forgotten it."""
+    """Whether a request has been answered and its queue entry deleted."""
     entries = await w.entries(request_id)
-    depths = await w.queue().depths()
-    return any(entry.ends for entry in entries) and not any(depth.waiting + depth.claimed for depth in depths.values())
+    depths = await w.depths()
+    return any(entry.ends for entry in entries) and not any(
+        depth.waiting + depth.claimed for depth in depths.values()
+    )

@@ -1,4 +1,4 @@
-"""A journal's surroundings on a real Redis: settings, clients, a writer, a hub, and a request to work on."""
+"""What a journal needs, on a real Redis: settings, clients, a writer, followers, and a request."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from scripts.local import processes, redis_server
+from serve_app.admission.transaction import accept
+from serve_app.contract import State
+from serve_app.endings import Endings
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.client import connect_redis
-from serve_app.journal.connection import RedisLink
-from serve_app.journal.entries import (
-    AttemptFacts,
-    Entry,
-    Head,
-    RequestFacts,
-    RequestLine,
-    Summary,
-    entry_from_redis,
-    wake_channel,
-)
-from serve_app.journal.hub import Follower, FollowerHub
+from serve_app.journal.entries import Entry, entry_from_redis
+from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
+from serve_app.journal.follower import Follower
+from serve_app.journal.followers import Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
+from serve_app.observability.metrics import Telemetry
+from serve_app.policy.work import Work
+from serve_app.redis.client import connect_redis
+from serve_app.redis.keyspace import wake_channel
+from serve_app.redis.link import RedisLink
+from serve_app.request_queue.abandoned import AbandonedClaims
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
@@ -40,10 +44,12 @@ OPENED = AttemptFacts("replica-1", "engine-1", 5)
 LINE = RequestLine("POST", "/v1/chat/completions", "", [("content-type", "application/json")])
 SUMMARY = Summary(None, None, 1, 9)
 PATIENCE_S = 60.0
+WHOLE_S = 240.0
+"""A whole test, of which each wait may take long on a busy machine."""
 
 
 def event(number: int) -> bytes:
-    """What a numberer makes of the response's n-th event."""
+    """The n-th event of the response, as the numberer writes it."""
     return b"id: %d\ndata: %d\n\n" % (number, number)
 
 
@@ -61,7 +67,7 @@ def add(attempt: Attempt, number: int) -> None:
 def finish(attempt: Attempt) -> None:
     """Complete the request."""
     attempt.append([], [], attempt_events(attempt), HEAD)
-    attempt.finish("completed", "", SUMMARY, 1)
+    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
 
 
 def attempt_events(attempt: Attempt) -> int:
@@ -69,8 +75,20 @@ def attempt_events(attempt: Attempt) -> int:
     return attempt._events
 
 
+def redis_settings(url: str) -> dict[str, Any]:
+    """Settings with long timeouts, so that a slow machine does not look like an unreachable Redis.
+    Tests of the timeouts themselves give `{"url": url}`.
+    """
+    return {
+        "url": url,
+        "connect_timeout_s": PATIENCE_S,
+        "response_timeout_s": PATIENCE_S,
+        "admission_timeout_s": PATIENCE_S,
+    }
+
+
 async def eventually(condition: Callable[[], Awaitable[Any] | Any]) -> Any:
-    """Until something holds that nobody announces."""
+    """Poll until a condition holds that nothing announces."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             result = condition()
@@ -82,25 +100,45 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any]) -> Any:
 
 
 class World:
-    """One namespace: its settings, a client, and what was started in it."""
+    """One namespace: its settings, a client, and everything started in it."""
 
     def __init__(self, url: str, namespace: str, **sections: Any) -> None:
-        self.settings = Settings.model_validate({"namespace": namespace, "redis": {"url": url}, **sections})
-        self.redis: Redis = connect_redis(self.settings.redis)
+        self.settings = Settings.model_validate(
+            {"namespace": namespace, "redis": redis_settings(url), **sections}
+        )
+        # redis-py's types allow for answers that this client never gives: text, nothing.
+        self.redis: Any = connect_redis(self.settings.redis)
         self.link = RedisLink(self.settings.redis)
         self.store = JournalStore(self.settings, self.link)
+        self.telemetry = Telemetry()
+        self.endings = Endings(self.store, self.telemetry)
         self.channel = wake_channel(namespace, "ingress-1")
-        self._started: list[JournalWriter | FollowerHub] = []
+        self._started: list[JournalWriter | Followers] = []
 
     @cached_property
-    def operator(self) -> Redis:
-        """Does by hand what the service's own user may not do."""
-        client: Redis = Redis.from_url(redis_server.as_operator(self.settings.redis.url), protocol=2)
+    def operator(self) -> Any:
+        """Runs commands by hand that the service's own user may not run."""
+        client: Any = Redis.from_url(redis_server.as_operator(self.settings.redis.url), protocol=2)
         return client
 
     def queue(self, consumer: str = "ingress-1") -> RequestQueue:
         """The queue as one consumer sees it."""
-        return RequestQueue(self.redis, self.link, self.settings.namespace, self.settings.model.name, consumer)
+        return RequestQueue(self.streams(), consumer)
+
+    def abandoned(self, consumer: str = "ingress-1") -> AbandonedClaims:
+        """The claims that one consumer may take over."""
+        return AbandonedClaims(self.streams(), consumer)
+
+    def streams(self) -> QueueStreams:
+        """The queue's streams, as a freshly started process sees them."""
+        dead = DeadLetters(self.link, self.settings.namespace, keep=100)
+        return QueueStreams(
+            self.redis, self.link, self.settings.namespace, self.settings.model.name, dead
+        )
+
+    async def depths(self) -> dict[str, Depth]:
+        """How many requests wait and are claimed, by class."""
+        return (await QueueDepths(self.streams()).look())[0]
 
     async def writer(self) -> JournalWriter:
         """A worker process's writer."""
@@ -109,36 +147,56 @@ class World:
         self._started.append(writer)
         return writer
 
-    async def hub(self) -> FollowerHub:
+    async def hub(self) -> Followers:
         """The subscription of `ingress-1`."""
-        hub = FollowerHub(self.settings, self.store, "ingress-1")
+        hub = Followers(self.settings, self.store, "ingress-1")
         await hub.start()
         self._started.append(hub)
         await eventually(lambda: self.subscribers())
         return hub
 
     async def subscribers(self) -> int:
-        """How many listen to the wake-ups of `ingress-1`."""
+        """Number of subscribers to the wake-ups of `ingress-1`."""
         ((_, count),) = await self.redis.pubsub_numsub(self.channel)
         return int(count)
 
-    async def admit(self, request_id: str = "req_1", wake: str | None = None) -> str:
+    async def admit(
+        self,
+        request_id: str = "req_1",
+        wake: str | None = None,
+        request_class: str = "standard",
+        timeout_s: float = 60.0,
+    ) -> str:
         """Accept a request."""
         now_ms = int(time.time() * 1000)
+        deadline_ms = now_ms + int(timeout_s * 1000)
         channel = self.channel if wake is None else wake
-        facts = RequestFacts("standard", "t", "s", "m", True, now_ms, now_ms + 60_000, channel)
-        queue = self.queue()
-        fields = queue.fields(request_id, "t", "s", facts.deadline_ms, 7)
-        await self.store.admit(request_id, LINE, b"{}", facts, (queue.stream("standard"), fields))
+        facts = RequestFacts(request_class, "t", "s", "m", True, now_ms, deadline_ms, channel)
+        return await self.accept(request_id, facts)
+
+    async def accept(
+        self,
+        request_id: str,
+        facts: RequestFacts,
+        body: bytes = b"{}",
+    ) -> str:
+        """Accept a request with all its facts given."""
+        commands = [
+            *self.store.first_entry(request_id, LINE, body, facts),
+            self.queue().enqueueing(request_id, facts, Work(7, kind="chat/completions s1")),
+        ]
+        await accept(self.link, commands)
         return request_id
 
-    async def opened(self, writer: JournalWriter, epoch: int = 1, nonce: bytes = b"nonce-1") -> Attempt:
-        """Attempt `epoch` of `req_1`."""
+    async def opened(
+        self, writer: JournalWriter, epoch: int = 1, nonce: bytes = b"nonce-1"
+    ) -> Attempt:
+        """Open attempt `epoch` of `req_1`."""
         attempt, _ = await writer.open("req_1", epoch, nonce, OPENED)
         return attempt
 
     async def entries(self, request_id: str = "req_1") -> list[Entry]:
-        """The journal as it stands in Redis."""
+        """The journal's entries in Redis."""
         raw: Any = await self.redis.execute_command("XRANGE", self.store.key(request_id), "-", "+")
         return [entry_from_redis(item) for item in raw]
 
@@ -147,7 +205,7 @@ class World:
         return [str(entry.id) for entry in await self.entries()]
 
     async def stop(self) -> None:
-        """End all that was started here."""
+        """Stop everything that was started here."""
         for part in self._started:
             await part.stop()
         await self.link.close()
@@ -158,17 +216,17 @@ class World:
 
 @asynccontextmanager
 async def world(url: str, namespace: str, **sections: Any) -> AsyncIterator[World]:
-    """A `World` for the length of a test."""
+    """A `World` during a test."""
     made = World(url, namespace, **sections)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WHOLE_S):
             yield made
     finally:
         await made.stop()
 
 
 async def everything(follower: Follower) -> bytes:
-    """All that a client would get."""
+    """All bytes that a client would get."""
     got = []
     while True:
         got.append(follower.reader.take())
@@ -179,8 +237,19 @@ async def everything(follower: Follower) -> bytes:
         await follower.wait()
 
 
+def until_written(operator_url: str) -> None:
+    """Wait until the append-only file holds all that was answered: under a slow fsync (`everysec`)
+    Redis keeps up to two seconds of it in memory, and a kill would lose those.
+    """
+    with SyncRedis.from_url(operator_url, protocol=2) as operator:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while operator.info("persistence")["aof_buffer_length"]:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
 class PrivateRedis:
-    """A Redis that can be killed, and brought back as it was some time before."""
+    """A Redis that can be killed, and restored to an earlier state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -189,24 +258,27 @@ class PrivateRedis:
         self.pid, self.port, self.url = server.pid, server.port, server.url()
 
     def kill(self) -> None:
-        """As a crash would."""
+        """Kill it, as a crash would; what it has answered is in its file."""
+        until_written(redis_server.as_operator(self.url))
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     async def start(self) -> None:
-        """On the same port, from the same append-only file."""
-        self.pid = (await asyncio.to_thread(redis_server.start, self._data, self.port, namespace="*")).pid
+        """Start it on the same port, from the same append-only file."""
+        self.pid = (
+            await asyncio.to_thread(redis_server.start, self._data, self.port, namespace="*")
+        ).pid
 
     def remember(self) -> None:
-        """Keep the append-only file as it is now."""
+        """Save the current append-only file."""
         shutil.copytree(self._data, self._folder / "old")
 
     def forget(self) -> None:
-        """Put the remembered append-only file back."""
+        """Restore the saved append-only file."""
         shutil.rmtree(self._data)
         shutil.copytree(self._folder / "old", self._data)
 
     def end(self) -> None:
-        """End it for good."""
+        """Stop it for good."""
         if processes.is_alive(self.pid):
             processes.end(self.pid)

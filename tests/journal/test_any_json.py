@@ -1,4 +1,6 @@
-"""Whatever JSON a client sends, at whichever path: no 5xx, nobody else waits for it, and no process dies."""
+"""Whatever JSON a client sends to any path: there is no 5xx, no other request waits for it, and no
+process dies.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_no_json_hurts_an_ingress(redis_url: str, namespace: str) -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.journal.any_json", redis_url, namespace, str(SECONDS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 120, check=False)
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        "tests.journal.any_json",
+        redis_url,
+        namespace,
+        str(SECONDS),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 120, check=False
+    )
     print(done.stdout[-2_000:])
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-2_000:]}\n{done.stderr[-6_000:]}"
+    assert done.returncode == 0, (
+        f"exit code {done.returncode}\n{done.stdout[-2_000:]}\n{done.stderr[-6_000:]}"
+    )
     assert "200:" in done.stdout, "some of it was served"

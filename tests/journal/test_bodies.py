@@ -1,4 +1,6 @@
-"""A request's body lies apart from its state: read by who works on it, by nobody else, and gone with the end."""
+"""A request's body is stored apart from its state: only the worker reads it, and it is deleted with
+the end.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +8,43 @@ import asyncio
 import time
 
 import pytest
-from journal_helpers import LINE, OPENED, SUMMARY, World, add, events, eventually, finish, world
 
-from serve_app.attempts import Outcome, WorkerLost
-from serve_app.carrier import Carrier
-from serve_app.errors import Reason
-from serve_app.journal.entries import MAX_ID_PART, AttemptFacts, RequestFacts, Summary, decode_facts, has_ended, seal_id
-from serve_app.redis_clock import RedisClock
+from serve_app.clock import RedisClock
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Answer, Outcome, Reason, State, WorkerLost
+from serve_app.dispatch.attempts import Attempts
+from serve_app.dispatch.quarantine import Quarantine
+from serve_app.journal.entries import decode_facts, has_ended
+from serve_app.journal.facts import AttemptFacts, RequestFacts, Summary
+from serve_app.journal.ids import MAX_ID_PART, seal_id
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.tracing import Tracing
+from serve_app.processes.worker import WorkerProcess
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.suspects import Suspects
-from serve_app.routing.fleet import Fleet
-from serve_app.telemetry import Telemetry
-from serve_app.tracing import Tracing
-from workers.replica import WorkerReplica
+from tests.journal.journal_helpers import (
+    OPENED,
+    SUMMARY,
+    World,
+    add,
+    events,
+    eventually,
+    finish,
+    world,
+)
 from workers.simulated_engine import SimulatedEngine
 
 BIG = b"x" * (1 << 20)
 
 
 async def admit(w: World, body: bytes = BIG, request_id: str = "req_1") -> None:
-    """A waiting request with this body."""
+    """Admit a waiting request with this body."""
     now_ms = int(time.time() * 1000)
     facts = RequestFacts("standard", "t", "s", "m", True, now_ms, now_ms + 60_000, w.channel)
-    fields = w.queue().fields(request_id, "t", "s", facts.deadline_ms, 7)
-    await w.store.admit(request_id, LINE, body, facts, (w.queue().stream("standard"), fields))
+    await w.accept(request_id, facts, body)
 
 
 async def sent_bytes(w: World) -> int:
-    """What Redis has sent to its clients so far."""
+    """Bytes that Redis has sent to its clients so far."""
     return int((await w.redis.info("stats"))["total_net_output_bytes"])
 
 
@@ -41,14 +52,19 @@ async def body_is_there(w: World) -> bool:
     return bool(await w.redis.exists(w.store.body_key("req_1")))
 
 
-def test_a_state_is_read_without_the_body_and_without_what_was_answered(redis_url: str, namespace: str) -> None:
+def test_a_state_is_read_without_the_body_and_without_what_was_answered(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
             attempt = await w.opened(await w.writer())
             before = await sent_bytes(w)
             for _ in range(10):
-                assert [str(entry.id) for entry in await w.store.outline("req_1") or ()] == ["0-1", "1-0"]
+                assert [str(entry.id) for entry in await w.store.outline("req_1") or ()] == [
+                    "0-1",
+                    "1-0",
+                ]
             attempt.append([], [BIG], 1)
             await eventually(lambda: not attempt.pending)
             add(attempt, 2)
@@ -64,7 +80,9 @@ def test_a_state_is_read_without_the_body_and_without_what_was_answered(redis_ur
 
 
 @pytest.mark.parametrize("sealed", [0, 1, 2])
-def test_an_outline_has_every_opening_and_every_seal(redis_url: str, namespace: str, sealed: int) -> None:
+def test_an_outline_has_every_opening_and_every_seal(
+    redis_url: str, namespace: str, sealed: int
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
@@ -98,7 +116,7 @@ def test_the_outline_of_a_journal_that_is_gone_or_compacted(redis_url: str, name
             finish(attempt)
             await attempt.closed
             await eventually(lambda: _one_entry(w))
-            (last,) = await w.store.outline("req_1") or ()
+            (last,) = await w.store.outline("req_1") or []
             assert (last.state, last.events, b"z" in last.fields) == ("completed", 1, False)
             assert decode_facts(last, Summary) == SUMMARY
 
@@ -109,14 +127,19 @@ async def _one_entry(w: World) -> bool:
     return bool(await w.redis.xlen(w.store.key("req_1")) == 1)
 
 
-def test_whoever_opens_an_attempt_gets_the_body_in_the_same_round_trip(redis_url: str, namespace: str) -> None:
+def test_opening_an_attempt_returns_the_body_in_the_same_round_trip(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
             for epoch in (1, 2):
                 _, entries = await (await w.writer()).open("req_1", epoch, b"n%d" % epoch, OPENED)
                 assert entries[0].body == BIG
-            kept_ms = [await w.redis.pttl(key) for key in (w.store.body_key("req_1"), w.store.key("req_1"))]
+            async with w.redis.pipeline(transaction=True) as both:  # at one moment
+                both.pttl(w.store.body_key("req_1"))
+                both.pttl(w.store.key("req_1"))
+                kept_ms = await both.execute()
             assert min(kept_ms) > 60_000
             assert abs(kept_ms[0] - kept_ms[1]) < 5_000
 
@@ -124,7 +147,7 @@ def test_whoever_opens_an_attempt_gets_the_body_in_the_same_round_trip(redis_url
 
 
 def test_a_body_in_the_journal_itself_is_still_worked_on(redis_url: str, namespace: str) -> None:
-    """As versions before 0.2 wrote it."""
+    """Versions before 0.2 wrote it there."""
 
     async def main() -> None:
         async with world(redis_url, namespace) as w:
@@ -134,7 +157,7 @@ def test_a_body_in_the_journal_itself_is_still_worked_on(redis_url: str, namespa
             await w.redis.xadd(w.store.key("req_1"), {**first.fields, b"b": BIG}, id="0-1")
             _, entries = await (await w.writer()).open("req_1", 1, b"n", OPENED)
             assert entries[0].body == BIG
-            assert not (await w.store.outline("req_1") or ())[0].body
+            assert not (await w.store.outline("req_1") or [])[0].body
             request = await w.store.read_request("req_1")
             assert request is not None
             assert request.body == BIG
@@ -142,19 +165,23 @@ def test_a_body_in_the_journal_itself_is_still_worked_on(redis_url: str, namespa
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("end", ["outside", "completed", "failed"])
-def test_a_body_leaves_with_the_end_of_its_request(redis_url: str, namespace: str, end: str) -> None:
+@pytest.mark.parametrize("end", [None, State.COMPLETED, State.FAILED])
+def test_a_body_leaves_with_the_end_of_its_request(
+    redis_url: str, namespace: str, end: State | None
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
-            if end == "outside":
-                assert await w.store.end("req_1", "cancelled", Reason.CANCELLED, await w.store.outline("req_1") or [])
+            if end is None:
+                assert await w.store.end(
+                    "req_1", State.CANCELLED, Reason.CANCELLED, await w.store.outline("req_1") or []
+                )
                 assert not await body_is_there(w)
                 return
             (entry,) = await w.queue().claim(1)
             attempt = await w.opened(await w.writer())
             add(attempt, 1)
-            attempt.finish(end, "", SUMMARY, 1 if end == "completed" else None)
+            attempt.finish(end, None, SUMMARY, 1 if end is State.COMPLETED else None)
             await attempt.closed
             await w.queue().acknowledge(entry)
             assert not await body_is_there(w)
@@ -163,7 +190,9 @@ def test_a_body_leaves_with_the_end_of_its_request(redis_url: str, namespace: st
     asyncio.run(main())
 
 
-def test_ending_a_waiting_request_frees_a_redis_that_is_full(redis_url: str, namespace: str) -> None:
+def test_ending_a_waiting_request_frees_a_redis_that_is_full(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
@@ -172,7 +201,7 @@ def test_ending_a_waiting_request_frees_a_redis_that_is_full(redis_url: str, nam
             used: int = (await w.redis.info("memory"))["used_memory"]
             await w.operator.config_set("maxmemory", used - len(BIG) // 2)
             try:
-                assert await w.store.end("req_1", "cancelled", Reason.CANCELLED, outline)
+                assert await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
             finally:
                 await w.operator.config_set("maxmemory", 0)
             assert has_ended(await w.entries())
@@ -187,10 +216,10 @@ def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_never_wit
         async with world(redis_url, namespace, engine={"kind": "simulated"}) as w:
             await admit(w)
             await w.redis.delete(w.store.body_key("req_1"))
-            worker = WorkerReplica(w.settings, "replica-1", SimulatedEngine(w.settings))
+            worker = WorkerProcess(w.settings, "replica-1", SimulatedEngine(w.settings))
             await worker.start()
             try:
-                assert await worker.execute("req_1", 1, "s") == Outcome.ENDED
+                assert await worker.replica.execute("req_1", 1, "s") == Outcome.ENDED
             finally:
                 await worker.stop()
             last = (await w.entries())[-1]
@@ -200,15 +229,17 @@ def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_never_wit
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(redis_url: str, namespace: str, full: bool) -> None:
-    """Then the request ends without one: its end makes room."""
+def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(
+    redis_url: str, namespace: str, full: bool
+) -> None:
+    """If Redis is full, the request ends without a dead letter, because its end frees memory."""
 
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await admit(w)
             dead = DeadLetters(w.link, namespace, 10)
 
-            async def execute(request_id: str, epoch: int, session: str, cause: str) -> Outcome:
+            async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
                 opened = AttemptFacts("replica-1", "engine-1", 5, cause)
                 await (await w.writer()).open(request_id, epoch, b"n%d" % epoch, opened)
                 if full and epoch == 2:
@@ -217,18 +248,29 @@ def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(redis_url: str,
                 raise WorkerLost("it died")
 
             tracing = Tracing(w.settings.telemetry, "hermes-ingress", "ingress-1")
-            carrier = Carrier(
-                w.store, w.queue(), dead, Suspects(w.redis, namespace), Fleet(), execute, Telemetry(), tracing,
-                RedisClock(), 2,
-            )  # fmt: skip
+            attempts = Attempts(
+                w.store,
+                w.endings,
+                w.queue(),
+                dead,
+                Quarantine(w.redis, namespace),
+                Replicas(),
+                execute,
+                Telemetry(),
+                tracing,
+                RedisClock(),
+                2,
+            )
             (entry,) = await w.queue().claim(1)
             try:
-                await carrier.carry(entry)
+                await attempts.run(entry)
             finally:
                 await w.operator.config_set("maxmemory", 0)
             await tracing.stop()
             letters = await dead.read()
-            assert [(one.body, one.reason, one.attempts) for one in letters] == [(BIG, Reason.POISON, 2)] * (not full)
+            assert [(one.body, one.reason, one.attempts) for one in letters] == [
+                (BIG, Reason.POISON, 2)
+            ] * (not full)
             assert (await w.entries())[-1].reason == Reason.POISON
             assert not await body_is_there(w)
 
@@ -236,7 +278,7 @@ def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(redis_url: str,
 
 
 def test_events_of_a_long_response_do_not_pass_the_outline(redis_url: str, namespace: str) -> None:
-    """Its cost does not grow with the response."""
+    """The cost of an outline does not grow with the response."""
 
     async def main() -> None:
         async with world(redis_url, namespace) as w:

@@ -1,4 +1,6 @@
-"""Requests that were given up: kept, looked at and sent again, through `scripts/dead-letters` on a real Redis."""
+"""Given-up requests are kept, shown and sent again, through `scripts/dead-letters` on a real
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,20 @@ import time
 from pathlib import Path
 
 import pytest
-from journal_helpers import LINE, OPENED, World, world
 
-from scripts.dead_letters import last_user_text
-from serve_app.errors import Reason
-from serve_app.journal.entries import RequestFacts, decode_facts, decode_line
+from serve_app.cli.letters_text import last_user_text
+from serve_app.contract import Reason
+from serve_app.journal.entries import decode_facts, decode_line
+from serve_app.journal.facts import RequestFacts
+from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.queue import RequestQueue
+from tests.journal.journal_helpers import LINE, OPENED, World, world
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "dead-letters"
-PROMPT = "Tell me\nof \x1b[31mred\x1b[0m lighthouses, and of the sea around them, for as long as you can."
+PROMPT = (
+    "Tell me\nof \x1b[31mred\x1b[0m lighthouses, and of the sea around them, for as long as "
+    "you can."
+)
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": PROMPT}]}).encode()
 TIMEOUT_MS = 60_000
 
@@ -29,8 +35,11 @@ def command(url: str, namespace: str, *words: str) -> subprocess.CompletedProces
     """The real command line."""
     return subprocess.run(
         [SCRIPT, *words, "--redis-url", url, "--namespace", namespace],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "HERMES_REDIS_URL": "redis://127.0.0.1:1/0"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HERMES_REDIS_URL": "redis://127.0.0.1:1/0"},
+    )
 
 
 def letters_of(w: World, keep: int = 100) -> DeadLetters:
@@ -38,15 +47,20 @@ def letters_of(w: World, keep: int = 100) -> DeadLetters:
 
 
 async def give_up(w: World, request_id: str, times: int = 1, keep: int = 100) -> None:
-    """A request that has ended two engines becomes a letter, as the dispatcher makes it one."""
+    """Make a request that has killed two engines a dead letter, as the dispatcher does."""
     admitted_ms = int(time.time() * 1000) - 3_600_000
     facts = RequestFacts(
-        "batch", "tenant-1", "session-1", w.settings.model.name, True, admitted_ms, admitted_ms + TIMEOUT_MS,
-        w.channel, idempotency="digest",
-    )  # fmt: skip
-    queue = w.queue()
-    fields = queue.fields(request_id, facts.tenant, facts.session, facts.deadline_ms, 7)
-    await w.store.admit(request_id, LINE, BODY, facts, (queue.stream("batch"), fields))
+        "batch",
+        "tenant-1",
+        "session-1",
+        w.settings.model.name,
+        True,
+        admitted_ms,
+        admitted_ms + TIMEOUT_MS,
+        w.channel,
+        idempotency="digest",
+    )
+    await w.accept(request_id, facts, BODY)
     writer = await w.writer()
     for epoch in (1, 2):
         await writer.open(request_id, epoch, b"nonce-%d" % epoch, OPENED)
@@ -56,7 +70,7 @@ async def give_up(w: World, request_id: str, times: int = 1, keep: int = 100) ->
     for _ in range(times):
         await letters_of(w, keep).add(request_id, Reason.POISON, entries)
     (entry,) = await w.queue().claim(1)
-    await queue.acknowledge(entry)
+    await w.queue().acknowledge(entry)
 
 
 def given_up(url: str, namespace: str, *request_ids: str, times: int = 1, keep: int = 100) -> None:
@@ -73,16 +87,27 @@ def test_a_list_shows_each_letter_once_and_no_prompt(redis_url: str, namespace: 
     done = command(redis_url, namespace, "list")
     assert (done.returncode, done.stderr) == (0, "")
     heading, *rows = done.stdout.splitlines()
-    assert re.split(r"\s{2,}", heading) == ["when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes"]
+    assert re.split(r"\s{2,}", heading) == [
+        "when (UTC)",
+        "request",
+        "reason",
+        "attempts",
+        "class",
+        "tenant",
+        "bytes",
+    ]
     assert [re.split(r"\s{2,}", row)[1:] for row in rows] == [
-        [request_id, "poison", "2", "batch", "tenant-1", str(len(BODY))] for request_id in ("req_1", "req_2")
+        [request_id, "poison", "2", "batch", "tenant-1", str(len(BODY))]
+        for request_id in ("req_1", "req_2")
     ]
     when = time.strptime(rows[0][:19], "%Y-%m-%d %H:%M:%S")
     assert abs(time.mktime(when) - time.timezone - time.time()) < 3_700
     assert "lighthouses" not in done.stdout
 
 
-def test_a_list_shows_the_beginning_of_what_was_asked_if_it_is_told_to(redis_url: str, namespace: str) -> None:
+def test_a_list_shows_the_beginning_of_the_prompt_only_with_text(
+    redis_url: str, namespace: str
+) -> None:
     given_up(redis_url, namespace, "req_1")
     done = command(redis_url, namespace, "list", "--text")
     shown = done.stdout.splitlines()[1]
@@ -93,8 +118,21 @@ def test_a_list_shows_the_beginning_of_what_was_asked_if_it_is_told_to(redis_url
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "a"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]}, "a"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "a",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "text": "a"}, {"type": "image_url"}],
+                    }
+                ]
+            },
+            "a",
+        ),
         ({"input": "a"}, "a"),
         ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}, "a"),
         ({"prompt": ["a", "b"]}, "b"),
@@ -111,10 +149,17 @@ def test_an_empty_list_says_so(redis_url: str, namespace: str) -> None:
     assert (done.returncode, done.stdout) == (0, "no dead letters\n")
 
 
-def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(redis_url: str, namespace: str) -> None:
+def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(
+    redis_url: str, namespace: str
+) -> None:
     given_up(redis_url, namespace, "req_1")
     shown = json.loads(command(redis_url, namespace, "show", "req_1").stdout)
-    assert shown["line"] == {"method": "POST", "path": LINE.path, "query": "", "headers": [list(LINE.headers[0])]}
+    assert shown["line"] == {
+        "method": "POST",
+        "path": LINE.path,
+        "query": "",
+        "headers": [list(LINE.headers[0])],
+    }
     assert shown["facts"]["deadline_ms"] - shown["facts"]["admitted_ms"] == TIMEOUT_MS
     assert (shown["id"], shown["reason"], shown["attempts"]) == ("req_1", "poison", 2)
     assert "body" not in shown
@@ -122,7 +167,9 @@ def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(redis_ur
     assert shown["body"] == json.loads(BODY)
 
 
-def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(redis_url: str, namespace: str) -> None:
+def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
+    redis_url: str, namespace: str
+) -> None:
     given_up(redis_url, namespace, "req_1", "req_2", times=2)
     before_ms = int(time.time() * 1000)
     done = command(redis_url, namespace, "redrive", "req_1")
@@ -133,7 +180,13 @@ def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(redis_url:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             (entry,) = await w.queue("ingress-2").claim(8)
-            assert (entry.request_id, entry.request_class, entry.tenant) == (new, "batch", "tenant-1")
+            assert (entry.request_id, entry.request_class, entry.tenant) == (
+                new,
+                "batch",
+                "tenant-1",
+            )
+            work = work_of(LINE.path, BODY, json.loads(BODY))
+            assert (entry.prompt_tokens, entry.kind) == (work.prompt_tokens, work.kind)
             first = await w.store.read_request(new)
             assert first is not None
             assert (first.body, decode_line(first)) == (BODY, LINE)
@@ -151,15 +204,21 @@ def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(redis_url:
 def test_all_are_sent_again(redis_url: str, namespace: str) -> None:
     given_up(redis_url, namespace, "req_1", "req_2", "req_3")
     done = command(redis_url, namespace, "redrive", "--all")
-    assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == ["req_1", "req_2", "req_3"]
+    assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == [
+        "req_1",
+        "req_2",
+        "req_3",
+    ]
     assert command(redis_url, namespace, "list").stdout == "no dead letters\n"
 
     async def main() -> None:
         async with world(redis_url, namespace) as w:
-            queue: RequestQueue = w.queue("ingress-2")
-            assert [(depth.waiting, depth.claimed) for depth in (await queue.depths()).values()] == [
-                (0, 0), (0, 0), (3, 0)
-            ]  # fmt: skip
+            assert [(depth.waiting, depth.claimed) for depth in (await w.depths()).values()] == [
+                (0, 0),
+                (0, 0),
+                (0, 0),
+                (3, 0),
+            ]
 
     asyncio.run(main())
 
@@ -178,7 +237,9 @@ def test_only_the_newest_letters_are_kept(redis_url: str, namespace: str) -> Non
 
 
 @pytest.mark.parametrize("words", [("show", "req_9"), ("redrive", "req_1", "req_9")])
-def test_an_unknown_id_is_an_error_and_nothing_is_done(redis_url: str, namespace: str, words: tuple[str, ...]) -> None:
+def test_an_unknown_id_is_an_error_and_nothing_is_done(
+    redis_url: str, namespace: str, words: tuple[str, ...]
+) -> None:
     given_up(redis_url, namespace, "req_1")
     done = command(redis_url, namespace, *words)
     assert (done.returncode, done.stdout) == (1, "")

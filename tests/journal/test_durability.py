@@ -1,4 +1,4 @@
-"""A Redis that restarts and does not know any more what it had accepted is found out."""
+"""The service detects a Redis that has lost accepted requests at a restart."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_helpers import PrivateRedis, World, eventually, world
 
-from serve_app.errors import JournalUnavailable
-from serve_app.journal.durability import EVERYTHING, TRANSACTIONS, Durability
-from serve_app.telemetry import Telemetry
+from serve_app.errors import RedisUnavailable
+from serve_app.observability.metrics import Telemetry
+from serve_app.redis.durability import EVERYTHING, TRANSACTIONS, Durability
+from serve_app.redis.keyspace import probe_key
+from tests.journal.journal_helpers import PrivateRedis, World, eventually, world
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def ingress(w: World) -> Durability:
 
 
 async def settle(*lookers: Durability) -> None:
-    """What was written is seen again before it counts: by then it is on the disk."""
+    """Wait until what was written is seen again, because it only counts once it is on disk."""
     for _ in range(2):
         for looker in lookers:
             await looker.look()
@@ -41,14 +42,16 @@ async def restart(redis: PrivateRedis, *lookers: Durability) -> None:
         try:
             for looker in lookers:
                 await looker.look()
-        except JournalUnavailable:
+        except RedisUnavailable:
             return False
         return True
 
     await eventually(looked)
 
 
-def test_a_redis_that_remembers_is_fine_after_every_restart(private_redis: PrivateRedis, namespace: str) -> None:
+def test_a_redis_that_remembers_is_fine_after_every_restart(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
     async def main() -> None:
         async with world(private_redis.url, namespace) as w:
             one, other = ingress(w), ingress(w)
@@ -60,14 +63,16 @@ def test_a_redis_that_remembers_is_fine_after_every_restart(private_redis: Priva
     asyncio.run(main())
 
 
-def test_dropped_transactions_are_told_by_every_ingress(private_redis: PrivateRedis, namespace: str) -> None:
-    """The operator does what Redis does at its start where `default` has no rights."""
+def test_dropped_transactions_are_told_by_every_ingress(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    """The operator deletes what Redis would drop at its start if `default` has no permissions."""
 
     async def main() -> None:
         async with world(private_redis.url, namespace) as w:
             one, other, late = ingress(w), ingress(w), ingress(w)
             await settle(one, other)
-            assert await w.operator.delete(f"{namespace}:probe:transaction") == 1
+            assert await w.operator.delete(probe_key(namespace, "transaction")) == 1
             await restart(private_redis, one, other)
             await late.look()
             assert (one.problem, other.problem, late.problem) == (TRANSACTIONS,) * 3
@@ -78,7 +83,7 @@ def test_dropped_transactions_are_told_by_every_ingress(private_redis: PrivateRe
     asyncio.run(main())
 
 
-def test_a_redis_that_comes_back_empty_is_told_apart(
+def test_a_redis_that_comes_back_empty_is_reported_as_such(
     private_redis: PrivateRedis, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -95,7 +100,7 @@ def test_a_redis_that_comes_back_empty_is_told_apart(
     async def looked(one: Durability) -> bool:
         try:
             await one.look()
-        except JournalUnavailable:
+        except RedisUnavailable:
             return False
         return True
 

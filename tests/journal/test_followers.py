@@ -1,4 +1,6 @@
-"""Whoever follows a journal gets every byte once: wake-ups lost, subscriptions cut, Redis killed."""
+"""Every follower of a journal gets every byte once, with lost wake-ups, cut subscriptions and a
+killed Redis.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_helpers import OPENED, PrivateRedis, World, add, events, eventually, everything, finish, world
 
-from serve_app.errors import JournalUnavailable, Reason
+from serve_app import timings
+from serve_app.contract import Reason, State
+from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import TERMINAL_ID, encode_wakes, transcript, wake_of
-from serve_app.journal.hub import SILENCE_S
+from serve_app.journal.entries import transcript
+from serve_app.journal.ids import TERMINAL_ID
+from serve_app.journal.wakes import encode_wakes, wake_of
+from tests.journal.journal_helpers import (
+    OPENED,
+    PrivateRedis,
+    World,
+    add,
+    events,
+    eventually,
+    everything,
+    finish,
+    world,
+)
 
 
 @pytest.fixture
@@ -22,7 +37,9 @@ def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
     private.end()
 
 
-def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(redis_url: str, namespace: str) -> None:
+def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -54,7 +71,9 @@ def test_a_request_whose_admission_takes_long_is_not_taken_for_one_that_redis_lo
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
             follower = hub.follow_new("req_1")
-            await asyncio.sleep(2 * SILENCE_S)  # Redis answers late: its reply to the admission is on its way
+            await asyncio.sleep(
+                2 * timings.FOLLOWER_SILENCE_S
+            )  # Redis answers late: its reply to the admission is on its way
             assert follower.reader.ending is None
             await w.admit()
             attempt = await w.opened(await w.writer())
@@ -66,7 +85,9 @@ def test_a_request_whose_admission_takes_long_is_not_taken_for_one_that_redis_lo
 
 
 @pytest.mark.parametrize("seen", [0, 3, 10, 15])
-def test_a_late_follower_reads_the_rest_and_then_goes_on(redis_url: str, namespace: str, seen: int) -> None:
+def test_a_late_follower_reads_the_rest_and_then_goes_on(
+    redis_url: str, namespace: str, seen: int
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -102,7 +123,9 @@ def test_many_followers_of_one_journal_get_the_same(redis_url: str, namespace: s
     asyncio.run(main())
 
 
-def test_a_follower_without_any_wake_up_finds_everything_by_itself(redis_url: str, namespace: str) -> None:
+def test_a_follower_without_any_wake_up_finds_everything_by_itself(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -118,7 +141,11 @@ def test_a_follower_without_any_wake_up_finds_everything_by_itself(redis_url: st
     asyncio.run(main())
 
 
-def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(redis_url: str, namespace: str) -> None:
+def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 3600.0)  # it does not look by itself
+
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -130,8 +157,10 @@ def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(redis_url: str,
                 await eventually(lambda: not attempt.pending)
             last = (await w.entries())[-1]
             await w.redis.publish(w.channel, encode_wakes([wake_of("req_1", last, "1-2")]))
-            await follower.wait()
-            assert follower.reader.take() == events(1, 3)
+            got = b""
+            while got != events(1, 3):
+                await follower.wait()
+                got += follower.reader.take()
 
     asyncio.run(main())
 
@@ -149,11 +178,13 @@ def test_a_cut_subscription_costs_no_byte_and_doubles_none(redis_url: str, names
                 add(attempt, number)
                 if number in (20, 60):
                     await eventually(lambda: w.subscribers())
-                    killed += int(await w.operator.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+                    killed += int(
+                        await w.operator.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+                    )
                 await asyncio.sleep(0)
             finish(attempt)
             assert await reading == events(1, 100)
-            assert killed == 2
+            assert killed >= 2
 
     asyncio.run(main())
 
@@ -167,15 +198,18 @@ def test_a_cancelled_request_ends_for_its_follower_at_once(redis_url: str, names
             attempt = await w.opened(await w.writer())
             add(attempt, 1)
             await eventually(lambda: not attempt.pending)
-            await w.store.end("req_1", "cancelled", Reason.CANCELLED, await w.entries())
+            await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, await w.entries())
             assert await everything(follower) == events(1, 1)
             assert follower.reader.ending is not None
-            assert (follower.reader.ending.state, follower.reader.ending.reason) == ("cancelled", "cancelled")
+            assert (follower.reader.ending.state, follower.reader.ending.reason) == (
+                "cancelled",
+                "cancelled",
+            )
 
     asyncio.run(main())
 
 
-def test_a_journal_that_is_gone_is_told_and_not_waited_for(redis_url: str, namespace: str) -> None:
+def test_a_journal_that_is_gone_is_reported_at_once(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -188,11 +222,11 @@ def test_a_journal_that_is_gone_is_told_and_not_waited_for(redis_url: str, names
     asyncio.run(main())
 
 
-# -- Redis dies ----------------------------------------------------------------------------------------------
+# -- Redis dies ----------------------------------------------------------------------------------
 
 
 async def stream(attempt: Attempt, first: int, last: int) -> None:
-    """Events that come while others may wait for Redis."""
+    """Events that arrive while other tasks may wait for Redis."""
     for number in range(first, last + 1):
         add(attempt, number)
         await asyncio.sleep(0.001)
@@ -215,7 +249,7 @@ def test_a_redis_that_is_killed_and_restarted_loses_and_doubles_nothing(
             writing = asyncio.create_task(stream(attempt, 1, 300))
             await eventually(lambda: len(attempt.history) > 20)
             private_redis.kill()
-            with pytest.raises(JournalUnavailable):
+            with pytest.raises(RedisUnavailable):
                 await w.admit("req_2")
             await private_redis.start()
             await writing
@@ -227,7 +261,9 @@ def test_a_redis_that_is_killed_and_restarted_loses_and_doubles_nothing(
     asyncio.run(main())
 
 
-def test_a_redis_that_comes_back_older_is_made_whole_by_the_writer(private_redis: PrivateRedis, namespace: str) -> None:
+def test_a_redis_that_comes_back_older_is_made_whole_by_the_writer(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
     async def main() -> None:
         async with world(private_redis.url, namespace) as w:
             hub = await w.hub()

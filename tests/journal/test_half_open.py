@@ -1,34 +1,50 @@
-"""A Redis that accepts and does not answer, and connections that die without a word."""
+"""A Redis that accepts connections and does not answer, and connections that die silently."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 
 import pytest
-from half_open import proxy
-from journal_helpers import OPENED, eventually, world
 
-from serve_app.errors import JournalUnavailable, RequestRefused
-from serve_app.ingress.runtime import Ingress
-from serve_app.journal.connection import RedisLink
+from serve_app.cluster.leases import Membership
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import IngressLease
+from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.writer import JournalWriter
-from serve_app.membership import Membership
-from serve_app.routing.fleet import Fleet
+from serve_app.processes.ingress import IngressProcess
+from serve_app.redis.link import RedisLink
+from tests.journal.cable import HANGING, Cable
+from tests.journal.half_open import proxy
+from tests.journal.journal_helpers import (
+    OPENED,
+    add,
+    events,
+    eventually,
+    everything,
+    finish,
+    redis_settings,
+    world,
+)
+from tests.running_time import RunningTime
 
 
 def test_a_subscription_that_has_died_without_a_word_is_noticed_within_five_seconds(
     redis_url: str, namespace: str
 ) -> None:
     async def main() -> None:
-        async with proxy(redis_url) as way, world(way.url, namespace) as w, world(redis_url, namespace) as beside:
+        async with (
+            proxy(redis_url) as way,
+            world(way.url, namespace, redis={"url": way.url}) as w,
+            world(redis_url, namespace) as beside,
+        ):
             hub = await w.hub()
             before = hub._connection
             assert before is not None
             way.dead = True
-            began_s = time.monotonic()
-            await eventually(lambda: not before.usable)
-            assert time.monotonic() - began_s < 5
+            with RunningTime() as running:
+                await eventually(lambda: not before.usable)
+                assert running.now_s() < 5
             way.dead = False
             await eventually(lambda: hub._connection is not before and hub._connection is not None)
             await eventually(beside.subscribers)
@@ -36,23 +52,26 @@ def test_a_subscription_that_has_died_without_a_word_is_noticed_within_five_seco
     asyncio.run(main())
 
 
-def test_who_waits_for_a_connection_shares_one_attempts_failure(redis_url: str, namespace: str) -> None:
+def test_callers_that_wait_for_a_connection_share_one_failure(
+    redis_url: str, namespace: str
+) -> None:
     """One after another, the twelfth would wait for twelve seconds."""
 
     async def main() -> None:
-        async with proxy(redis_url) as way, world(way.url, namespace) as w:
+        async with proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
             way.dead = True
             link, writer = RedisLink(w.settings.redis), JournalWriter(w.settings)
+            link._shared._quiet_s = 60.0  # however long the machine takes to come right after
             calls = [link.call([("PING",)]) for _ in range(12)]
             opens = [writer.open(f"req_{n}", 1, b"nonce", OPENED) for n in range(12)]
-            began_s = time.monotonic()
-            answers = await asyncio.gather(*calls, *opens, return_exceptions=True)
-            assert time.monotonic() - began_s < 2
-            assert {type(answer) for answer in answers} == {JournalUnavailable}
-            with pytest.raises(JournalUnavailable):  # and who comes right after is told at once
-                await link.call([("PING",)])
-            assert time.monotonic() - began_s < 2
+            with RunningTime() as running:
+                answers = await asyncio.gather(*calls, *opens, return_exceptions=True)
+                assert {type(answer) for answer in answers} == {RedisUnavailable}
+                with pytest.raises(RedisUnavailable):  # and who comes right after is told at once
+                    await link.call([("PING",)])
+                assert running.now_s() < 2
             way.dead = False
+            link._shared._quiet_until_s = -math.inf
             await eventually(lambda: answered(link))
             await link.close()
             await writer.stop()
@@ -63,50 +82,87 @@ def test_who_waits_for_a_connection_shares_one_attempts_failure(redis_url: str, 
 async def answered(link: RedisLink) -> bool:
     try:
         return await link.call([("PING",)]) == ["PONG"] or True
-    except JournalUnavailable:
+    except RedisUnavailable:
         return False
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["stops answering", "never answered"])
-def test_an_admission_is_refused_within_two_seconds(redis_url: str, namespace: str, connected: bool) -> None:
+def test_an_admission_is_refused_within_two_seconds(
+    redis_url: str, namespace: str, connected: bool
+) -> None:
     async def main() -> None:
-        async with proxy(redis_url) as way, world(way.url, namespace) as w:
+        async with proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
             way.dead = not connected
-            ingress = Ingress(w.settings, "ingress-1", "session-1", None, Fleet())  # type: ignore[arg-type]
+            ingress = IngressProcess(w.settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
             if connected:
-                await ingress._link.call([("PING",)])
+                await ingress.base.link.call([("PING",)])
                 way.dead = True
-            began_s = time.monotonic()
-            refusals = await asyncio.gather(
-                *(admit(ingress, {"idempotency-key": str(n)} if n % 2 else {}) for n in range(40))
-            )
-            assert time.monotonic() - began_s < 2.5
+            keys = [{"idempotency-key": str(n)} if n % 2 else {} for n in range(40)]
+            with RunningTime() as running:
+                refusals = await asyncio.gather(*(admit(ingress, key) for key in keys))
+                assert running.now_s() < 2.5
             assert {refusal.reason for refusal in refusals} == {"journal_unavailable"}
-            assert len({refusal.headers()["retry-after-ms"] for refusal in refusals}) > 20, "or all come back at once"
-            await ingress._link.close()
+            assert len({refusal.headers()["retry-after-ms"] for refusal in refusals}) > 20, (
+                "or all come back at once"
+            )
+            await ingress.base.link.close()
 
     asyncio.run(main())
 
 
-async def admit(ingress: Ingress, headers: dict[str, str]) -> RequestRefused:
+async def admit(ingress: IngressProcess, headers: dict[str, str]) -> RequestRefused:
+    submission = ingress.submissions.of("t", "/v1/completions", "", headers, b"{}", {}, "")
     with pytest.raises(RequestRefused) as refused:
-        await ingress.admission.admit("t", "/v1/completions", "", headers, b"{}", {}, "")
+        await ingress.acceptance.accept(submission)
     return refused.value
 
 
-def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(redis_url: str, namespace: str) -> None:
+def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
-        async with proxy(redis_url) as way, world(way.url, namespace) as w:
-            ingress = Ingress(w.settings, "ingress-1", "session-1", None, Fleet())  # type: ignore[arg-type]
+        async with proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
+            ingress = IngressProcess(w.settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
             membership: Membership = ingress.membership
-            await membership.join_as_ingress("ingress-1", "session-1", lambda: False)
+            await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
             assert membership.reachable
             way.dead = True
-            began_s = time.monotonic()
-            await eventually(lambda: not membership.reachable)
-            assert time.monotonic() - began_s < 8
+            with RunningTime() as running:
+                await eventually(lambda: not membership.reachable)
+                assert running.now_s() < 8
             way.dead = False
             await eventually(lambda: membership.reachable)
             await membership.leave()
+
+    asyncio.run(main())
+
+
+def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_and_no_entry(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        cable = Cable(redis_url)
+        await cable.start()
+        redis = {**redis_settings(cable.url), "response_timeout_s": 2.0}
+        async with world(redis_url, namespace) as beside:
+            async with world(cable.url, namespace, redis=redis) as w:
+                follower = (await beside.hub()).follow_new(await beside.admit())
+                reading = asyncio.create_task(everything(follower))
+                await beside.admit("req_2")
+                writer = await w.writer()
+                attempt = await w.opened(writer)
+                cable.cut("XADD", HANGING)
+                opening = asyncio.create_task(writer.open("req_2", 1, b"nonce-2", OPENED))
+                await cable.hung.wait()
+                add(attempt, 1)  # behind the opening, on the same connection
+                with pytest.raises(AnswerLost):
+                    await opening
+                add(attempt, 2)
+                finish(attempt)
+                await attempt.closed
+                assert await reading == events(1, 2)
+                await cable.arrive()
+                assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"
+            cable.drop()
 
     asyncio.run(main())

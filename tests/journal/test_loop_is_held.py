@@ -1,4 +1,6 @@
-"""A request whose computing holds its worker's loop ends by a reason of its own; the others of that worker go on."""
+"""A request that blocks its worker's event loop ends with its own reason, and the worker's other
+requests continue.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import asyncio
 import json
 from typing import Any
 
-from serve_app.errors import Reason
+from serve_app.contract import Reason
 from tests.journal.any_json import MODEL, Door
 
 JSON = [(b"content-type", b"application/json")]
@@ -16,11 +18,16 @@ def body(prompt: str) -> bytes:
     return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 100}).encode()
 
 
-def test_a_request_that_holds_the_loop_is_ended_and_nobody_else(redis_url: str, namespace: str) -> None:
-    door = Door(redis_url, namespace, tokens_per_s=50, max_output_tokens=0, faults={"hold it": "hold"})
+def test_only_the_request_that_blocks_the_loop_is_ended(redis_url: str, namespace: str) -> None:
+    door = Door(
+        redis_url, namespace, tokens_per_s=50, max_output_tokens=0, faults={"hold it": "hold"}
+    )
 
     async def both() -> list[Any]:
-        asked = [door.ask("/v1/completions", JSON, body(prompt)) for prompt in ("a story", "hold it", "another")]
+        asked = [
+            door.ask("/v1/completions", JSON, body(prompt))
+            for prompt in ("a story", "hold it", "another")
+        ]
         return list(await asyncio.gather(*asked))
 
     try:

@@ -1,4 +1,4 @@
-"""What cannot be decoded ends no loop, hides nothing else, and is kept for somebody to look at."""
+"""Data that cannot be decoded ends no loop, hides nothing else, and is kept as a dead letter."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from ingresses import REPLICA, ended, ingresses
-from journal_helpers import World, eventually, world
+from typer.testing import CliRunner
 
-from scripts import dead_letters as command
-from serve_app.journal.client import connect_redis
+from serve_app.cli import dead_letters as command
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.metrics_pages import merge_pages
+from serve_app.observability.snapshots import Snapshots
+from serve_app.redis.client import connect_redis
+from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.snapshots import Snapshots
-from serve_app.telemetry import Telemetry, merge_pages
+from tests.journal.ingresses import REPLICA, ended, ingresses
+from tests.journal.journal_helpers import World, eventually, world
 
 GOOD = {"r": "req_good", "t": "t", "s": "s", "d": "1", "c": "7"}
 MALFORMED: dict[str, dict[str, Any]] = {
@@ -33,8 +36,8 @@ def unread(w: World) -> DeadLetters:
     return DeadLetters(w.link, w.settings.namespace, 100)
 
 
-def test_queue_entries_that_nobody_can_read_become_dead_letters_and_hide_no_others(
-    redis_url: str, namespace: str, capsys: pytest.CaptureFixture[str]
+def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
+    redis_url: str, namespace: str
 ) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
@@ -44,33 +47,41 @@ def test_queue_entries_that_nobody_can_read_become_dead_letters_and_hide_no_othe
             await w.admit("req_1")
             async with ingresses(w, "ingress-1") as (_, (ingress,)):
                 await eventually(lambda: ended(w, "req_1"))
-                assert ingress.loops.failing == []
-                assert ingress.telemetry.registry.get_sample_value(
-                    "hermes_loop_restarts_total", {"loop": "dispatcher"}
-                ) == 0  # fmt: skip
+                assert ingress.base.loops.failing == []
+                assert (
+                    ingress.base.telemetry.registry.get_sample_value(
+                        "hermes_loop_restarts_total", {"loop": "dispatcher"}
+                    )
+                    == 0
+                )
             letters = await unread(w).unreadable()
             assert len(letters) == len(MALFORMED)
             assert all(letter.source.startswith(f"{stream} ") for letter in letters)
-            assert letters[2].fields == {name.encode(): value.encode() for name, value in GOOD.items()} | {
-                b"d": b"soon"
-            }
+            assert letters[2].fields == {
+                name.encode(): value.encode() for name, value in GOOD.items()
+            } | {b"d": b"soon"}
             assert await unread(w).read() == []
 
     asyncio.run(main())
-    assert command.main(["list", "--redis-url", redis_url, "--namespace", namespace]) == 0
-    shown = capsys.readouterr().out
+    done = CliRunner().invoke(
+        command.app, ["list", "--redis-url", redis_url, "--namespace", namespace]
+    )
+    assert done.exit_code == 0
+    shown = done.stdout
     assert f"{len(MALFORMED)} that nobody could read:" in shown
     assert "d=soon" in shown
     assert "r=<10000 bytes>" in shown
 
 
-def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(redis_url: str, namespace: str) -> None:
+def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await w.redis.xadd(w.queue().stream("standard"), MALFORMED["without a deadline"])
             await w.admit("req_1")
             raw = w.queue("ingress-2")
-            await raw._prepare()
+            await w.streams().prepare()
             await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
             async with ingresses(w, "ingress-1"):
                 await eventually(lambda: ended(w, "req_1"))
@@ -84,7 +95,9 @@ def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_specia
 ) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
-            await w.redis.xadd(w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
+            await w.redis.xadd(
+                w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13}
+            )
             await w.admit("req_1")
             async with ingresses(w, "ingress-1"):
                 await eventually(lambda: ended(w, "req_1"))
@@ -94,7 +107,7 @@ def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_specia
 
 
 @pytest.mark.parametrize("facts", [b"no json", b"{}", b"\xff"])
-def test_a_request_whose_journal_nobody_can_read_ends_with_that_reason(
+def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
     redis_url: str, namespace: str, facts: bytes
 ) -> None:
     async def main() -> None:
@@ -110,7 +123,9 @@ def test_a_request_whose_journal_nobody_can_read_ends_with_that_reason(
     asyncio.run(main())
 
 
-def test_a_wake_up_that_nobody_can_read_is_dropped_and_the_next_ones_come(redis_url: str, namespace: str) -> None:
+def test_an_unreadable_wake_up_is_dropped_and_the_next_ones_arrive(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -125,7 +140,9 @@ def test_a_wake_up_that_nobody_can_read_is_dropped_and_the_next_ones_come(redis_
     asyncio.run(main())
 
 
-def test_followers_of_a_journal_that_nobody_can_read_end_and_hold_up_no_others(redis_url: str, namespace: str) -> None:
+def test_followers_of_an_unreadable_journal_end_and_delay_no_others(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             hub = await w.hub()
@@ -150,13 +167,15 @@ async def _watched(follower: Any) -> None:
         await follower.wait()
 
 
-def test_a_member_that_nobody_can_read_hides_no_others(redis_url: str, namespace: str) -> None:
+def test_an_unreadable_member_hides_no_others(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (_, (ingress,)):
             redis = connect_redis(w.settings.redis)
             later = 10**14
-            await redis.zadd(f"{namespace}:workers", {b"replica|many": later, b"\xff|3": later, b"": later})
-            await redis.zadd(f"{namespace}:ingresses", {b"\xff\xfe": later, b"": later})
+            await redis.zadd(
+                workers_key(namespace), {b"replica|many": later, b"\xff|3": later, b"": later}
+            )
+            await redis.zadd(ingresses_key(namespace), {b"\xff\xfe": later, b"": later})
             looked = ingress.membership._trust._looked_s
             await eventually(lambda: ingress.membership._trust._looked_s > looked)
             assert (REPLICA, 8) in ingress.membership.members.workers
@@ -166,11 +185,11 @@ def test_a_member_that_nobody_can_read_hides_no_others(redis_url: str, namespace
     asyncio.run(main())
 
 
-def test_a_metrics_page_that_nobody_can_read_hides_no_others(redis_url: str, namespace: str) -> None:
+def test_an_unreadable_metrics_page_hides_no_others(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             one = Snapshots(w.redis, namespace, "one", Telemetry(), 60)
-            await w.redis.set(f"{namespace}:metrics:two", b"no zlib")
+            await w.redis.set(metrics_key(namespace, "two"), b"no zlib")
             assert set(await one.pages(["two"])) == {"one"}
 
     asyncio.run(main())

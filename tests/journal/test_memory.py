@@ -1,4 +1,4 @@
-"""What a journal takes of Redis's memory, as docs/operations.md states it; and a Redis that is full."""
+"""Redis memory per journal, as stated in docs/operations.md, and a full Redis."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_helpers import LINE, PrivateRedis, World, add, events, eventually, everything, finish, world
 
-from serve_app.errors import JournalUnavailable
-from serve_app.journal.entries import TERMINAL_ID, AttemptFacts, RequestFacts, transcript
-from serve_app.redis_clock import RedisClock
-from serve_app.telemetry import Telemetry
+from serve_app.clock import RedisClock
+from serve_app.contract import State
+from serve_app.errors import RedisUnavailable
+from serve_app.journal.entries import transcript
+from serve_app.journal.facts import AttemptFacts, RequestFacts
+from serve_app.journal.ids import TERMINAL_ID
+from serve_app.observability.metrics import Telemetry
+from tests.journal.journal_helpers import (
+    PrivateRedis,
+    World,
+    add,
+    events,
+    eventually,
+    everything,
+    finish,
+    world,
+)
 from workers.recorder import Recorder
-from workers.simulated_engine import _Shape
+from workers.simulated_responses import ResponseFormat
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 500
@@ -34,25 +46,36 @@ def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
 
 
 def documented(row: str) -> int:
-    """The bytes that a row of the table in docs/operations.md states."""
+    """The number of bytes in a row of the table in docs/operations.md."""
     page = (ROOT / "docs" / "operations.md").read_text()
     (number,) = re.findall(rf"^\| {re.escape(row)} \| ([\d,]+) \|", page, re.MULTILINE)
     return int(number.replace(",", ""))
 
 
 async def answer(w: World) -> dict[str, float]:
-    """A typical request from its admission to its compacted end: one entry for each token. Returns bytes, by row."""
+    """A typical request from its admission to its compacted end: one entry for each token. Returns
+    bytes, by row.
+    """
     now_ms = int(time.time() * 1000)
     facts = RequestFacts(
-        "standard", "default", "0123456789abcdef", "hermes-tiny", True, now_ms, now_ms + 600_000, "hermes:w:abcdefgh"
+        "standard",
+        "default",
+        "0123456789abcdef",
+        "hermes-tiny",
+        True,
+        now_ms,
+        now_ms + 600_000,
+        "hermes:w:abcdefgh",
     )
-    opened = AttemptFacts("abcdefgh", "vllm-0.32.0", now_ms, "", "vllm-0.32.0 builtin:tiny dtype=float32")
-    await w.store.admit(REQUEST_ID, LINE, b"x" * 1000, facts, (w.queue().stream("standard"), {"r": REQUEST_ID}))
+    opened = AttemptFacts(
+        "abcdefgh", "vllm-0.32.0", now_ms, "", "vllm-0.32.0 builtin:tiny dtype=float32"
+    )
+    await w.accept(REQUEST_ID, facts, b"x" * 1000)
     attempt, _ = await (await w.writer()).open(REQUEST_ID, 1, b"12345678", opened)
     recorder = Recorder(attempt, facts, opened, Telemetry(), RedisClock())
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await recorder.send({"type": "http.response.start", "status": 200, "headers": headers})
-    shape = _Shape(REQUEST_ID, "hermes-tiny", chat=True, created_s=1_767_225_600)
+    shape = ResponseFormat(REQUEST_ID, "hermes-tiny", chat=True, created_s=1_767_225_600)
     text = (ROOT / "scripts" / "tiny-model" / "text" / "stories.txt").read_text().split()
     assert len(text) > TOKENS
     before = await aof_bytes(w)
@@ -68,7 +91,7 @@ async def answer(w: World) -> dict[str, float]:
     running = await memory(w)
     assert len(await w.entries(REQUEST_ID)) == TOKENS + 2
     appended = await eventually(lambda: grown(w, before))
-    recorder.end("completed", "", w.settings.journal.transcript_compression_level)
+    recorder.end(State.COMPLETED, None, w.settings.journal.transcript_compression_level)
     await attempt.closed
     await eventually(lambda: compacted(w))
     return {
@@ -84,7 +107,7 @@ async def memory(w: World) -> int:
 
 
 async def compacted(w: World) -> bool:
-    return await w.redis.xlen(w.store.key(REQUEST_ID)) == 1
+    return bool(await w.redis.xlen(w.store.key(REQUEST_ID)) == 1)
 
 
 async def aof_bytes(w: World) -> int:
@@ -92,19 +115,23 @@ async def aof_bytes(w: World) -> int:
 
 
 async def grown(w: World, before: int) -> int:
-    """By how much the append-only file has grown, once nothing more waits to be written to it."""
+    """By how much the append-only file has grown, once everything is written to it."""
     found: dict[str, int] = await w.redis.info("persistence")
     return 0 if found["aof_buffer_length"] else found["aof_current_size"] - before
 
 
-def test_a_journal_takes_the_memory_that_the_document_states(private_redis: PrivateRedis, namespace: str) -> None:
+def test_a_journal_takes_the_memory_that_the_document_states(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
     async def main() -> dict[str, float]:
         async with world(private_redis.url, namespace) as w:
             return await answer(w)
 
     for row, measured in asyncio.run(main()).items():
         stated = documented(row)
-        assert abs(measured - stated) <= TOLERANCE * stated, f"{row}: {measured:.0f} bytes, documented as {stated}"
+        assert abs(measured - stated) <= TOLERANCE * stated, (
+            f"{row}: {measured:.0f} bytes, documented as {stated}"
+        )
 
 
 def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
@@ -119,10 +146,14 @@ def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
             attempt = await w.opened(writer)
             add(attempt, 1)
             await eventually(lambda: not attempt.pending)
-            assert (await w.operator.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
+            assert (await w.operator.config_get("maxmemory-policy"))[
+                "maxmemory-policy"
+            ] == "noeviction"
             await w.operator.config_set("maxmemory", FULL_BYTES)
             await w.operator.setrange("filler", 2 * FULL_BYTES, "x")
-            with pytest.raises(JournalUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"):
+            with pytest.raises(
+                RedisUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"
+            ):
                 await w.admit("req_2")
             assert not await w.redis.exists(w.store.key("req_2"))
             for number in range(2, 6):

@@ -1,30 +1,46 @@
-"""The waiting lines and the leases, on a real Redis."""
+"""The queues and the leases, on a real Redis."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from journal_helpers import World, world
 
-from serve_app import membership
-from serve_app.errors import JournalUnavailable
-from serve_app.membership import IngressLease, Members, Membership
+from serve_app import timings
+from serve_app.cluster.leases import Membership
+from serve_app.cluster.members import Members
+from serve_app.contract import IngressLease, Reason, State, WorkerLease, Written
+from serve_app.errors import RedisUnavailable
+from serve_app.journal.facts import Summary
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.snapshots import Snapshots
+from serve_app.policy.classes import CLASSES
+from serve_app.policy.work import Work
+from serve_app.redis.connection import Command
+from serve_app.redis.keyspace import ingresses_key, metrics_key
+from serve_app.redis.replies import Reply
+from serve_app.request_queue.depths import QueueDepths
+from serve_app.request_queue.entry import encode_entry
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.snapshots import Snapshots
-from serve_app.telemetry import Telemetry
+from tests.journal.journal_helpers import HEAD, OPENED, World, add, world
+
+SUMMARY_OF_42 = Summary(None, None, 1, 9, first_output_ms=5, output_tokens=42)
 
 
 async def enqueue(w: World, request_class: str, *request_ids: str) -> None:
     queue = w.queue()
     for request_id in request_ids:
-        fields = queue.fields(request_id, "tenant", "session", 123, 7)
+        fields = encode_entry(request_id, "tenant", "session", 123, Work(7))
         await w.redis.xadd(queue.stream(request_class), {**fields})
 
 
-async def claimed(queue: RequestQueue, room: int) -> list[str]:
-    return [entry.request_id for entry in await queue.claim(room)]
+async def claimed(queue: RequestQueue, of_each: int, *classes: str) -> list[str]:
+    entries = await queue.claim(of_each, classes or CLASSES)
+    return [entry.request_id for entry in entries]
 
 
 def test_a_claim_gives_back_what_was_enqueued(redis_url: str, namespace: str) -> None:
@@ -34,39 +50,53 @@ def test_a_claim_gives_back_what_was_enqueued(redis_url: str, namespace: str) ->
             await enqueue(w, "batch", "req_1")
             (entry,) = await w.queue().claim(1)
             assert (entry.request_id, entry.tenant, entry.session) == ("req_1", "tenant", "session")
-            assert (entry.deadline_ms, entry.cost_tokens, entry.request_class) == (123, 7, "batch")
+            assert (entry.deadline_ms, entry.prompt_tokens, entry.request_class) == (
+                123,
+                7,
+                "batch",
+            )
             assert before_ms < entry.enqueued_ms < before_ms + 60_000
 
     asyncio.run(main())
 
 
-def test_little_room_goes_to_the_urgent_first(redis_url: str, namespace: str) -> None:
+def test_a_claim_takes_the_oldest_of_the_classes_that_it_names(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await enqueue(w, "batch", "b1", "b2")
             await enqueue(w, "standard", "s1")
             await enqueue(w, "realtime", "r1", "r2", "r3")
             queue = w.queue()
-            assert await claimed(queue, 2) == ["r1", "r2"]
-            assert await claimed(queue, 2) == ["r3"]
-            assert await claimed(queue, 1) == ["s1"]
-            assert await claimed(queue, 2) == ["b1", "b2"]
+            assert await claimed(queue, 2, "realtime", "standard") == ["r1", "r2", "s1"]
+            assert await claimed(queue, 1) == ["r3", "b1"]
+            assert await claimed(queue, 2, "batch") == ["b2"]
 
     asyncio.run(main())
 
 
-def test_much_room_is_shared_by_the_classes_so_that_none_waits_for_ever(redis_url: str, namespace: str) -> None:
+def test_a_claim_that_does_not_wait_is_answered_at_once(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 50_000)
+
     async def main() -> None:
         async with world(redis_url, namespace) as w:
-            for name in ("realtime", "standard", "batch"):
-                await enqueue(w, name, *(f"{name}-{number}" for number in range(5)))
-            got = await claimed(w.queue(), 6)
-            assert sorted(got) == sorted(f"{name}-{n}" for name in ("realtime", "standard", "batch") for n in (0, 1))
+            await enqueue(w, "standard", "s1")
+            queue = w.queue()
+            async with asyncio.timeout(40):
+                assert await queue.claim(8, ["realtime"], wait=False) == []
+            assert await claimed(queue, 8) == ["s1"]
 
     asyncio.run(main())
 
 
-def test_an_arrival_ends_the_wait_for_one(redis_url: str, namespace: str) -> None:
+def test_an_arrival_ends_the_wait_for_one(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 50_000)
+
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             queue = w.queue()
@@ -99,29 +129,36 @@ def test_no_entry_goes_to_two_consumers(redis_url: str, namespace: str) -> None:
                     mine += found
                 return mine
 
-            shares = await asyncio.gather(*(consume(w.queue(f"ingress-{number}")) for number in range(4)))
+            shares = await asyncio.gather(
+                *(consume(w.queue(f"ingress-{number}")) for number in range(4))
+            )
             assert sorted(request_id for share in shares for request_id in share) == sorted(wanted)
 
     asyncio.run(main())
 
 
-def test_what_is_acknowledged_is_forgotten_and_what_is_not_stays_claimed(redis_url: str, namespace: str) -> None:
+def test_acknowledged_entries_are_deleted_and_others_stay_claimed(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await enqueue(w, "standard", "s1", "s2", "s3")
             await enqueue(w, "batch", "b1")
             queue = w.queue()
-            depths = await queue.depths()
-            assert [(d.waiting, d.claimed) for d in depths.values()] == [(0, 0), (3, 0), (1, 0)]
+            depths = await w.depths()
+            assert [(d.waiting, d.claimed) for d in depths.values()] == [(0, 0)] * 2 + [
+                (3, 0),
+                (1, 0),
+            ]
             assert depths["realtime"].oldest_s == 0
             assert 0 <= depths["standard"].oldest_s < 30
-            first, _ = await queue.claim(2)
+            first, _ = await queue.claim(2, ["standard"])
             await queue.acknowledge(first)
-            depths = await queue.depths()
+            depths = await w.depths()
             assert (depths["standard"].waiting, depths["standard"].claimed) == (1, 1)
             assert await w.redis.xlen(queue.stream("standard")) == 2
             await queue.acknowledge(first)  # twice is once
-            assert (await queue.depths())["standard"].claimed == 1
+            assert (await w.depths())["standard"].claimed == 1
 
     asyncio.run(main())
 
@@ -129,35 +166,38 @@ def test_what_is_acknowledged_is_forgotten_and_what_is_not_stays_claimed(redis_u
 def test_a_redis_that_was_emptied_is_prepared_again(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
-            queue, looker = w.queue(), w.queue("looker")
+            queue, looker = w.queue(), QueueDepths(w.streams())
             await enqueue(w, "standard", "s1")
             assert await claimed(queue, 1) == ["s1"]
-            await looker.depths()
+            await looker.look()
             await w.operator.flushall()
             await enqueue(w, "standard", "s2")
             assert await claimed(queue, 1) == []  # this claim finds no group and makes it
             assert await claimed(queue, 1) == ["s2"]
             await w.operator.flushall()
-            with pytest.raises(JournalUnavailable):
-                await looker.depths()
-            assert (await looker.depths())["standard"].waiting == 0
+            with pytest.raises(RedisUnavailable):
+                await looker.look()
+            assert (await looker.look())[0]["standard"].waiting == 0
 
     asyncio.run(main())
 
 
-# -- leases --------------------------------------------------------------------------------------------------
+# -- leases --------------------------------------------------------------------------------------
 
 
 def test_members_see_each_other_and_a_leaver_at_once(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             looks: list[Members] = []
-            worker, ingress = Membership(w.redis, namespace), Membership(w.redis, namespace, looks.append)
+            worker, ingress = (
+                Membership(w.redis, namespace),
+                Membership(w.redis, namespace, looks.append),
+            )
             await worker.join_as_worker("replica|with-a-bar", 16)
-            await ingress.join_as_ingress("ingress-1", "session-1", lambda: False)
+            await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
             assert ingress.reachable
             lease = IngressLease("ingress-1", "session-1", False)
-            assert looks[-1] == Members((lease,), (("replica|with-a-bar", 16),))
+            assert looks[-1] == Members((lease,), (WorkerLease("replica|with-a-bar", 16),))
             await worker.leave()
             await ingress._renew()
             assert looks[-1].workers == ()
@@ -166,33 +206,39 @@ def test_members_see_each_other_and_a_leaver_at_once(redis_url: str, namespace: 
     asyncio.run(main())
 
 
-def test_an_ingress_that_sees_its_cluster_whole_has_one_lease_still(redis_url: str, namespace: str) -> None:
+def test_an_ingress_that_sees_its_cluster_whole_has_one_lease_still(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             whole = False
             ingress = Membership(w.redis, namespace)
-            await ingress.join_as_ingress("ingress-1", "session-1", lambda: whole)
+            await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1", whole))
             whole = True
             await ingress._renew()
             assert ingress.members.ingresses == (IngressLease("ingress-1", "session-1", True),)
             await ingress.leave()
-            assert await w.redis.zcard(f"{namespace}:ingresses") == 0
+            assert await w.redis.zcard(ingresses_key(namespace)) == 0
 
     asyncio.run(main())
 
 
-def test_a_younger_cluster_supersedes_an_older_one_as_soon_as_it_is_whole() -> None:
+def test_a_newer_cluster_supersedes_an_older_one_as_soon_as_it_is_complete() -> None:
     old, young = "session_2026-11-22_09-59-59_1_7", "session_2026-11-22_10-00-00_1_7"
     for whole, expected in ((False, False), (True, True)):
         members = Members((IngressLease("a", old, True), IngressLease("b", young, whole)))
         assert members.superseded(old) is expected
         assert members.superseded(young) is False
-    assert (members.ingresses_of(old), members.ingresses_of(young), members.names) == (1, 1, ("a", "b"))
+    assert members.names == ("a", "b")
+    assert members.others("b", young) == members.others("a", old) == []
+    assert [lease.name for lease in members.others("c", old)] == ["a"]
 
 
-def test_the_lease_of_one_who_died_expires(redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "LEASE_MS", 2_000)
-    monkeypatch.setattr(membership, "RENEW_S", 0.02)
+def test_the_lease_of_a_dead_process_expires(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "LEASE_MS", 2_000)
+    monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.02)
 
     async def main() -> None:
         async with world(redis_url, namespace) as w:
@@ -205,13 +251,13 @@ def test_the_lease_of_one_who_died_expires(redis_url: str, namespace: str, monke
                     alone.set()
 
             dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, look)
-            await dying.join_as_ingress("ingress-2", "session-1", lambda: False)
-            await living.join_as_ingress("ingress-1", "session-1", lambda: False)
+            await dying.join_as_ingress(lambda: IngressLease("ingress-2", "session-1"))
+            await living.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
             assert looks[0].names == ("ingress-1", "ingress-2")
             assert dying._task is not None
             dying._task.cancel()  # as a crash would: nothing is given back
             await asyncio.wait_for(alone.wait(), 60)
-            assert await w.redis.zcard(f"{namespace}:ingresses") == 1  # and is cleaned away
+            assert await w.redis.zcard(ingresses_key(namespace)) == 1  # and is cleaned away
             await living.leave()
 
     asyncio.run(main())
@@ -221,7 +267,7 @@ def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str) -> N
     async def main() -> None:
         async with world("redis://127.0.0.1:1/0", namespace) as w:
             member = Membership(w.redis, namespace)
-            await member.join_as_ingress("ingress-1", "session-1", lambda: False)
+            await member.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
             assert not member.reachable
             assert member._task is not None
             assert not member._task.done()
@@ -233,13 +279,93 @@ def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str) -> N
 def test_pages_of_others_are_found_by_their_names(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
-            one, two = (Snapshots(w.redis, namespace, name, Telemetry(), 60) for name in ("one", "two"))
+            one, two = (
+                Snapshots(w.redis, namespace, name, Telemetry(), 60) for name in ("one", "two")
+            )
             await one.start()
-            while not await w.redis.exists(f"{namespace}:metrics:one"):
+            while not await w.redis.exists(metrics_key(namespace, "one")):
                 await asyncio.sleep(0)
             pages = await two.pages(["one", "two", "gone"])
             assert set(pages) == {"one", "two"}
             assert b"hermes_in_flight_requests" in pages["one"]
             await one.stop()
+
+    asyncio.run(main())
+
+
+def test_a_journal_says_how_much_was_written(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await w.admit("req_1")
+            attempt = await w.opened(await w.writer())
+            add(attempt, 1)
+            attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
+            await attempt.closed
+            await w.admit("req_cancelled")
+            await w.endings.end("req_cancelled", State.CANCELLED, Reason.CANCELLED)
+            await w.admit("req_waits")
+            broken_off = await w.admit("req_broken_off")
+            await (await w.writer()).open(broken_off, 1, b"nonce-2", OPENED)
+            await w.endings.end(broken_off, State.CANCELLED, Reason.CANCELLED)
+            expired = await w.admit("req_expired")
+            attempt, _ = await (await w.writer()).open(expired, 1, b"nonce-3", OPENED)
+            attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY_OF_42, None)
+            await attempt.closed
+            written = {
+                entry.request_id: await w.queue().written(entry)
+                for entry in await w.queue().claim(5)
+            }
+            assert written == {
+                "req_1": Written(42),
+                "req_cancelled": Written(0, whole=False, begun=False),
+                "req_waits": None,
+                "req_broken_off": None,
+                "req_expired": Written(42, whole=False),
+            }
+
+    asyncio.run(main())
+
+
+def test_a_large_answer_does_not_pass_over_the_connection_of_the_admissions(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            await w.admit("req_1")
+            attempt = await w.opened(await w.writer())
+            attempt.append([], [os.urandom(1 << 20)], 1, HEAD)
+            attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
+            await attempt.closed
+            (entry,) = await w.queue().claim(1)
+            replies, call = [], w.link.call
+
+            async def watched(commands: Sequence[Command]) -> list[Reply]:
+                replies.append(await call(commands))
+                return replies[-1]
+
+            w.link.call = watched  # type: ignore[method-assign]
+            assert await w.queue().written(entry) == Written(42)
+            assert len(repr(replies)) < 1_000
+            for kind in ("embeddings w0", ""):
+                assert await w.queue().written(replace(entry, kind=kind)) is None
+            await w.redis.set(w.store.key("req_1"), "something else")
+            assert await w.queue().written(entry) is None, "and is not repeated"
+
+    asyncio.run(main())
+
+
+def test_an_entry_of_an_older_version_counts_as_all_prompt(redis_url: str, namespace: str) -> None:
+    """And 0.1.0 reads only the fields that it knows."""
+
+    async def main() -> None:
+        async with world(redis_url, namespace) as w:
+            fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
+            assert set(fields) == {*"rtsdciok"}
+            older = {name: fields[name] for name in "rtsdc"}
+            for entry in (fields, older):
+                await w.redis.xadd(w.queue().stream("standard"), entry)
+            new, old = await w.queue().claim(2)
+            assert (new.prompt_tokens, new.max_output_tokens, new.kind) == (7, 9, "chat s1")
+            assert (old.prompt_tokens, old.max_output_tokens, old.kind) == (16, 0, "")
 
     asyncio.run(main())

@@ -1,4 +1,6 @@
-"""`cluster/redis.conf` and `cluster/redis.acl`, as an operator starts them; so do all tests, by `redis_server`."""
+"""`cluster/redis.conf` and `cluster/redis.acl` as an operator uses them; all tests use them too,
+through `redis_server`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from scripts.local import processes, redis_server
+from scripts.local import processes, redis_server, redis_start_time
 from scripts.local.environment import ROOT
+from tests.journal.journal_helpers import until_written
 
 
 @pytest.fixture
@@ -24,19 +27,26 @@ def as_user(server: redis_server.RedisServer, user: str = "hermes") -> Redis:
     return Redis.from_url(server.url(user), protocol=2)
 
 
-def test_redis_starts_with_the_files_that_the_project_ships(server: redis_server.RedisServer) -> None:
+def test_redis_starts_with_the_files_that_the_project_ships(
+    server: redis_server.RedisServer,
+) -> None:
     wanted = {"appendonly": "yes", "maxmemory-policy": "noeviction", "appendfsync": "everysec"}
     with as_user(server, "operator") as redis:
         assert {name: redis.config_get(name)[name] for name in wanted} == wanted
     processes.end(server.pid)
 
 
-def test_what_was_written_in_a_transaction_outlives_a_kill(server: redis_server.RedisServer, tmp_path: Path) -> None:
-    """Redis before 8.4 replays a transaction of the append-only file as `default`, who may log in nowhere."""
+def test_what_was_written_in_a_transaction_outlives_a_kill(
+    server: redis_server.RedisServer, tmp_path: Path
+) -> None:
+    """Redis before 8.4 replays a transaction of the append-only file as `default`, who may log in
+    nowhere.
+    """
     with as_user(server) as redis, redis.pipeline(transaction=True) as transaction:
         transaction.set("hermes:a", 1)
         transaction.xadd("hermes:j:1", {"b": "c"}, id="0-1")
         transaction.execute()
+    until_written(server.url("operator"))
     os.kill(server.pid, signal.SIGKILL)
     os.waitpid(server.pid, 0)
     again = redis_server.start(tmp_path, server.port)
@@ -50,8 +60,14 @@ def test_what_was_written_in_a_transaction_outlives_a_kill(server: redis_server.
 
 
 REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
-    "the service restores what it made elsewhere": ("hermes", lambda r: r.restore("hermes:a", 0, b"x")),
-    "the service sends keys to another server": ("hermes", lambda r: r.migrate("127.0.0.1", 1, ["hermes:a"], 0, 1)),
+    "the service restores what it made elsewhere": (
+        "hermes",
+        lambda r: r.restore("hermes:a", 0, b"x"),
+    ),
+    "the service sends keys to another server": (
+        "hermes",
+        lambda r: r.migrate("127.0.0.1", 1, ["hermes:a"], 0, 1),
+    ),
     "the service ends connections": ("hermes", lambda r: r.client_kill_filter(_type="pubsub")),
     "the service makes everybody wait": ("hermes", lambda r: r.client_pause(1)),
     "the service lists everybody's keys": ("hermes", lambda r: r.scan()),
@@ -82,4 +98,18 @@ def test_no_user_reaches_more_than_it_needs(server: redis_server.RedisServer) ->
 
 
 def test_the_template_keeps_its_place_for_the_password() -> None:
-    assert (ROOT / "cluster" / "redis.acl").read_text().count("REPLACE_WITH_SHA256_OF_THE_PASSWORD") == 2
+    assert (ROOT / "cluster" / "redis.acl").read_text().count(
+        "REPLACE_WITH_SHA256_OF_THE_PASSWORD"
+    ) == 2
+
+
+def test_the_time_of_a_start_is_printed_by_the_size_of_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    redis_start_time.main([1])
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["file,", "MB"]
+    size_mb, start_s, core_s, _ = map(float, row.split())
+    assert size_mb == 1, "as large as it was asked for"
+    assert 0 < start_s < 60
+    assert core_s < start_s + 1

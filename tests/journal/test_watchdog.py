@@ -1,24 +1,25 @@
-"""What `scripts/chaos` takes for a request that stands still."""
+"""What `scripts/chaos` counts as a stalled request."""
 
 from __future__ import annotations
 
 import asyncio
 
-from journal_helpers import eventually, world
-
-from scripts.disorder.watchdog import WITHIN_S, Watchdog
-from serve_app.journal.entries import TERMINAL_ID
+from scripts.chaos_testing.watchdog import WITHIN_S, Watchdog
+from serve_app.journal.ids import TERMINAL_ID
+from tests.journal.journal_helpers import eventually, world
 
 SLOT = 1
 
 
-def test_who_does_not_move_is_found_and_who_moves_waits_for_room_or_has_ended_is_not() -> None:
+def test_only_requests_that_stall_without_a_reason_are_found() -> None:
     dog = Watchdog(None, "m")  # type: ignore[arg-type]
     for second in range(2 * int(WITHIN_S)):
         claimed = {
-            "req_moves": (f"1-{second // 10}", "a"), "req_stands": ("0-1", "a"), "req_ended": (str(TERMINAL_ID), "a"),
+            "req_moves": (f"1-{second // 10}", "a"),
+            "req_stands": ("0-1", "a"),
+            "req_ended": (str(TERMINAL_ID), "a"),
             "req_is_taken_over": ("0-1", "ab"[second // 10 % 2]),
-        }  # fmt: skip
+        }
         dog.seen({"req_waits": "0-1"}, claimed, room=0, passed_s=1.0)
     assert set(dog.findings) == {"req_stands"}
     for _ in range(int(WITHIN_S) + 1):
@@ -27,7 +28,9 @@ def test_who_does_not_move_is_found_and_who_moves_waits_for_room_or_has_ended_is
     assert "though there is room" in dog.findings["req_waits"]
 
 
-def test_a_claim_that_nobody_carries_is_found_in_a_real_redis(redis_url: str, namespace: str) -> None:
+def test_a_claim_that_no_ingress_works_on_is_found_in_a_real_redis(
+    redis_url: str, namespace: str
+) -> None:
     async def main() -> None:
         async with world(redis_url, namespace) as w:
             await w.admit("req_lost")

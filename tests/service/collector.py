@@ -1,4 +1,4 @@
-"""An OTLP receiver: what a collector would be told, kept for the tests to look at."""
+"""An OTLP receiver that keeps what it receives for the tests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Collector:
 
     @property
     def endpoint(self) -> str:
-        """For `telemetry.traces_endpoint`."""
+        """The value for `telemetry.traces_endpoint`."""
         return f"http://127.0.0.1:{self._server.server_port}/v1/traces"
 
     def trace(self, trace_id: str) -> dict[str, list[Told]]:
@@ -62,7 +62,7 @@ class Collector:
         return found
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -73,10 +73,19 @@ def _spans(request: Any) -> Iterator[Told]:
         for scope in resource.scope_spans:
             for span in scope.spans:
                 yield Told(
-                    span.name, service, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(),
-                    span.start_time_unix_nano, span.end_time_unix_nano, _facts(span.attributes),
-                )  # fmt: skip
+                    span.name,
+                    service,
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    _facts(span.attributes),
+                )
 
 
 def _facts(attributes: Any) -> dict[str, Any]:
-    return {item.key: getattr(item.value, item.value.WhichOneof("value") or "string_value") for item in attributes}
+    return {
+        item.key: getattr(item.value, item.value.WhichOneof("value") or "string_value")
+        for item in attributes
+    }

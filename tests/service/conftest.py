@@ -1,10 +1,12 @@
-"""Real services for the tests: vLLM on the CPU, Ray Serve, Redis, HAProxy; one at a time, each started once.
+"""Real services for the tests: vLLM on the CPU, Ray Serve, Redis, HAProxy; one at a time, each
+started once.
 
-A service takes about a minute to start, so tests share: `service` is the one of most tests, `tensor_parallel` the
-other. They run grouped by service, and what disturbs a service comes last in its group.
+A service takes about a minute to start, so tests share them: most use `service`, the others
+`tensor_parallel`. Tests are grouped by service, and tests that disturb a service run last in their
+group. Clusters of Ray nodes are shared in the same way.
 
-While you write tests, `HERMES_KEEP_SERVICES=/tmp/some/folder` keeps the services there for the next run; end one with
-`scripts/quickstart --down --state-dir /tmp/some/folder/shared`.
+While you write tests, `HERMES_KEEP_SERVICES=/tmp/some/folder` keeps the services there for the next
+run; stop one with `scripts/quickstart --down --state-dir /tmp/some/folder/shared`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
 
@@ -26,7 +29,7 @@ _services: Services | None = None
 
 @pytest.fixture(scope="session")
 def services() -> Iterator[Services]:
-    """The starter of services; ends the last one."""
+    """Starts services; stops the last one at the end."""
     global _services
     kept = os.environ.get("HERMES_KEEP_SERVICES")
     with tempfile.TemporaryDirectory(prefix="hermes-", ignore_cleanup_errors=True) as folder:
@@ -46,7 +49,9 @@ def service(services: Services) -> Running:
 
 @pytest.fixture
 def simulated(services: Services) -> Running:
-    """HAProxy, two ingress replicas, three replicas of the simulated engine, whose text a prompt alone decides."""
+    """HAProxy, two ingress replicas, three replicas of the simulated engine, whose text a prompt
+    alone decides.
+    """
     return services.get("simulated")
 
 
@@ -56,11 +61,29 @@ def tensor_parallel(services: Services) -> Running:
     return services.get("tensor-parallel")
 
 
+@pytest.fixture
+def gpu_machine(services: Services) -> Nodes:
+    """One Ray node that was told of four GPUs, with nothing deployed."""
+    return services.nodes("gpu-machine")
+
+
+@pytest.fixture
+def gpu_nodes(services: Services) -> Nodes:
+    """A head without GPUs and three nodes that were told of four each, with nothing deployed."""
+    return services.nodes("gpu-nodes")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group by service, what disturbs it last; starting a service counts as part of the first test's time."""
+    """Group by service, what disturbs it last; starting a service counts as part of the first
+    test's time.
+    """
 
     def place(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
+        if "gpu_nodes" in names:
+            return 9 + (item.get_closest_marker("disturbs") is not None)
+        if "gpu_machine" in names:
+            return 8
         if "nodes" in names or "alone" in names:
             return 7
         if "closed" in names:
@@ -74,19 +97,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mine = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in mine:
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1200))
     positions = [index for index, item in enumerate(items) if item in set(mine)]
     for index, item in zip(positions, sorted(mine, key=place), strict=True):
         items[index] = item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "disturbs: kills a part of the shared service; runs after the others")
+    config.addinivalue_line(
+        "markers", "disturbs: kills a part of the shared service; runs after the others"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
-    if report.failed and _services is not None and set(_FIXTURES) & set(getattr(item, "fixturenames", ())):
+    if (
+        report.failed
+        and _services is not None
+        and set(_FIXTURES) & set(getattr(item, "fixturenames", ()))
+    ):
         report.sections.append(("the ends of the service's logs", _services.logs()))
     return report

@@ -1,6 +1,8 @@
-"""What a client sends who means harm: `python -m tests.service.hostility URL KEY MODEL PHASE`, a process of its own.
+"""Sends what a malicious client would send: `python -m tests.service.hostility URL KEY MODEL
+PHASE`, as a separate process.
 
-Every flood is bounded in count and time. Prints how each was answered, as JSON: `{name: {status: count}}`.
+Every flood is limited in number and time. Prints the answers' counts as JSON: `{name: {status:
+count}}`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -31,7 +34,9 @@ def _schema(depth: int) -> dict[str, Any]:
 
 
 def bodies(model: str) -> Iterator[tuple[str, str, bytes]]:
-    """Name, path and body of each request that is meant to hurt; every one of them must be refused with 4xx."""
+    """Name, path and body of each request that is meant to hurt; every one of them must be refused
+    with 4xx.
+    """
 
     def raw(text: str) -> bytes:
         return text.replace("MODEL", json.dumps(model)).encode()
@@ -40,31 +45,57 @@ def bodies(model: str) -> Iterator[tuple[str, str, bytes]]:
     yield (
         "a number of thousands of digits",
         CHAT,
-        raw(f'{{"model": MODEL, "messages": [{{"role": "user", "content": "x"}}], "max_tokens": {digits}}}'),
+        raw(
+            f'{{"model": MODEL, "messages": [{{"role": "user", "content": "x"}}], "max_tokens": '
+            f"{digits}}}"
+        ),
     )
-    yield "a million wrong items", COMPLETIONS, raw(f'{{"model": MODEL, "prompt": [{"null," * 600_000}null]}}')
+    yield (
+        "a million wrong items",
+        COMPLETIONS,
+        raw(f'{{"model": MODEL, "prompt": [{"null," * 600_000}null]}}'),
+    )
     yield "a long list", COMPLETIONS, raw(f'{{"model": MODEL, "prompt": [{"1," * 6_000_000}1]}}')
     yield "many small lists", CHAT, raw(f'{{"model": MODEL, "messages": [{"[]," * 4_000_000}[]]}}')
     yield "depth", CHAT, raw(f'{{"model": MODEL, "messages": {"[" * 500_000}{"]" * 500_000}}}')
     requests: dict[str, tuple[str, dict[str, Any]]] = {
         "stops": (CHAT, _chat(stop=["x"] * 1_000_000)),
-        "answers times prompts": (COMPLETIONS, {"prompt": ["x"] * 1_000, "n": 128, "max_tokens": 1}),
+        "answers times prompts": (
+            COMPLETIONS,
+            {"prompt": ["x"] * 1_000, "n": 128, "max_tokens": 1},
+        ),
         "biases": (CHAT, _chat(logit_bias={str(number): 1 for number in range(2_000)})),
         "stop tokens": (CHAT, _chat(stop_token_ids=list(range(1_000)), min_tokens=1)),
         "log probabilities": (CHAT, _chat(logprobs=True, top_logprobs=100_000)),
         "a deep schema": (CHAT, _chat(response_format=_schema(90))),
         "a long expression": (CHAT, _chat(structured_outputs={"regex": "(a|b)*" * 100_000})),
-        "a grammar": (CHAT, _chat(structured_outputs={"grammar": "root ::= " + '"a" | ' * 100_000 + '"b"'})),
+        "a grammar": (
+            CHAT,
+            _chat(structured_outputs={"grammar": "root ::= " + '"a" | ' * 100_000 + '"b"'}),
+        ),
         "best of many": (COMPLETIONS, {"prompt": "x", "best_of": 100_000, "max_tokens": 1}),
-        "a template of its own": (CHAT, _chat(chat_template="{% for i in range(10**9) %}x{% endfor %}")),
+        "a template of its own": (
+            CHAT,
+            _chat(chat_template="{% for i in range(10**9) %}x{% endfor %}"),
+        ),
         "an address inside": (
             CHAT,
-            _chat(messages=[{"role": "user", "content": [
-                {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
-            ]}]),
+            _chat(
+                messages=[
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "image_url",
+                                "image_url": {"url": "http://169.254.169.254/latest/meta-data"},
+                            }
+                        ],
+                    }
+                ]
+            ),
         ),
         "inputs": (EMBEDDINGS, {"input": ["x"] * 100_000}),
-    }  # fmt: skip
+    }
     for name, (path, fields) in requests.items():
         yield name, path, json.dumps({"model": model, **fields}).encode()
 
@@ -78,10 +109,16 @@ class Hostile:
         self.answers: dict[str, Counter[str]] = {}
 
     def _count(self, name: str, answer: httpx.Response | None) -> None:
-        told = "broken" if answer is None else f"{answer.status_code} {answer.headers.get('x-hermes-reason', '')}"
+        told = (
+            "broken"
+            if answer is None
+            else f"{answer.status_code} {answer.headers.get('x-hermes-reason', '')}"
+        )
         self.answers.setdefault(name, Counter())[told.strip()] += 1
 
-    async def _send(self, name: str, call: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response | None:
+    async def _send(
+        self, name: str, call: Callable[[], Awaitable[httpx.Response]]
+    ) -> httpx.Response | None:
         try:
             answer = await call()
         except httpx.TransportError:
@@ -91,7 +128,7 @@ class Hostile:
         return answer
 
     async def bodies(self) -> None:
-        """Each of them three times, two at once."""
+        """Send each body three times, two at a time."""
         gate = asyncio.Semaphore(2)
 
         async def send(name: str, path: str, body: bytes) -> None:
@@ -103,9 +140,11 @@ class Hostile:
             await asyncio.gather(*(send(name, path, body) for _ in range(3)))
 
     async def readers_that_do_not_read(self, count: int = 200) -> None:
-        """Of one long answer, all at once; each takes the head and no more."""
+        """Open many readers of one long answer at once; each reads the head and nothing more."""
         body = {"model": self._model, "messages": HELLO, "max_tokens": 200, "ignore_eos": True}
-        done = await self._send("an answer", lambda: self._http.post(CHAT, json={**body, "stream": False}))
+        done = await self._send(
+            "an answer", lambda: self._http.post(CHAT, json={**body, "stream": False})
+        )
         assert done is not None
         url = f"/v1/requests/{done.headers['x-request-id']}/events"
 
@@ -120,12 +159,14 @@ class Hostile:
         await asyncio.gather(*(hold() for _ in range(count)))
 
     async def pages(self, count: int = 100) -> None:
-        """Metrics, and lists of nothing."""
+        """Request metrics, models and a nonexistent request, many times."""
         for path in ("/metrics", "/v1/models", "/v1/requests/req_nothing"):
-            await asyncio.gather(*(self._send(path, lambda path=path: self._http.get(path)) for _ in range(count)))
+            await asyncio.gather(
+                *(self._send(path, partial(self._http.get, path)) for _ in range(count))
+            )
 
     async def impatience(self, count: int = 60) -> None:
-        """Requests whose sender leaves at once, some with one key."""
+        """Send requests and disconnect at once, some with the same idempotency key."""
         for number in range(count):
             headers = {"idempotency-key": "the same"} if number % 2 else {}
             body = {"model": self._model, "messages": HELLO, "max_tokens": 500, "stream": True}
@@ -136,11 +177,18 @@ class Hostile:
                 self._count("left", None)
 
     async def fill(self, running: int, waiting_bytes: int) -> None:
-        """Take every place in the engines, then let big bodies wait, then look at one of them again and again.
+        """Take every place in the engines, then let big bodies wait, then look at one of them again
+        and again.
 
         Holds all of it for as long as standard input is open.
         """
-        long = {"model": self._model, "messages": HELLO, "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+        long = {
+            "model": self._model,
+            "messages": HELLO,
+            "max_tokens": 4_000,
+            "ignore_eos": True,
+            "stream": True,
+        }
         big = {**long, "messages": [{"role": "user", "content": "x" * waiting_bytes}]}
         begun: list[str] = []
 
@@ -163,7 +211,7 @@ class Hostile:
             await asyncio.sleep(0.2)
         await asyncio.sleep(3)
         for request_id in begun[-1:] * 60:
-            await self._send("a look", lambda request_id=request_id: self._http.get(f"/v1/requests/{request_id}"))
+            await self._send("a look", partial(self._http.get, f"/v1/requests/{request_id}"))
         print(json.dumps(self.answers), flush=True)
         await asyncio.to_thread(sys.stdin.read)
         for task in holding:
@@ -172,10 +220,10 @@ class Hostile:
 
 
 async def main(url: str, key: str, model: str, phase: str) -> None:
-    """One phase."""
+    """Run one phase."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=240, limits=limits) as http:
         hostile = Hostile(http, model)
         if phase == "fill":
             await hostile.fill(running=200, waiting_bytes=15 * MIB)

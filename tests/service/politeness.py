@@ -1,20 +1,23 @@
-"""A client that means no harm, and how long it is kept waiting: small requests, one after another, and their ends."""
+"""A well-behaved client that measures its waiting times: small requests, one after another."""
 
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import httpx
+
+from tests.running_time import RunningTime
 
 _PERIOD_S = 0.1
 
 
 @dataclass
 class Polite:
-    """Asks at a steady pace for as long as the `with` block lasts. Times in seconds, of whole answers."""
+    """Asks at a steady pace for as long as the `with` block lasts. Times in seconds, of whole
+    answers; what the machine kept this process from its turns is not counted.
+    """
 
     url: str
     key: str
@@ -30,28 +33,40 @@ class Polite:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._stop.set()
         self._thread.join()
 
     @property
     def p99_s(self) -> float:
-        """The nearest rank."""
+        """The 99th percentile (nearest rank)."""
         ordered = sorted(self.times_s)
         return ordered[max(0, -(-len(ordered) * 99 // 100) - 1)]
 
     def _ask(self) -> None:
-        body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 2,
+        }
         headers = {"authorization": f"Bearer {self.key}"}
-        with httpx.Client(base_url=self.url, headers=headers, timeout=30) as http:
+        with (
+            httpx.Client(base_url=self.url, headers=headers, timeout=120) as http,
+            RunningTime() as running,
+        ):
             while not self._stop.is_set():
-                began_s = time.monotonic()
+                began_s = running.now_s()
                 try:
                     answer = http.post("/v1/chat/completions", json=body)
                     if answer.status_code != 200:
                         self.wrong.append(f"{answer.status_code}: {answer.text[:200]}")
                 except httpx.TransportError as error:
                     self.wrong.append(repr(error))
-                took_s = time.monotonic() - began_s
+                took_s = running.now_s() - began_s
                 self.times_s.append(took_s)
                 self._stop.wait(max(0.0, _PERIOD_S - took_s))

@@ -1,17 +1,23 @@
-"""The services that the tests run on: what they are, and starting them one at a time."""
+"""The services that the tests use, and how they are started, one at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
-from scripts.local import processes, ray_cluster
+from scripts.local import ports, processes, ray_cluster
 from scripts.local import service as local
 from scripts.local.environment import ROOT
 from tests.service.collector import Collector
+from tests.service.nodes import Nodes
 from tests.service.support import Running
 
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
@@ -25,7 +31,10 @@ KINDS: dict[str, dict[str, Any]] = {
             "workers": {"max_running_requests": MAX_RUNNING, "stall_s": 8.0},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": GRACE_S},
             "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
-            "telemetry": {"snapshot_period_s": 0.5, "page_period_s": 0},  # two looks in a row see what came between
+            "telemetry": {
+                "snapshot_period_s": 0.5,
+                "page_period_s": 0,
+            },  # two looks in a row see what came between
         },
         "haproxy": True,
     },
@@ -38,13 +47,16 @@ KINDS: dict[str, dict[str, Any]] = {
             "workers": {
                 "replicas": 3,
                 "max_running_requests": 64,
-                "stall_s": 2.0,
+                "stall_s": 5.0,
                 "health_check_period_s": 1.0,
-                "health_check_timeout_s": 5.0,
+                "health_check_timeout_s": 20.0,
                 "graceful_shutdown_timeout_s": 10.0,
             },
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 15.0},
-            "telemetry": {"snapshot_period_s": 0.5, "page_period_s": 0},  # two looks in a row see what came between
+            "telemetry": {
+                "snapshot_period_s": 0.5,
+                "page_period_s": 0,
+            },  # two looks in a row see what came between
         },
         "haproxy": True,
     },
@@ -58,9 +70,40 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 
+NODES: dict[str, list[tuple[int, int]]] = {
+    "gpu-machine": [(12, 4)],
+    "gpu-nodes": [(2, 0), (6, 4), (6, 4), (6, 4)],
+}
+"""CPUs and GPUs that Ray is told its nodes have, the head first."""
+KEY = "hk-of-the-tests"
+ENGINES_ON_CPUS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def kill(service: local.Service) -> None:
+    """Kill everything in a service's Ray, at once."""
+    state = Path(service.state_dir)
+    ray_cluster.note_shared_memory(state)
+    mark = str(ray_cluster.short_folder(state))
+    while alive := [pid for pid in processes.marked("RAY_TMPDIR", mark) if processes.is_alive(pid)]:
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def end(service: local.Service) -> None:
+    """Stop a service and remove its files. An orderly shutdown would take Ray 15 s."""
+    kill(service)
+    service.down()
+
 
 class Services:
-    """Starts the service that a test asks for, and ends the one before it: memory is for one."""
+    """Starts the service that a test needs, and stops the previous one, because there is memory for
+    only one.
+    """
 
     def __init__(self, folder: Path, keep: bool) -> None:
         self._folder = folder
@@ -68,6 +111,7 @@ class Services:
         self.kind = ""
         self.collector: Collector | None = None
         self.current: Running | None = None
+        self._nodes: Nodes | None = None
 
     def get(self, kind: str) -> Running:
         """The service of a kind, running."""
@@ -85,12 +129,31 @@ class Services:
         if self.collector is not None:
             args = local.merged(args, {"telemetry": {"traces_endpoint": self.collector.endpoint}})
         return local.start(
-            self._folder / kind, CONFIG, processes.free_port(), args,
-            haproxy=KINDS[kind]["haproxy"], timeout_s=420,
-        )  # fmt: skip
+            self._folder / kind,
+            CONFIG,
+            ports.free_port(),
+            args,
+            haproxy=KINDS[kind]["haproxy"],
+            timeout_s=900,
+        )
+
+    def nodes(self, kind: str) -> Nodes:
+        """Nodes of a kind, all of them alive and nothing deployed; `KEY` is an API key there."""
+        if self._nodes is not None and self.kind == kind:
+            self._nodes.empty()
+            return self._nodes
+        self.end()
+        # A folder of its own: Ray's head would find in Redis what an earlier one knew.
+        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self._folder))
+        keys = folder / "keys"
+        keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
+        made = Nodes(folder, NODES[kind], number=2)
+        made.up({"HERMES_KEYS_FILE": str(keys), **ENGINES_ON_CPUS})
+        self.kind, self._nodes = kind, made
+        return made
 
     def _port_of_traces(self, kind: str) -> int:
-        """Where a kept service sends its traces; 0 where there is none."""
+        """The port to which a kept service sends its traces; 0 if it sends none."""
         config = self._folder / kind / "serve.yaml"
         if not config.exists():
             return 0
@@ -98,25 +161,37 @@ class Services:
         return urlsplit(args["telemetry"]["traces_endpoint"]).port or 0
 
     def end(self) -> None:
-        """End what runs."""
+        """Stop the running service, or the nodes."""
+        if self._nodes is not None:
+            self._nodes.down()
+            self._nodes = None
         if self.collector is not None:
             self.collector.close()
             self.collector = None
         if self.current is not None:
             self.current.close()
             if not self._keep:
-                self.current.service.down()
+                end(self.current.service)
             self.current = None
 
     def logs(self) -> str:
-        """What the service's own loggers, and tracebacks, said last."""
+        """The last lines of the service's own loggers, and tracebacks."""
         if self.current is None:
             return ""
-        folder = ray_cluster.short_folder(Path(self.current.service.state_dir)) / "ray" / "session_latest" / "logs"
+        folder = (
+            ray_cluster.short_folder(Path(self.current.service.state_dir))
+            / "ray"
+            / "session_latest"
+            / "logs"
+        )
         parts = []
         for path in sorted(folder.glob("worker-*.err")):
             lines = path.read_text(errors="replace").splitlines()
-            told = [line for line in lines if " hermes." in line or "Error" in line or line.startswith("  File")]
+            told = [
+                line
+                for line in lines
+                if " hermes." in line or "Error" in line or line.startswith("  File")
+            ]
             if told:
                 parts.append("\n".join([f"--- {path.name}", *told[-15:]]))
         return "\n".join(parts)

@@ -1,11 +1,15 @@
-"""What the service tests share: a running service, its metrics, server-sent events, waiting for something."""
+"""Shared helpers of the service tests: a running service, its metrics, server-sent events, waiting
+for conditions.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,14 +21,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
 from scripts.local import redis_server
-from scripts.local.service import Service, application_status
+from scripts.local.service import Service
+from serve_app.cli.serve_api import application_status
 
 T = TypeVar("T")
 STORY = "Tell me a story about a lighthouse."
 LONG_TOKENS = 3900
 
 
-def until(what: str, look: Callable[[], T | None], within_s: float = 60.0) -> T:
+def until(what: str, look: Callable[[], T | None], within_s: float = 180.0) -> T:
     """The first true answer of `look`; fails with `what` when there is none in time.
 
     A time of one's own is for what is promised. A busy machine keeps anything waiting for seconds.
@@ -49,19 +54,25 @@ class Event:
 
 
 def events_of(body: str) -> list[Event]:
-    """The events of a whole stream; comments are left out."""
+    """The events of a complete stream, without comments."""
     return [event for block in body.split("\n\n") if (event := _event(block)) is not None]
 
 
 def _event(block: str) -> Event | None:
-    fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
+    fields = dict(
+        line.split(": ", 1)
+        for line in block.split("\n")
+        if ": " in line and not line.startswith(":")
+    )
     if "data" not in fields:
         return None
     return Event(int(fields["id"]), fields.get("event", "message"), fields["data"])
 
 
 class Stream:
-    """A streamed answer, read event by event as it arrives, comments in between; each with the time of its arrival."""
+    """A streamed answer, read event by event as it arrives, comments in between; each with the time
+    of its arrival.
+    """
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -118,12 +129,14 @@ class Metrics:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum over all samples of a name with these labels."""
-        return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
+        return sum(
+            s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()
+        )
 
 
 @dataclass
 class Running:
-    """A service that runs, and the ways to it."""
+    """A running service, and ways to access it."""
 
     service: Service
 
@@ -138,37 +151,51 @@ class Running:
     @cached_property
     def http(self) -> httpx.Client:
         limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
-        return httpx.Client(base_url=self.url, timeout=120, limits=limits)
+        return httpx.Client(base_url=self.url, timeout=240, limits=limits)
 
     @cached_property
     def sdk(self) -> OpenAI:
-        """The unmodified SDK; without its retries, which would hide a failure."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        """The unmodified SDK, without its retries, which would hide failures."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=240)
 
     @cached_property
     def redis(self) -> Redis:
-        """With all rights: a test looks into what the service's own user may not list."""
+        """Redis with all permissions, because tests read keys that the service's own user may not
+        list.
+        """
         return Redis.from_url(redis_server.as_operator(self.service.redis_url), protocol=2)
 
     def journal_key(self, request_id: str) -> str:
         return f"hermes:j:{request_id}"
+
+    def entries(self, stream: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Every entry of a stream in Redis: its id and its fields."""
+        found: Any = self.redis.xrange(stream)
+        return list(found)
 
     def close(self) -> None:
         for name in ("http", "sdk", "redis"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- asking -----------------------------------------------------------------------------------
 
     def body(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> dict[str, Any]:
         """A greedy chat request of exactly `tokens` tokens."""
         greedy = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
-        return {"model": self.model, "messages": [{"role": "user", "content": prompt}], **greedy, **more}
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            **greedy,
+            **more,
+        }
 
     def ask(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> httpx.Response:
         """A chat answer that is not streamed."""
         headers = more.pop("headers", {})
-        answer = self.http.post("/v1/chat/completions", json=self.body(prompt, tokens, **more), headers=headers)
+        answer = self.http.post(
+            "/v1/chat/completions", json=self.body(prompt, tokens, **more), headers=headers
+        )
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -184,14 +211,19 @@ class Running:
         return self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
 
     def long_body(self, prompt: str = STORY, **more: Any) -> dict[str, Any]:
-        """A request that is still running when it is looked at: four answers, as long as the context allows."""
+        """A request that is still running when it is looked at: four answers, as long as the
+        context allows.
+        """
         return self.body(prompt, LONG_TOKENS, n=4, **{"temperature": 1, **more})
 
     def long_stream(self, **more: Any) -> Any:
         """A `long_body`, streamed: a context manager of an `httpx.Response`."""
         headers = more.pop("headers", {})
         return self.http.stream(
-            "POST", "/v1/chat/completions", json=self.long_body(stream=True, **more), headers=headers
+            "POST",
+            "/v1/chat/completions",
+            json=self.long_body(stream=True, **more),
+            headers=headers,
         )
 
     def state(self, request_id: str) -> dict[str, Any]:
@@ -209,7 +241,39 @@ class Running:
         assert found["ended_at_ms"] is not None, found
         return found
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    def begun(self, user: str) -> str | None:
+        """The id of the request whose body names this user, once it has an output."""
+        for key in self.redis.scan_iter(match="hermes:b:*"):
+            name = str(key.decode().rpartition(":")[2])
+            body: Any = self.redis.get(key) or b""
+            if user.encode() in body and self.redis.xlen(self.journal_key(name)) > 3:
+                return name
+        return None
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def settled(self) -> Metrics:
+        """A page that holds all that has happened: its counts have stood still for longer than a
+        page is old.
+        """
+        names = (
+            "hermes_requests_admitted_total",
+            "hermes_requests_ended_total",
+            "hermes_tokens_total",
+            "vllm:generation_tokens_total",
+        )
+        last: list[float] = []
+        since = time.monotonic()
+
+        def still() -> Metrics | None:
+            nonlocal last, since
+            page = self.metrics()
+            counts = [page.total(name) for name in names]
+            if counts != last:
+                last, since = counts, time.monotonic()
+            return page if time.monotonic() - since > 2 else None
+
+        return until("the counts stand still", still)
 
     def metrics(self) -> Metrics:
         answer = self.http.get("/metrics")
@@ -218,38 +282,63 @@ class Running:
 
     @contextmanager
     def freed(self) -> Iterator[None]:
-        """Inside of the block one long request is given up: its engine is free before it could have ended."""
+        """Inside of the block one long request is given up: its engine is free before it could have
+        ended.
+        """
         self.until_idle()
         before = self.metrics().total("vllm:generation_tokens_total")
         yield
         self.until_idle()
         assert self.metrics().total("vllm:generation_tokens_total") - before < 4 * LONG_TOKENS
 
-    def until_idle(self, within_s: float = 60.0) -> None:
-        """Until no engine runs or holds a request."""
+    def until_idle(self, within_s: float = 180.0) -> None:
+        """Wait until no engine runs or holds a request."""
 
         def idle() -> bool:
             page = self.metrics()
-            names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "hermes_in_flight_requests")
+            names = (
+                "vllm:num_requests_running",
+                "vllm:num_requests_waiting",
+                "hermes_in_flight_requests",
+            )
             return all(page.total(name) == 0 for name in names)
 
         until("every engine is idle", idle, within_s)
 
     @cached_property
     def ingress_urls(self) -> dict[str, str]:
-        """`{ingress id: URL}`: under direct ingress every ingress replica has an HTTP port of its own."""
+        """`{ingress id: URL}`: under direct ingress every ingress replica has an HTTP port of its
+        own.
+        """
         deployments = application_status(self.service.dashboard_url)["deployments"]
         urls = {}
         for replica in deployments["Ingress"]["replicas"]:
             for connection in psutil.Process(replica["pid"]).net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == "127.0.0.1":
                     url = f"http://127.0.0.1:{connection.laddr.port}"
-                    assert httpx.get(f"{url}/healthz", timeout=10).json()["ingress"] == replica["replica_id"]
+                    assert (
+                        httpx.get(f"{url}/healthz", timeout=60).json()["ingress"]
+                        == replica["replica_id"]
+                    )
                     urls[replica["replica_id"]] = url
         return urls
 
 
-def together(calls: list[Callable[[], T]], threads: int = 32) -> list[T]:
-    """Run calls side by side; the results in their order."""
+def replica_pids(dashboard_url: str) -> list[int]:
+    """The processes of all replicas."""
+    deployments = application_status(dashboard_url).get("deployments", {})
+    replicas = [one for deployment in deployments.values() for one in deployment["replicas"]]
+    return [replica["pid"] for replica in replicas if replica["pid"]]
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    """Kill those that still run: Serve would let an ingress without clients drain for 30 s."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def together(calls: Sequence[Callable[[], T]], threads: int = 32) -> list[T]:
+    """Run calls concurrently; returns their results in order."""
     with ThreadPoolExecutor(min(threads, len(calls))) as pool:
         return list(pool.map(lambda call: call(), calls))

@@ -1,4 +1,6 @@
-"""A conversation returns to the replica that holds its cache; conversations spread."""
+"""A conversation returns to the replica that holds its cache, and different conversations spread
+over the replicas.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from tests.service.support import Running, together
 
 
 def replica(service: Running, **more: object) -> str:
-    """The replica that a short request lands on."""
-    found: str = service.ask(str(more.pop("prompt", "Hello")), 2, **more).headers["x-hermes-replica"]
+    """The replica that a short request reaches."""
+    found: str = service.ask(str(more.pop("prompt", "Hello")), 2, **more).headers[
+        "x-hermes-replica"
+    ]
     return found
 
 
@@ -26,25 +30,37 @@ def test_a_session_stays_on_its_replica_through_every_ingress(service: Running) 
         for url in service.ingress_urls.values():
             for _ in range(5):
                 answer = service.http.post(
-                    f"{url}/v1/chat/completions", json=service.body(tokens=2), headers={"x-session-id": session}
+                    f"{url}/v1/chat/completions",
+                    json=service.body(tokens=2),
+                    headers={"x-session-id": session},
                 )
                 seen.add(answer.headers["x-hermes-replica"])
         assert len(seen) == 1
 
 
 def test_a_prompt_cache_key_is_a_session(service: Running) -> None:
-    seen = {replica(service, prompt=f"Turn {turn}", prompt_cache_key="invoice-7") for turn in range(20)}
+    seen = {
+        replica(service, prompt=f"Turn {turn}", prompt_cache_key="invoice-7") for turn in range(20)
+    }
     assert len(seen) == 1
     assert seen == {replica(service, headers={"x-session-id": "invoice-7"})}
 
 
 def test_a_conversation_without_a_key_returns_by_its_first_message(service: Running) -> None:
-    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "The first question."}]
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "The first question."},
+    ]
     seen = set()
     for turn in range(6):
-        answer = service.http.post("/v1/chat/completions", json={**service.body(tokens=2), "messages": messages})
+        answer = service.http.post(
+            "/v1/chat/completions", json={**service.body(tokens=2), "messages": messages}
+        )
         seen.add(answer.headers["x-hermes-replica"])
-        messages += [{"role": "assistant", "content": f"Answer {turn}."}, {"role": "user", "content": f"More {turn}?"}]
+        messages += [
+            {"role": "assistant", "content": f"Answer {turn}."},
+            {"role": "user", "content": f"More {turn}?"},
+        ]
     assert len(seen) == 1
 
 
@@ -56,5 +72,7 @@ def test_sessions_spread_over_the_replicas(service: Running) -> None:
 
 def test_one_busy_session_does_not_overload_its_replica(service: Running) -> None:
     headers = {"x-session-id": "alice"}
-    seen = Counter(together([lambda: replica(service, headers=headers, max_tokens=64) for _ in range(48)], 24))
+    seen = Counter(
+        together([lambda: replica(service, headers=headers, max_tokens=64) for _ in range(48)], 24)
+    )
     assert len(seen) == 2, "above its load bound a replica's work goes to the next on the ring"

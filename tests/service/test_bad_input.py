@@ -1,4 +1,6 @@
-"""Bad input: a clear answer in OpenAI's shape, the SDK's proper exception, and no engine time."""
+"""Bad input gets a clear answer in OpenAI's format, raises the SDK's proper exception, and costs no
+engine time.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,10 @@ import json
 import sys
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from serve_app.errors import Reason
+from serve_app.contract import Reason
 from tests.service.support import STORY, Running, until
 
 CHAT = "/v1/chat/completions"
@@ -18,8 +19,10 @@ JSON = {"content-type": "application/json"}
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 
 
-def check_error(answer: httpx.Response, status: int, reason: str) -> dict[str, Any]:
-    """OpenAI's error shape, with the reason in the header; returns the error."""
+def check_error(answer: Any, status: int, reason: str) -> dict[str, Any]:
+    """OpenAI's error shape, with the reason in the header; returns the error. The SDK's responses
+    are of a class of their own.
+    """
     assert answer.status_code == status, answer.text
     assert answer.headers["x-hermes-reason"] == reason
     assert reason in set(Reason)
@@ -34,13 +37,15 @@ def check_error(answer: httpx.Response, status: int, reason: str) -> dict[str, A
 
 
 def engine_tokens(service: Running) -> float:
-    """Every token that the engines have read or written."""
+    """Number of tokens that the engines have read or written."""
     page = service.metrics()
     return page.total("vllm:prompt_tokens_total") + page.total("vllm:generation_tokens_total")
 
 
 class EngineStaysIdle:
-    """Nothing inside of the block reaches an engine: its counters move by what is asked afterwards, and no more."""
+    """Nothing inside of the block reaches an engine: its counters move by what is asked afterwards,
+    and no more.
+    """
 
     def __init__(self, service: Running) -> None:
         self._service = service
@@ -49,7 +54,10 @@ class EngineStaysIdle:
         """One good request; returns when the counters show it."""
         before = engine_tokens(self._service)
         usage = self._service.ask("A probe.", 3).json()["usage"]
-        until("the counters moved", lambda: engine_tokens(self._service) >= before + usage["total_tokens"])
+        until(
+            "the counters moved",
+            lambda: engine_tokens(self._service) >= before + usage["total_tokens"],
+        )
         self._probe_tokens = usage["total_tokens"]
 
     def __enter__(self) -> None:
@@ -64,14 +72,38 @@ class EngineStaysIdle:
 
 
 SDK_ROWS: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str]] = {
-    "an unknown model": ({"model": "gpt-4o", "messages": HELLO}, openai.NotFoundError, "model_not_found"),
+    "an unknown model": (
+        {"model": "gpt-4o", "messages": HELLO},
+        openai.NotFoundError,
+        "model_not_found",
+    ),
     "no messages": ({"messages": []}, openai.BadRequestError, "invalid_request"),
-    "a message without a role": ({"messages": [{"content": "x"}]}, openai.BadRequestError, "invalid_request"),
+    "a message without a role": (
+        {"messages": [{"content": "x"}]},
+        openai.BadRequestError,
+        "invalid_request",
+    ),
     "messages that are no list": ({"messages": "Hello"}, openai.BadRequestError, "invalid_request"),
-    "a limit that is no number": ({"messages": HELLO, "max_tokens": "many"}, openai.BadRequestError, "invalid_request"),
-    "a limit of nothing": ({"messages": HELLO, "max_tokens": 0}, openai.BadRequestError, "invalid_request"),
-    "a temperature too high": ({"messages": HELLO, "temperature": 7}, openai.BadRequestError, "invalid_request"),
-    "a temperature of text": ({"messages": HELLO, "temperature": "hot"}, openai.BadRequestError, "invalid_request"),
+    "a limit that is no number": (
+        {"messages": HELLO, "max_tokens": "many"},
+        openai.BadRequestError,
+        "invalid_request",
+    ),
+    "a limit of nothing": (
+        {"messages": HELLO, "max_tokens": 0},
+        openai.BadRequestError,
+        "invalid_request",
+    ),
+    "a temperature too high": (
+        {"messages": HELLO, "temperature": 7},
+        openai.BadRequestError,
+        "invalid_request",
+    ),
+    "a temperature of text": (
+        {"messages": HELLO, "temperature": "hot"},
+        openai.BadRequestError,
+        "invalid_request",
+    ),
     "more minimum than maximum": (
         {"messages": HELLO, "max_tokens": 2, "extra_body": {"min_tokens": 5}},
         openai.BadRequestError,
@@ -82,7 +114,7 @@ SDK_ROWS: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str]] = {
         openai.BadRequestError,
         "invalid_request",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("row", SDK_ROWS)
@@ -94,7 +126,9 @@ def test_the_sdk_raises_its_proper_exception_for(service: Running, row: str) -> 
     check_error(caught.value.response, caught.value.status_code, reason)
 
 
-def test_the_sdk_raises_its_proper_exceptions_on_completions_and_responses_too(service: Running) -> None:
+def test_the_sdk_raises_its_proper_exceptions_on_completions_and_responses_too(
+    service: Running,
+) -> None:
     sdk: Any = service.sdk
     with EngineStaysIdle(service):
         with pytest.raises(openai.NotFoundError):
@@ -126,13 +160,15 @@ def test_a_field_that_is_wrong_is_named(service: Running) -> None:
     assert error["param"] == "model"
 
 
-def test_a_prompt_longer_than_the_context_is_told_the_limit(service: Running) -> None:
+def test_a_prompt_longer_than_the_context_gets_an_error_with_the_limit(service: Running) -> None:
     body = {"model": service.model, "messages": [{"role": "user", "content": STORY * 1000}]}
     error = check_error(service.http.post(CHAT, json=body), 400, "invalid_request")
     assert "4096" in error["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"", b'{"model": ', b"\xff\xfe", b'{"a": 1}}', b"[" * 10_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"", b'{"model": ', b"\xff\xfe", b'{"a": 1}}', b"[" * 10_000]
+)
 def test_malformed_json_is_refused(service: Running, body: bytes) -> None:
     answer = service.http.post(CHAT, content=body, headers=JSON)
     check_error(answer, 400, "malformed_json")
@@ -149,6 +185,8 @@ HURTFUL_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "a long stop text": ({"stop": "x" * 1_025}, "stop"),
     "stop token ids": ({"stop_token_ids": [*range(129)], "min_tokens": 1}, "stop_token_ids"),
     "biased tokens": ({"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+    "a bias of no token": ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    "outputs with no structure": ({"structured_outputs": True}, "structured_outputs"),
     "allowed tokens": ({"allowed_token_ids": [*range(1_025)]}, "allowed_token_ids"),
     "bad words": ({"bad_words": ["x"] * 129}, "bad_words"),
     "log probabilities": ({"logprobs": True, "top_logprobs": 100_000}, "top_logprobs"),
@@ -156,23 +194,41 @@ HURTFUL_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "answers": ({"n": 129}, "n"),
     "beams": ({"n": 64, "use_beam_search": True}, "n"),
     "a penalty beyond 32 bits": ({"repetition_penalty": 1e300}, "repetition_penalty"),
-    "a regular expression": ({"structured_outputs": {"regex": "a" * 2_049}}, "structured_outputs.regex"),
+    "a regular expression": (
+        {"structured_outputs": {"regex": "a" * 2_049}},
+        "structured_outputs.regex",
+    ),
     "a grammar": ({"structured_outputs": {"grammar": "a" * 16_385}}, "structured_outputs.grammar"),
     "choices": ({"structured_outputs": {"choice": ["a"] * 513}}, "structured_outputs.choice"),
     "a deep schema": ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
     "a deep schema of a tool": (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]}, "tools",
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]},
+        "tools",
     ),
     "a template": ({"chat_template": "{% for a in range(10**9) %}{% endfor %}"}, "chat_template"),
-    "what moves caches": ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+    "what moves caches": (
+        {"kv_transfer_params": {"do_remote_prefill": True}},
+        "kv_transfer_params",
+    ),
     "another's id": ({"request_id": "req_1"}, "request_id"),
     "a priority": ({"priority": -1}, "priority"),
     "a picture of the metadata service": (
-        {"messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "image_url",
+                            "image_url": {"url": "http://169.254.169.254/latest/meta-data"},
+                        }
+                    ],
+                }
+            ]
+        },
         "messages.image_url",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("row", HURTFUL_ROWS)
@@ -180,11 +236,13 @@ def test_what_would_hurt_the_engine_is_refused_by_name(service: Running, row: st
     fields, param = HURTFUL_ROWS[row]
     sys.set_int_max_str_digits(5_000)
     content = json.dumps({"model": service.model, "messages": HELLO, **fields})
-    error = check_error(service.http.post(CHAT, content=content, headers=JSON), 400, "invalid_request")
+    error = check_error(
+        service.http.post(CHAT, content=content, headers=JSON), 400, "invalid_request"
+    )
     assert error["param"] == param
 
 
-def test_a_large_body_that_is_refused_stops_nobody(service: Running) -> None:
+def test_refusing_a_large_body_delays_no_other_request(service: Running) -> None:
     with EngineStaysIdle(service):
         for item in ("null", "[]", '{"a":1}'):
             items = ",".join([item] * (12_000_000 // (len(item) + 1)))
@@ -199,14 +257,18 @@ def test_a_body_that_is_no_object_is_refused(service: Running, body: str) -> Non
     check_error(answer, 400, "invalid_request")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
+)
 def test_a_content_type_other_than_json_is_refused(service: Running, kind: str | None) -> None:
     body = json.dumps({"model": service.model, "messages": HELLO})
     answer = service.http.post(CHAT, content=body, headers={"content-type": kind} if kind else {})
     check_error(answer, 415, "unsupported_media_type")
 
 
-def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not(service: Running) -> None:
+def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not(
+    service: Running,
+) -> None:
     messages: Any = [{"role": "user", "content": "x" * (17 << 20)}]
     big = json.dumps({"model": service.model, "messages": messages}).encode()
     with EngineStaysIdle(service):
@@ -245,7 +307,9 @@ def test_an_unknown_path_or_a_wrong_method_is_refused(
 @pytest.mark.parametrize("size", [13_000, 30_000])
 def test_headers_over_the_limit_are_refused(service: Running, size: int) -> None:
     body = {"model": service.model, "messages": HELLO}
-    check_error(service.http.post(CHAT, json=body, headers={"x-long": "a" * size}), 431, "headers_too_large")
+    check_error(
+        service.http.post(CHAT, json=body, headers={"x-long": "a" * size}), 431, "headers_too_large"
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,8 +321,12 @@ def test_headers_over_the_limit_are_refused(service: Running, size: int) -> None
         ("x-request-timeout-seconds", "nan"),
     ],
 )
-def test_a_header_of_ours_that_makes_no_sense_is_named(service: Running, header: str, value: str) -> None:
-    answer = service.http.post(CHAT, json={"model": service.model, "messages": HELLO}, headers={header: value})
+def test_a_header_of_ours_that_makes_no_sense_is_named(
+    service: Running, header: str, value: str
+) -> None:
+    answer = service.http.post(
+        CHAT, json={"model": service.model, "messages": HELLO}, headers={header: value}
+    )
     error = check_error(answer, 400, "invalid_request")
     assert error["param"] == header
 
@@ -271,9 +339,11 @@ def test_a_deadline_that_passes_ends_the_request_and_frees_the_engine(service: R
     assert service.state(answer.headers["x-request-id"])["state"] == "expired"
 
 
-def test_what_was_refused_is_counted_by_reason(service: Running) -> None:
+def test_refusals_are_counted_by_reason(service: Running) -> None:
     def refused() -> float:
-        return service.metrics().total("hermes_requests_refused_total", reason="unsupported_media_type")
+        return service.metrics().total(
+            "hermes_requests_refused_total", reason="unsupported_media_type"
+        )
 
     before = refused()
     for _ in range(3):

@@ -1,4 +1,6 @@
-"""What the chart gives to Serve, deployed for real, and a node that dies under OpenAI's own client."""
+"""The chart's Serve config, deployed for real, and a node that dies while OpenAI's own client
+streams.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +16,74 @@ import pytest
 from serve_app.client import ReconnectingTransport
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import simulated_text
-from tests.service.test_stages import KEY, SIMULATED, STAGES, alone, nodes_of, replicas
+from tests.service.nodes import Nodes
+from tests.service.services import KEY
+from tests.service.test_stages import SIMULATED, replicas
 
-__all__ = ["alone"]  # the fixture: one service at a time
-
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 TOKENS = 400  # 10 s
-ENGINE = {"engine": {**SIMULATED["engine"], "args": {"tokens_per_s": 40}}, "ingress": {"heartbeat_s": 1.0}}
+ENGINE = {
+    "engine": {**SIMULATED["engine"], "args": {"tokens_per_s": 40}},
+    "ingress": {"heartbeat_s": 1.0},
+}
 
 
-def test_every_token_once_while_the_node_of_an_engine_dies(tmp_path: Path) -> None:
-    """With the reconnecting transport whoever held the connection; with the client as it is where that one lives on."""
+def test_every_token_once_while_the_node_of_an_engine_dies(
+    gpu_nodes: Nodes, tmp_path: Path
+) -> None:
+    """With the reconnecting transport whoever held the connection; with the client as it is where
+    that one lives on.
+    """
     config = tmp_path / "serve.yaml"
-    config.write_text(one(documents(stage_values("multi-node")), "RayService")["spec"]["serveConfigV2"])
-    with nodes_of(tmp_path / "nodes", STAGES["multi_node"][0]) as nodes:
-        service = nodes.deploy(config, ENGINE, timeout_s=150)
-        begun = threading.Barrier(13)
-        where: Counter[str] = Counter()
+    config.write_text(
+        one(documents(stage_values("multi-node")), "RayService")["spec"]["serveConfigV2"]
+    )
+    service = gpu_nodes.deploy(config, ENGINE, timeout_s=600)
+    begun = threading.Barrier(13)
+    where: Counter[str] = Counter()
 
-        def ask(number: int, client: httpx.Client) -> str:
-            sdk = openai.OpenAI(base_url=f"{nodes.url(0)}/v1", api_key=KEY, max_retries=0, http_client=client)
-            messages = [{"role": "user", "content": f"Story number {number}"}]
-            with sdk.chat.completions.with_streaming_response.create(
-                model=service.model, messages=messages, max_tokens=TOKENS, stream=True
-            ) as response:
-                where[response.headers["x-hermes-replica"]] += 1
-                text = ""
-                for count, chunk in enumerate(response.parse()):
-                    text += chunk.choices[0].delta.content or "" if chunk.choices else ""
-                    if count == 20:
-                        begun.wait(60)
-            return text
+    def ask(number: int, client: httpx.Client) -> str:
+        sdk = openai.OpenAI(
+            base_url=f"{gpu_nodes.url(0)}/v1",
+            api_key=KEY,
+            max_retries=0,
+            http_client=client,  # type: ignore[arg-type] # its types name `httpx2` alone
+        )
+        with sdk.chat.completions.with_streaming_response.create(
+            model=service.model,
+            messages=[{"role": "user", "content": f"Story number {number}"}],
+            max_tokens=TOKENS,
+            stream=True,
+        ) as response:
+            where[response.headers["x-hermes-replica"]] += 1
+            text = ""
+            for count, chunk in enumerate(response.parse()):
+                text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+                if count == 20:
+                    begun.wait(240)
+        return text
 
-        with ThreadPoolExecutor(12) as pool:
-            plain = [pool.submit(ask, n, httpx.Client(timeout=30)) for n in range(6)]
-            steady = [
-                pool.submit(ask, n, httpx.Client(timeout=10, transport=ReconnectingTransport())) for n in range(6, 12)
-            ]
-            begun.wait(60)
-            busiest = where.most_common(1)[0][0]
-            place = next(r["node_ip"] for r in replicas(nodes, "Worker") if r["replica_id"] == busiest)
-            next(host for host in nodes.hosts if host.address == place).kill()
-            assert [one.result(120) for one in steady] == [
-                simulated_text(f"Story number {n}", TOKENS) for n in range(6, 12)
-            ]
-            whole = [n for n, one in enumerate(plain) if one.exception(120) is None]
-            assert [plain[n].result() for n in whole] == [simulated_text(f"Story number {n}", TOKENS) for n in whole]
-            assert len(whole) >= 3, "three of four ingresses live on"
-            broken = [plain[n].exception() for n in range(len(plain)) if n not in whole]
-            assert all(isinstance(error, httpx.TransportError | openai.APIConnectionError) for error in broken), broken
+    with ThreadPoolExecutor(12) as pool:
+        plain = [pool.submit(ask, n, httpx.Client(timeout=120)) for n in range(6)]
+        steady = [
+            pool.submit(ask, n, httpx.Client(timeout=30, transport=ReconnectingTransport()))
+            for n in range(6, 12)
+        ]
+        begun.wait(240)
+        busiest = where.most_common(1)[0][0]
+        place = next(
+            r["node_ip"] for r in replicas(gpu_nodes, "Worker") if r["replica_id"] == busiest
+        )
+        next(host for host in gpu_nodes.hosts if host.address == place).kill()
+        assert [one.result(400) for one in steady] == [
+            simulated_text(f"Story number {n}", TOKENS) for n in range(6, 12)
+        ]
+        whole = [n for n, one in enumerate(plain) if one.exception(400) is None]
+        assert [plain[n].result() for n in whole] == [
+            simulated_text(f"Story number {n}", TOKENS) for n in whole
+        ]
+        assert len(whole) >= 3, "three of four ingresses live on"
+        broken = [plain[n].exception() for n in range(len(plain)) if n not in whole]
+        assert all(
+            isinstance(error, httpx.TransportError | openai.APIConnectionError) for error in broken
+        ), broken

@@ -1,19 +1,25 @@
-"""A client that disconnects frees the engine; one that comes back in time does not lose its request."""
+"""A client that disconnects frees the engine; a client that reconnects in time keeps its
+request.
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
+import socket
 import threading
 import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from tests.service.services import GRACE_S
 from tests.service.support import Running, Stream, until
 
 
 def leave(service: Running) -> tuple[str, list[object]]:
-    """Start a stream, read a little of it, hang up. Returns the request's id and what was read."""
+    """Start a stream, read a little, disconnect. Returns the request's id and what was read."""
     with httpx.Client(base_url=service.url, timeout=60) as client:
         body = service.long_body(stream=True)
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -22,40 +28,49 @@ def leave(service: Running) -> tuple[str, list[object]]:
         return stream.request_id, begun
 
 
-def test_a_client_that_leaves_its_stream_frees_the_engine_within_the_grace_period(service: Running) -> None:
+def test_a_client_that_leaves_its_stream_frees_the_engine_within_the_grace_period(
+    service: Running,
+) -> None:
     with service.freed():
         request_id, _ = leave(service)
         left = time.monotonic()
-        assert service.state(request_id)["state"] == "running"
-        ended = until("the request ends", lambda: _ended(service, request_id), GRACE_S + 30)
+        ended = until("the request ends", lambda: _ended(service, request_id))
         assert time.monotonic() - left > GRACE_S * 0.8, "it was given time to come back"
     assert (ended["state"], ended["reason"]) == ("cancelled", "client_disconnected")
 
 
-def test_a_client_that_leaves_before_its_whole_answer_frees_the_engine_too(service: Running) -> None:
-    def cancelled() -> float:
-        return service.metrics().total("hermes_requests_ended_total", reason="client_disconnected")
+def test_a_client_that_leaves_before_its_whole_answer_frees_the_engine_too(
+    service: Running,
+) -> None:
+    user = secrets.token_hex(8)
+    body = json.dumps(service.long_body("I will not wait.", user=user)).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+    port = urlsplit(service.url).port or 0
+    with service.freed():
+        with socket.create_connection(("127.0.0.1", port)) as hasty:
+            hasty.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            request_id = until("it runs", lambda: service.begun(user))
+        ended = until("the request ends", lambda: _ended(service, request_id))
+    assert (ended["state"], ended["reason"]) == ("cancelled", "client_disconnected")
 
-    body = service.long_body("I will not wait.")
-    with service.freed(), httpx.Client(base_url=service.url, timeout=httpx.Timeout(10, read=1.0)) as hasty:
-        before = cancelled()
-        with pytest.raises(httpx.ReadTimeout):
-            hasty.post("/v1/chat/completions", json=body)
-        hasty.close()
-        until("it is cancelled", lambda: cancelled() == before + 1)
 
-
-def test_a_client_that_comes_back_through_another_ingress_keeps_its_request(service: Running) -> None:
-    urls = list(service.ingress_urls.values())  # found out before: it may take longer than the grace period
+def test_a_client_that_comes_back_through_another_ingress_keeps_its_request(
+    service: Running,
+) -> None:
+    urls = list(
+        service.ingress_urls.values()
+    )  # found out before: it may take longer than the grace period
     request_id, begun = leave(service)
     for url in urls:  # one of them is not where it began
         headers = {"last-event-id": str(len(begun))}
-        with httpx.stream("GET", f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=60) as response:
+        with httpx.stream(
+            "GET", f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=60
+        ) as response:
             stream = Stream(response)
             until("past the grace period", _passed(GRACE_S + 0.7, stream))
             assert service.state(request_id)["state"] == "running"
             assert int(stream.text.split("\n")[0].removeprefix("id: ")) == len(begun) + 1
-    ended = until("nobody reads it any more", lambda: _ended(service, request_id), GRACE_S + 30)
+    ended = until("nobody reads it any more", lambda: _ended(service, request_id))
     assert ended["reason"] in ("client_disconnected", None)
     service.until_idle()
 
@@ -73,7 +88,7 @@ def _ended(service: Running, request_id: str) -> dict[str, object] | None:
     return found if found["ended_at_ms"] is not None else None
 
 
-def _passed(seconds: float, stream: Stream) -> object:
+def _passed(seconds: float, stream: Stream) -> Callable[[], bool]:
     began = time.monotonic()
     blocks = stream.blocks()
 

@@ -1,4 +1,4 @@
-"""A Ray cluster that runs already and has only Ray and vLLM: `scripts/deploy` brings the code along."""
+"""`scripts/deploy` uploads the code to a running Ray cluster that has only Ray and vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from scripts.local import processes, ray_cluster, redis_server
+from scripts.local import ports, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT, VENV
 
 NOT_OURS = ("redis", "hiredis", "fastapi_offline", "hermes", "__editable__", "_hermes")
@@ -20,7 +20,9 @@ NOT_OURS = ("redis", "hiredis", "fastapi_offline", "hermes", "__editable__", "_h
 
 @pytest.fixture
 def bare_ray(tmp_path: Path) -> Path:
-    """The `ray` of an environment like ours, but for the project and the libraries that only it brings."""
+    """The `ray` of an environment like ours, but for the project and the libraries that only it
+    brings.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     packages = next((tmp_path / "bare").glob("lib/python*/site-packages"))
     for entry in next(VENV.glob("lib/python*/site-packages")).iterdir():
@@ -31,7 +33,9 @@ def bare_ray(tmp_path: Path) -> Path:
     ray.chmod(0o755)
     for module, known in (("ray", True), ("vllm", True), ("redis", False), ("serve_app", False)):
         found = subprocess.run(
-            [tmp_path / "bare" / "bin" / "python", "-c", f"import {module}"], cwd=tmp_path, check=False
+            [tmp_path / "bare" / "bin" / "python", "-c", f"import {module}"],
+            cwd=tmp_path,
+            check=False,
         )
         assert (found.returncode == 0) is known, module
     return ray
@@ -54,21 +58,28 @@ def cluster(bare_ray: Path, tmp_path: Path) -> Iterator[str]:
         processes.end(redis.pid)
 
 
-@pytest.mark.timeout(600)
-def test_the_code_travels_to_a_cluster_that_has_only_ray_and_vllm(cluster: str, tmp_path: Path) -> None:
-    port = processes.free_port()
+@pytest.mark.timeout(1200)
+def test_the_code_travels_to_a_cluster_that_has_only_ray_and_vllm(
+    cluster: str, tmp_path: Path
+) -> None:
+    port = ports.free_port()
     document = yaml.safe_load((ROOT / "cluster" / "local_cpu.yaml").read_text())
     document["http_options"]["port"] = port
     document["applications"][0]["args"]["workers"]["replicas"] = 1
     (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
     rendered = tmp_path / "rendered.yaml"
-    render = [ROOT / "scripts" / "deploy", tmp_path / "here.yaml", "--address", cluster, "--render", rendered]
-    subprocess.run(render, check=True)
-    serve = [VENV / "bin" / "serve", "deploy", "--address", cluster, rendered]
-    subprocess.run(serve, check=True, env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path)
-    subprocess.run([ROOT / "scripts" / "deploy", tmp_path / "here.yaml", "--address", cluster], check=True)
-    body = {"model": "hermes-tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60)
+    scripts_deploy = [str(ROOT / "scripts" / "deploy"), str(tmp_path / "here.yaml")]
+    to_the_cluster = ["--address", cluster]
+    subprocess.run([*scripts_deploy, *to_the_cluster, "--render", str(rendered)], check=True)
+    serve_deploy = [str(VENV / "bin" / "serve"), "deploy", *to_the_cluster, str(rendered)]
+    subprocess.run(serve_deploy, check=True, env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path)
+    subprocess.run([*scripts_deploy, *to_the_cluster], check=True)
+    body = {
+        "model": "hermes-tiny",
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-hermes-engine"].startswith("vllm-")
     assert answer.json()["usage"]["completion_tokens"] > 0

@@ -1,4 +1,6 @@
-"""What dies and concerns the engine, on the real one: its core, its process, a process that hangs."""
+"""Failures that concern the engine, on the real one: its core dies, its process dies, a process
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,22 @@ import signal
 
 import pytest
 
-from scripts.disorder.parts import Parts
-from scripts.disorder.traffic import Told
-from tests.service.disturbance import attempts, busiest, real_text, under, whole_again
+from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.traffic import Told
+from tests.service.disturbance import Victims, attempts, real_text, under, whole_again
 from tests.service.support import Running
 
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1800)]
 TOKENS = 1200
 
 
 @pytest.mark.parametrize("kind", ["engine", "engine-worker", "worker"])
 def test_a_stream_outlives(service: Running, kind: str) -> None:
     whole_again(service, 2)
+    victims = Victims(service, kind)
 
     async def strike(parts: Parts, told: list[Told]) -> None:
-        parts.kill(await busiest(service, parts, told, kind))
+        parts.kill(await victims.busiest(told))
 
     told = under(service, strike, real_text(service), TOKENS)
     assert max(attempts(told)) >= 2, "none was with the one that died"
@@ -29,9 +32,10 @@ def test_a_stream_outlives(service: Running, kind: str) -> None:
 
 def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: Running) -> None:
     whole_again(service, 2)
+    victims = Victims(service)
 
     async def strike(parts: Parts, told: list[Told]) -> None:
-        victim = await busiest(service, parts, told)
+        victim = await victims.busiest(told)
         parts.send(victim, signal.SIGSTOP)
         try:
             await asyncio.sleep(20)

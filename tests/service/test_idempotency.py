@@ -1,8 +1,9 @@
-"""A POST with the `Idempotency-Key` of an earlier one is that request, running or finished."""
+"""A POST with the `Idempotency-Key` of an earlier one joins that request, running or finished."""
 
 from __future__ import annotations
 
 import uuid
+from functools import partial
 
 import httpx
 import openai
@@ -18,23 +19,32 @@ def key() -> dict[str, str]:
 
 def test_fifty_at_once_over_two_ingresses_make_one_generation(simulated: Running) -> None:
     simulated.until_idle()
-    before = simulated.metrics()
+    before = simulated.settled()
     urls = list(simulated.ingress_urls.values())
     assert len(urls) == 2
     body, headers = simulated.body("Only once.", 60, stream=True), key()
 
     def post(n: int) -> httpx.Response:
-        return httpx.post(f"{urls[n % 2]}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        return httpx.post(
+            f"{urls[n % 2]}/v1/chat/completions", json=body, headers=headers, timeout=240
+        )
 
-    answers = together([lambda n=n: post(n) for n in range(50)], 50)
+    answers = together([partial(post, n) for n in range(50)], 50)
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.headers["x-request-id"] for answer in answers}) == 1
     assert len({answer.text for answer in answers}) == 1
     simulated.until_idle()
-    after = simulated.metrics()
-    assert after.total("hermes_requests_admitted_total") - before.total("hermes_requests_admitted_total") == 1
+    after = simulated.settled()
+    assert (
+        after.total("hermes_requests_admitted_total")
+        - before.total("hermes_requests_admitted_total")
+        == 1
+    )
     output = {"kind": "output"}
-    assert after.total("hermes_tokens_total", **output) - before.total("hermes_tokens_total", **output) == 60
+    assert (
+        after.total("hermes_tokens_total", **output) - before.total("hermes_tokens_total", **output)
+        == 60
+    )
 
 
 def test_a_finished_request_is_answered_again_without_computing(simulated: Running) -> None:
@@ -57,7 +67,9 @@ def test_a_running_stream_is_joined_from_its_beginning(simulated: Running) -> No
 
 
 @pytest.mark.parametrize("change", [{"tokens": 13}, {"prompt": "Another."}, {"stream": True}])
-def test_another_request_under_the_same_key_is_a_conflict(simulated: Running, change: dict[str, object]) -> None:
+def test_another_request_under_the_same_key_is_a_conflict(
+    simulated: Running, change: dict[str, object]
+) -> None:
     headers = key()
     simulated.ask("The first.", 12, headers=headers)
     body = simulated.body(**{"prompt": "The first.", "tokens": 12, **change})  # type: ignore[arg-type]
@@ -70,9 +82,19 @@ def test_another_request_under_the_same_key_is_a_conflict(simulated: Running, ch
 def test_the_sdk_raises_its_proper_exception_for_a_conflict(simulated: Running) -> None:
     headers = key()
     ask = simulated.sdk.chat.completions.create
-    ask(model=simulated.model, messages=[{"role": "user", "content": "a"}], max_tokens=2, extra_headers=headers)
+    ask(
+        model=simulated.model,
+        messages=[{"role": "user", "content": "a"}],
+        max_tokens=2,
+        extra_headers=headers,
+    )
     with pytest.raises(openai.UnprocessableEntityError):
-        ask(model=simulated.model, messages=[{"role": "user", "content": "b"}], max_tokens=2, extra_headers=headers)
+        ask(
+            model=simulated.model,
+            messages=[{"role": "user", "content": "b"}],
+            max_tokens=2,
+            extra_headers=headers,
+        )
 
 
 def test_requests_without_a_key_are_each_computed(simulated: Running) -> None:

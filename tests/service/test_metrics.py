@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -34,46 +34,38 @@ def test_every_sample_has_its_replica_except_those_of_the_queue(service: Running
 def test_no_sample_stands_twice_on_the_page(service: Running) -> None:
     service.ask(tokens=2)
     page = service.metrics()
-    counted = Counter((sample.name, tuple(sorted(sample.labels.items()))) for sample in page.samples)
+    counted = Counter(
+        (sample.name, tuple(sorted(sample.labels.items()))) for sample in page.samples
+    )
     assert [key for key, times in counted.items() if times > 1] == []
     names = Counter(family.name for family in page.families)
     assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_ours_stand_beside_the_engines_from_every_process(service: Running) -> None:
-    page = service.metrics()
+    def counts() -> list[int]:
+        samples = service.metrics().samples
+        return [
+            len({sample.labels["replica"] for sample in samples if sample.name == name})
+            for name in (
+                "vllm:num_requests_running",
+                "hermes_in_flight_requests",
+                "process_resident_memory_bytes",
+            )
+        ]
 
-    def replicas(name: str) -> set[str]:
-        return {sample.labels["replica"] for sample in page.samples if sample.name == name}
-
-    assert len(replicas("vllm:num_requests_running")) == 2
-    assert len(replicas("hermes_in_flight_requests")) == 4
-    assert len(replicas("process_resident_memory_bytes")) == 4
-
-
-def settled(service: Running) -> Metrics:
-    """A page that holds all that has happened: its counts have stood still for longer than a page is old."""
-    names = ("hermes_requests_ended_total", "hermes_tokens_total", "vllm:generation_tokens_total")
-    last: list[float] = []
-    since = time.monotonic()
-
-    def still() -> Metrics | None:
-        nonlocal last, since
-        page = service.metrics()
-        counts = [page.total(name) for name in names]
-        if counts != last:
-            last, since = counts, time.monotonic()
-        return page if time.monotonic() - since > 2 else None
-
-    return until("the counts stand still", still)
+    until("every process has its page", lambda: counts() == [2, 4, 4])
 
 
 def test_the_counts_add_up(service: Running) -> None:
     service.until_idle()
-    before = settled(service)
+    before = service.settled()
     tokens = [3 + n % 5 for n in range(40)]
     answers = together(
-        [lambda n=n: service.ask(f"Number {n}", n, headers={"x-hermes-class": "realtime"}) for n in tokens]
+        [
+            partial(service.ask, f"Number {n}", n, headers={"x-hermes-class": "realtime"})
+            for n in tokens
+        ]
     )
     prompt_tokens = sum(answer.json()["usage"]["prompt_tokens"] for answer in answers)
     wanted = {
@@ -101,7 +93,8 @@ def test_the_counts_add_up(service: Running) -> None:
     with suppress(AssertionError):  # the comparison below says more
         until("every process left its page", lambda: moved(service.metrics()) == wanted)
     assert moved(service.metrics()) == wanted
-    name = "hermes_inter_token_time_seconds_count"  # between two outputs, which may hold several tokens
+    # Between two outputs, which may hold several tokens.
+    name = "hermes_inter_token_time_seconds_count"
     assert 0 < service.metrics().total(name) - before.total(name) <= sum(tokens) - 40
 
 
@@ -109,7 +102,9 @@ def test_every_ingress_shows_the_same_page(service: Running) -> None:
     service.until_idle()
 
     def admitted(url: str) -> float:
-        return Metrics(service.http.get(f"{url}/metrics").text).total("hermes_requests_admitted_total")
+        return Metrics(service.http.get(f"{url}/metrics").text).total(
+            "hermes_requests_admitted_total"
+        )
 
     service.ask(tokens=2)
     urls = list(service.ingress_urls.values())
@@ -124,8 +119,9 @@ def test_the_queue_shows_its_limits(service: Running) -> None:
 
 def test_health_and_readiness_are_told(service: Running) -> None:
     assert service.http.get("/healthz").json()["status"] == "ok"
-    answer = service.http.get("/readyz")
-    assert answer.status_code == 200
+    answer = until(
+        "it is ready", lambda: found if (found := service.http.get("/readyz")).is_success else None
+    )
     assert answer.json() == {
         "ready": True,
         "problem": None,
@@ -139,14 +135,23 @@ def test_health_and_readiness_are_told(service: Running) -> None:
 
 def test_the_dashboard_and_the_alerts_ask_for_what_is_on_the_live_pages(service: Running) -> None:
     service.ask(tokens=2)
-    wanted = {name for _, text in EXPRESSIONS for name in re.findall(r"\b(?:hermes|ray)_\w+|\bvllm:\w+", text)}
-    here = {name for name in wanted if "gpu" not in name and "gram" not in name}  # this machine has no GPU
+    wanted = {
+        name
+        for _, text in EXPRESSIONS
+        for name in re.findall(r"\b(?:hermes|ray)_\w+|\bvllm:\w+", text)
+    }
+    here = {
+        name for name in wanted if "gpu" not in name and "gram" not in name
+    }  # this machine has no GPU
     assert len(wanted) - len(here) <= 3
     folder = ray_cluster.short_folder(Path(service.service.state_dir)) / "ray"
     (discovered,) = json.loads((folder / "prom_metrics_service_discovery.json").read_text())
 
     def on_no_page() -> set[str]:
-        pages = [service.http.get("/metrics").text, *(httpx.get(f"http://{at}").text for at in discovered["targets"])]
+        pages = [
+            service.http.get("/metrics").text,
+            *(httpx.get(f"http://{at}", timeout=60).text for at in discovered["targets"]),
+        ]
         return here - {sample.name for page in pages for sample in Metrics(page).samples}
 
     until("every name is on a page", lambda: not on_no_page())

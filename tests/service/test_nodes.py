@@ -1,33 +1,41 @@
-"""Three Ray nodes with addresses of their own, in network namespaces: what the death of a whole node loses (nothing).
+"""Three Ray nodes with their own addresses, in network namespaces: the death of a whole node loses
+nothing.
 
-The head runs no replicas, as in production. Clients come by way of either of the other two nodes.
+The head runs no replicas, as in production. Clients connect through either of the other two nodes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from scripts.disorder.parts import Parts
-from scripts.disorder.traffic import Told
+from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.traffic import Told
 from scripts.local import processes
-from scripts.local.nodes import Nodes
-from scripts.local.service import application_status, merged
+from scripts.local.service import merged
+from serve_app.cli.serve_api import application_status
 from tests.service.disturbance import simulated_text, under, whole_again
+from tests.service.nodes import Nodes
 from tests.service.services import CONFIG, KINDS, Services
 from tests.service.support import Running, until
 
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 TOKENS = 600  # 15 s
+GCS_HANGS_S, AFTERWARDS_S = 10.0, 3.0
 
 
 class EveryNode(httpx.AsyncBaseTransport):
-    """Connects to one node after the other, as a load balancer or a name with several addresses does."""
+    """Connects to one node after the other, as a load balancer or a name with several addresses
+    does.
+    """
 
     def __init__(self, nodes: Nodes, numbers: list[int]) -> None:
         self._hosts = itertools.cycle(nodes.hosts[number].address for number in numbers)
@@ -43,13 +51,16 @@ class EveryNode(httpx.AsyncBaseTransport):
 
 @pytest.fixture(scope="module")
 def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """A head without room, and two nodes of which neither has room for everything."""
+    """A head without capacity, and two nodes, neither of which has capacity for everything."""
     services.end()  # memory is for one service
     made = Nodes(tmp_path_factory.mktemp("nodes"), [(0, 0), (3, 0), (3, 0)])
     made.up()
     try:
-        # One ingress on each: were both on the node that dies, a worker might take the other's last CPU before them.
-        made.deploy(CONFIG, merged(KINDS["simulated"]["args"], {"ingress": {"max_replicas_per_node": 1}}))
+        # One ingress on each: were both on the node that dies, a worker might take the other's last
+        # CPU before them.
+        made.deploy(
+            CONFIG, merged(KINDS["simulated"]["args"], {"ingress": {"max_replicas_per_node": 1}})
+        )
         yield made
     finally:
         made.down()
@@ -57,20 +68,30 @@ def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def cluster(nodes: Nodes) -> Iterator[Running]:
-    """The service, by way of the last node, whole before each test."""
+    """The service through the last node, with all replicas ready before each test."""
     running = Running(nodes.service)
     whole_again(running, 3)
     for number in (1, 2):
-        until(f"node {number} answers", lambda n=number: ready(nodes.url(n)))
+        until(f"node {number} answers", partial(ready, nodes.url(number)))
     yield running
     running.close()
 
 
 def ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=30).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def gcs_of(nodes: Nodes) -> int:
+    """The process of Ray's GCS."""
+    (gcs,) = [
+        pid
+        for pid in nodes.hosts[0].pids()
+        if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return gcs
 
 
 def test_replicas_live_on_both_nodes_and_each_node_answers(nodes: Nodes, cluster: Running) -> None:
@@ -92,7 +113,9 @@ def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) 
             nodes.hosts[1].mend()
 
     try:
-        told = under(cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2]))
+        told = under(
+            cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2])
+        )
     finally:
         if kind == "dies":
             nodes.start_node(1)
@@ -100,9 +123,13 @@ def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) 
     assert max(int(one.state["attempts"]) for one in told) >= 2, "nothing ran on the node"
 
 
-def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(nodes: Nodes, cluster: Running) -> None:
-    """Ray's GCS (2.60) does not connect again: it ends, and whoever looks after the head starts it anew."""
-    (gcs,) = [pid for pid in nodes.hosts[0].pids() if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(
+    nodes: Nodes, cluster: Running
+) -> None:
+    """Ray's GCS (2.60) does not connect again: it ends, and whoever looks after the head starts it
+    anew.
+    """
+    gcs = gcs_of(nodes)
 
     async def strike(parts: Parts, told: list[Told]) -> None:
         (redis,) = parts.pids("redis")
@@ -114,7 +141,9 @@ def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(nodes: Node
     until("the GCS ends", lambda: not processes.is_alive(gcs))
     nodes.hosts[0].kill()
     nodes.start_head()
-    deployed = until("Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments"))
+    deployed = until(
+        "Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments")
+    )
     assert set(deployed) == {"Ingress", "Worker"}
 
 
@@ -125,5 +154,73 @@ def test_a_head_that_dies_disturbs_no_stream(nodes: Nodes, cluster: Running) -> 
         await asyncio.to_thread(nodes.start_head)
 
     under(cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2]))
-    deployed = until("Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments"))
+    deployed = until(
+        "Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments")
+    )
     assert set(deployed) == {"Ingress", "Worker"}
+
+
+async def slowest_s(nodes: Nodes, model: str, seconds: float) -> dict[str, float]:
+    """The longest times of new requests, ten a second, on new connections to one node after the
+    other. No request waits for an earlier one.
+    """
+    took_s = {"GET /readyz": 0.0, "POST /v1/chat/completions": 0.0}
+    message = {"role": "user", "content": "Hello"}
+    body = {"model": model, "messages": [message], "max_tokens": 4}
+
+    async def ask(http: httpx.AsyncClient, name: str) -> None:
+        began_s = time.monotonic()
+        method, path = name.split()
+        asked = await http.request(method, path, json=body if method == "POST" else None)
+        assert asked.status_code == 200, asked.text
+        took_s[name] = max(took_s[name], time.monotonic() - began_s)
+
+    until_s = time.monotonic() + seconds
+    async with (
+        httpx.AsyncClient(
+            base_url=nodes.service.url, transport=EveryNode(nodes, [1, 2]), timeout=60
+        ) as http,
+        asyncio.TaskGroup() as asking,
+    ):
+        while time.monotonic() < until_s:
+            for name in took_s:
+                asking.create_task(ask(http, name))
+            await asyncio.sleep(0.2)
+    return took_s
+
+
+def longest_pause_s(told: list[Told], from_s: float, to_s: float) -> float:
+    """The longest time without an event in which a stream that had not ended was."""
+    return max(
+        min(later_s, to_s) - max(earlier_s, from_s)
+        for one in told
+        for earlier_s, later_s in itertools.pairwise(one.arrivals_s)
+        if later_s > from_s and earlier_s < to_s
+    )
+
+
+def test_a_gcs_that_hangs_holds_up_no_stream_and_no_request(nodes: Nodes, cluster: Running) -> None:
+    """It answers nobody, and its connections stay: nobody is told."""
+    gcs = gcs_of(nodes)
+    found: dict[str, dict[str, float]] = {}
+    between_s: list[float] = []
+
+    async def strike(parts: Parts, told: list[Told]) -> None:
+        between_s.append(time.monotonic())
+        parts.send(gcs, signal.SIGSTOP)
+        try:
+            found["meanwhile"] = await slowest_s(nodes, cluster.model, GCS_HANGS_S)
+        finally:
+            parts.send(gcs, signal.SIGCONT)
+        found["afterwards"] = await slowest_s(nodes, cluster.model, AFTERWARDS_S)
+        between_s.append(time.monotonic())
+
+    told = under(
+        cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2])
+    )
+    pause_s = longest_pause_s(told, between_s[0], between_s[1])
+    print(f"GCS stopped for {GCS_HANGS_S:g} s: longest pause {pause_s:.2f} s, longest {found}")
+    assert not any(one.breaks for one in told if one.streamed)
+    # What waits for the GCS takes as long as it hangs; a busy machine alone takes its time, too.
+    assert pause_s < GCS_HANGS_S / 2
+    assert max(took_s for times in found.values() for took_s in times.values()) < GCS_HANGS_S / 2

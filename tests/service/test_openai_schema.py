@@ -1,6 +1,6 @@
-"""schemathesis: requests made from OpenAI's own schema get no 5xx and no answer outside of it.
+"""schemathesis: requests generated from OpenAI's own schema get no 5xx and no answer outside of it.
 
-What vLLM answers differently is told in docs/compatibility-openai.md, and `DIFFERENCES` is exactly that list.
+docs/compatibility-openai.md lists vLLM's different answers, and `DIFFERENCES` is exactly that list.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def openapi() -> dict[str, Any]:
 
 
 def holder(document: dict[str, Any], schema: str, place: str) -> tuple[dict[str, Any], str]:
-    """The `properties` in which a place of a schema stands, and its name there."""
+    """The `properties` that contain a place of a schema, and its name there."""
     *parents, key = place.split(".")
     node = document["components"]["schemas"][schema]
     for parent in parents:
@@ -74,13 +74,15 @@ def adapted(openapi: dict[str, Any], model: str) -> dict[str, Any]:
     """The three operations, with our model's name and the known differences."""
     document = copy.deepcopy(openapi)
     schemas = document["components"]["schemas"]
-    name = {"type": "string", "enum": [model]}
-    schemas["ModelIdsShared"] = name
-    schemas["CreateCompletionRequest"]["properties"]["model"] = name
+    ours = {"type": "string", "enum": [model]}
+    schemas["ModelIdsShared"] = ours
+    schemas["CreateCompletionRequest"]["properties"]["model"] = ours
     for schema, place, name in LEFT_OUT:
         owner, key = holder(document, schema, place)
         for kind in owner[key].get("anyOf", [owner[key]]):
-            kind["required"] = [required for required in kind.get("required", []) if required != name]
+            kind["required"] = [
+                required for required in kind.get("required", []) if required != name
+            ]
     for schema, place in DIFFERENCES:
         owner, key = holder(document, schema, place)
         owner[key] = {"anyOf": [owner[key], {"type": "null"}]}
@@ -109,8 +111,10 @@ def check_error(document: dict[str, Any], answer: Any) -> None:
     jsonschema.validate(error, schema)
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/chat/completions"), ("POST", "/completions")])
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/chat/completions"), ("POST", "/completions")]
+)
+@pytest.mark.timeout(1800)
 def test_no_request_gets_a_5xx_or_an_answer_outside_the_schema(
     service: Running, openapi: dict[str, Any], method: str, path: str
 ) -> None:
@@ -119,13 +123,17 @@ def test_no_request_gets_a_5xx_or_an_answer_outside_the_schema(
     seen: dict[int, int] = {}
 
     @settings(
-        max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy())
     def ask(case: Any) -> None:
         case.body = shortened(case.body)
-        answer = case.call(base_url=f"{service.url}/v1")
+        answer = case.call(base_url=f"{service.url}/v1", timeout=240)
         seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
         if answer.status_code == 200 and case.body.get("stream"):
             case.validate_response(answer, checks=[not_a_server_error])
@@ -152,10 +160,12 @@ def check_stream(document: dict[str, Any], path: str, body: str) -> None:
         jsonschema.validate(chunk, schema)
 
 
-def test_the_list_of_models_is_as_the_schema_says(service: Running, openapi: dict[str, Any]) -> None:
+def test_the_list_of_models_is_as_the_schema_says(
+    service: Running, openapi: dict[str, Any]
+) -> None:
     operation = schemathesis.openapi.from_dict(openapi)["/models"]["GET"]
     case = operation.Case()
-    answer = case.call(base_url=f"{service.url}/v1")
+    answer = case.call(base_url=f"{service.url}/v1", timeout=240)
     assert answer.status_code == 200
     case.validate_response(answer, checks=CHECKS)
 

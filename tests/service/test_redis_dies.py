@@ -1,4 +1,6 @@
-"""Redis killed with -9 and started again: new requests are told to wait, running streams lose nothing."""
+"""Redis is killed with SIGKILL and restarted: new requests are told to retry later, and running
+streams lose nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +15,8 @@ import httpx
 import openai
 import pytest
 
-from scripts.local import processes, redis_server
+from scripts.local import ports, processes, redis_server
+from tests.running_time import RunningTime
 from tests.service.support import Running, Stream, until
 
 pytestmark = pytest.mark.disturbs
@@ -23,16 +25,16 @@ TOKENS = 2500
 
 
 def kill(service: Running) -> None:
-    """As a power cut would: no goodbye."""
+    """Kill it without a shutdown, like a power cut."""
     pid = service.service.pids["redis"]
     os.kill(pid, signal.SIGKILL)
     port = urlsplit(service.service.redis_url).port or 0
     # Its threads end one by one; the last of them lets go of the port.
-    until("Redis is gone", lambda: not processes.is_alive(pid) and not processes.is_taken(port))
+    until("Redis is gone", lambda: not processes.is_alive(pid) and not ports.is_taken(port))
 
 
 def start(service: Running) -> None:
-    """The same folder and port."""
+    """Start it on the same folder and port."""
     port = urlsplit(service.service.redis_url).port
     folder = Path(service.service.state_dir) / "redis"
     service.service.pids["redis"] = redis_server.start(folder, port).pid
@@ -43,11 +45,13 @@ def ready(service: Running) -> bool:
     return service.http.get("/readyz").status_code == 200
 
 
-def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(service: Running) -> None:
+def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
+    service: Running,
+) -> None:
     service.until_idle()
     undisturbed = service.text("Tell me a story about a storm.", TOKENS)
     streams: list[Stream] = []
-    begun = threading.Barrier(5, timeout=60)
+    begun = threading.Barrier(5, timeout=240)
 
     def read() -> None:
         with service.stream("Tell me a story about a storm.", TOKENS) as response:
@@ -65,28 +69,33 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     kill(service)
     try:
         probes = [f"{url}/readyz" for url in service.ingress_urls.values()]
-        until("both say so", lambda: all(httpx.get(probe, timeout=10).status_code == 503 for probe in probes))
+        until(
+            "both say so",
+            lambda: all(httpx.get(probe, timeout=60).status_code == 503 for probe in probes),
+        )
         answer = service.http.get("/readyz")
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
         assert "Redis" in answer.json()["problem"]
         assert service.http.get("/healthz").status_code == 200
         with pytest.raises(openai.InternalServerError) as caught:
-            service.sdk.chat.completions.create(model=service.model, messages=[{"role": "user", "content": "Hi"}])
+            service.sdk.chat.completions.create(
+                model=service.model, messages=[{"role": "user", "content": "Hi"}]
+            )
         assert caught.value.status_code == 503
         assert caught.value.response.headers["x-hermes-reason"] == "journal_unavailable"
         assert int(caught.value.response.headers["retry-after"]) >= 1
         for url in service.ingress_urls.values():
-            answer = httpx.get(f"{url}/v1/requests/{streams[0].request_id}", timeout=30)
+            answer = httpx.get(f"{url}/v1/requests/{streams[0].request_id}", timeout=120)
             assert answer.status_code == 503
             assert answer.headers["x-hermes-reason"] == "journal_unavailable"
-            assert httpx.get(f"{url}/metrics", timeout=30).status_code == 200
-            assert httpx.get(f"{url}/v1/models", timeout=30).status_code == 200
+            assert httpx.get(f"{url}/metrics", timeout=120).status_code == 200
+            assert httpx.get(f"{url}/v1/models", timeout=120).status_code == 200
     finally:
         start(service)
     until("it recovers by itself", lambda: ready(service))
     for reader in readers:
-        reader.join(120)
+        reader.join(400)
     for stream in streams:
         events = [block for _, block in stream.arrivals if not block.startswith(":")]
         ids = [int(block.split("\n")[0].removeprefix("id: ")) for block in events]
@@ -94,7 +103,7 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
         assert events[-1].endswith("data: [DONE]")
         assert _text(events) == undisturbed
         assert service.state(stream.request_id)["state"] == "completed"
-        again = httpx.get(f"{service.url}/v1/requests/{stream.request_id}/events", timeout=60).text
+        again = httpx.get(f"{service.url}/v1/requests/{stream.request_id}/events", timeout=240).text
         assert again.split("\n\n")[:-1] == events
     service.until_idle()
     assert service.text("Tell me a story about a storm.", 12)
@@ -107,19 +116,21 @@ def test_a_redis_that_comes_back_empty_serves_new_requests(service: Running) -> 
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     start(service)
     until("it recovers by itself", lambda: ready(service))
-    began = time.monotonic()
-    until("it answers", lambda: _answers(service))
-    assert time.monotonic() - began < 30
+    with RunningTime() as running:
+        until("it answers", lambda: _answers(service))
+        assert running.now_s() < 30
     service.until_idle()
 
 
 def _answers(service: Running) -> bool:
     body = service.body(tokens=4)
-    return service.http.post("/v1/chat/completions", json=body, timeout=10).status_code == 200
+    return service.http.post("/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
 def _text(events: list[str]) -> str:
     import json
 
-    deltas = [json.loads(block.split("data: ", 1)[1]) for block in events if not block.endswith("[DONE]")]
+    deltas = [
+        json.loads(block.split("data: ", 1)[1]) for block in events if not block.endswith("[DONE]")
+    ]
     return "".join(delta["choices"][0]["delta"].get("content") or "" for delta in deltas)

@@ -1,4 +1,4 @@
-"""`/v1/requests/{id}`: a request can be looked at, read again from anywhere, and cancelled."""
+"""`/v1/requests/{id}`: a request can be shown, read again from any ingress, and cancelled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,13 +16,13 @@ from tests.service.support import Event, Running, Stream, events_of, together, u
 
 
 def events(url: str, request_id: str, seen: int | None = None) -> httpx.Response:
-    """`GET /v1/requests/{id}/events`, to its end."""
+    """`GET /v1/requests/{id}/events`, read to its end."""
     headers: Mapping[str, str] = {} if seen is None else {"last-event-id": str(seen)}
-    return httpx.get(f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=120)
+    return httpx.get(f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=240)
 
 
 def check_whole(found: list[Event]) -> None:
-    """Ids 1..n without a hole, the last one `[DONE]`."""
+    """Check that the ids are 1..n without a gap, and that the last event is `[DONE]`."""
     assert [event.id for event in found] == list(range(1, len(found) + 1))
     assert found[-1].data == "[DONE]"
 
@@ -43,11 +44,16 @@ def test_a_finished_request_is_described(service: Running) -> None:
     assert found["replica"] == answer.headers["x-hermes-replica"]
     assert found["attempts"] == 1
     assert found["output_tokens"] == 8
-    times = [found[f"{name}_at_ms"] for name in ("admitted", "started", "first_output", "ended", "deadline")]
-    assert times == sorted(times)
+    of_worker = [found[f"{name}_at_ms"] for name in ("started", "first_output", "ended")]
+    assert of_worker == sorted(of_worker)
+    # The ingress and the worker estimate Redis's clock, and a busy machine makes that inaccurate.
+    assert found["admitted_at_ms"] < of_worker[0] + 1_000
+    assert found["ended_at_ms"] < found["deadline_at_ms"]
 
 
-def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(service: Running) -> None:
+def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(
+    service: Running,
+) -> None:
     with service.freed(), service.long_stream() as response:
         stream = Stream(response)
         first = stream.next_events(5)
@@ -55,7 +61,9 @@ def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(ser
         assert running["state"] == "running"
         assert running["replica"] == response.headers["x-hermes-replica"]
         assert running["ended_at_ms"] is None
-        until("the engine's count", lambda: service.metrics().total("vllm:num_requests_running") > 0)
+        until(
+            "the engine's count", lambda: service.metrics().total("vllm:num_requests_running") > 0
+        )
         cancelled = service.cancel(stream.request_id)
         assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled")
         rest = stream.rest()
@@ -76,27 +84,24 @@ def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(service: Runni
     answers: list[httpx.Response] = []
     asked = threading.Thread(
         target=lambda: answers.append(
-            service.http.post("/v1/chat/completions", json=service.long_body("Cancel me.", user=user))
+            service.http.post(
+                "/v1/chat/completions", json=service.long_body("Cancel me.", user=user)
+            )
         )
     )
 
-    def request_id() -> str | None:
-        for key in service.redis.scan_iter(match="hermes:b:*"):
-            name = str(key.decode().rpartition(":")[2])
-            if user.encode() in (service.redis.get(key) or b"") and service.redis.xlen(f"hermes:j:{name}") > 3:
-                return name
-        return None
-
     with service.freed():
         asked.start()
-        service.cancel(until("it runs", request_id))
-        asked.join(60)
+        service.cancel(until("it runs", lambda: service.begun(user)))
+        asked.join(240)
     assert answers[0].status_code == 499
     assert answers[0].headers["x-hermes-reason"] == "cancelled"
     assert answers[0].json()["error"]["code"] == "cancelled"
 
 
-def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(service: Running) -> None:
+def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(
+    service: Running,
+) -> None:
     with service.stream(tokens=12) as response:
         stream = Stream(response)
         whole = stream.rest()
@@ -105,19 +110,21 @@ def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(serv
     for url in (*service.ingress_urls.values(), service.url):
         assert events(url, stream.request_id).text == stream.text
         answers = together(
-            [lambda seen=seen, url=url: events(url, stream.request_id, seen) for seen in range(len(whole) + 1)]
+            [partial(events, url, stream.request_id, seen) for seen in range(len(whole) + 1)]
         )
         for seen, answer in enumerate(answers):
             assert answer.status_code == 200
             assert events_of(answer.text) == whole[seen:]
 
 
-def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(service: Running) -> None:
+def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(
+    service: Running,
+) -> None:
     with service.stream(tokens=400) as response:
         stream = Stream(response)
         begun = stream.next_events(10)
         readers = [
-            lambda url=url, seen=seen: events(url, stream.request_id, seen)
+            partial(events, url, stream.request_id, seen)
             for url in service.ingress_urls.values()
             for seen in (None, 3, 10)
         ]
@@ -125,7 +132,7 @@ def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(s
         thread = threading.Thread(target=lambda: others.extend(together(readers)))
         thread.start()
         whole = begun + stream.rest()
-    thread.join(60)
+    thread.join(240)
     check_whole(whole)
     assert len(others) == 6
     for index, answer in enumerate(others):
@@ -134,7 +141,9 @@ def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(s
         assert answer.headers["x-request-id"] == stream.request_id
 
 
-def test_the_events_of_a_cancelled_request_have_the_same_ids_whoever_serves_them(service: Running) -> None:
+def test_the_events_of_a_cancelled_request_have_the_same_ids_whoever_serves_them(
+    service: Running,
+) -> None:
     with service.long_stream() as response:
         stream = Stream(response)
         begun = stream.next_events(5)
@@ -170,7 +179,9 @@ def test_an_event_beyond_the_end_is_lost(service: Running) -> None:
     assert answer.json()["error"]["code"] == "journal_lost"
 
 
-def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(service: Running) -> None:
+def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(
+    service: Running,
+) -> None:
     with service.stream(tokens=200) as response:
         stream = Stream(response)
         stream.next_events(3)

@@ -1,124 +1,110 @@
-"""Every stage file deploys as it is, but for the engine, on GPUs that Ray is only told of; and serves.
+"""Every stage file deploys unchanged except for the engine, and serves, on GPUs that Ray is only
+told of.
 
-Hosts are network namespaces; the engine is simulated, for there are no GPUs to compute on.
+Hosts are network namespaces; the engine is simulated, because there are no GPUs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from types import MappingProxyType
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from scripts.local import ray_cluster
 from scripts.local.environment import ROOT
-from scripts.local.nodes import Nodes
-from scripts.local.service import application_status, deploy, render
-from tests.service.services import Services
+from serve_app.cli import serve_api
+from serve_app.cli.serve_api import application_status
+from tests.service.nodes import Nodes
+from tests.service.services import KEY
 from tests.service.support import until
 
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(400)]
-KEY = "hk-of-the-tests"
+pytestmark = pytest.mark.timeout(1200)
 SIMULATED = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 200}}}
 
 
-@contextmanager
-def nodes_of(
-    folder: Path, sizes: list[tuple[int, int]], environment: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Nodes]:
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = folder / "keys"
-    keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
-    made = Nodes(folder, sizes, number=2)
-    made.up({"HERMES_KEYS_FILE": str(keys), **environment})
-    try:
-        yield made
-    finally:
-        made.down()
-
-
-@pytest.fixture(autouse=True)
-def alone(services: Services) -> None:
-    services.end()  # memory is for one service
-
-
 def replicas(nodes: Nodes, deployment: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = application_status(nodes.service.dashboard_url)["deployments"][deployment]["replicas"]
+    found: list[dict[str, Any]] = application_status(nodes.service.dashboard_url)["deployments"][
+        deployment
+    ]["replicas"]
     return found
 
 
-def gpus_reserved(nodes: Nodes) -> list[float]:
-    """By every actor that has any."""
+def reserved(nodes: Nodes, resource: str) -> list[float]:
+    """How much of a resource each actor has reserved that has any."""
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     url = f"{nodes.service.dashboard_url}/api/v0/actors?detail=true&{alive}"
-    with ray_cluster.ask(url, timeout_s=30) as answer:
+    with serve_api.ask(url, timeout_s=120) as answer:
         actors = json.load(answer)["data"]["result"]["result"]
-    return [actor["required_resources"]["GPU"] for actor in actors if "GPU" in (actor["required_resources"] or {})]
+    required = [actor["required_resources"] or {} for actor in actors]
+    return [one[resource] for one in required if resource in one]
 
 
 def answers(url: str, model: str) -> bool:
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
     try:
         answer = httpx.post(
-            f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=10
+            f"{url}/v1/chat/completions",
+            json=body,
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=30,
         )
     except httpx.TransportError:
         return False
-    return answer.status_code == 200 and len(answer.json()["choices"][0]["message"]["content"].split()) == 10
+    return (
+        answer.status_code == 200
+        and len(answer.json()["choices"][0]["message"]["content"].split()) == 10
+    )
 
 
-# File; CPUs and GPUs of the nodes, the head first; engines; GPUs of each; ingresses.
-STAGES = {
-    "single_gpu": ([(8, 1)], 1, 1, 2),
-    "multi_gpu": ([(12, 4)], 2, 2, 2),
-    "multi_node": ([(2, 0), (6, 4), (6, 4), (6, 4)], 2, 4, 3),
-}
+def check_deployment(nodes: Nodes, stage: str, engines: int, gpus: int, ingresses: int) -> None:
+    """The stage has what its file says, and every node answers."""
+    service = nodes.deploy(ROOT / "cluster" / f"{stage}.yaml", SIMULATED, timeout_s=600)
+    until("every engine runs", lambda: len(replicas(nodes, "Worker")) == engines)
+    wanted = [gpus] * engines
+    until("every GPU that is wanted is reserved", lambda: reserved(nodes, "GPU") == wanted)
+    until("every ingress runs", lambda: len(replicas(nodes, "Ingress")) == ingresses)
+    for number in range(len(nodes.hosts)):
+        until(f"node {number} answers", partial(answers, nodes.url(number), service.model))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_deploys_and_serves(stage: str, tmp_path: Path) -> None:
-    sizes, engines, gpus, ingresses = STAGES[stage]
-    with nodes_of(tmp_path, sizes) as nodes:
-        service = nodes.deploy(ROOT / "cluster" / f"{stage}.yaml", SIMULATED, timeout_s=150)
-        assert len(replicas(nodes, "Worker")) == engines
-        until("every GPU that is wanted is reserved", lambda: gpus_reserved(nodes) == [gpus] * engines)
-        until("every ingress runs", lambda: len(replicas(nodes, "Ingress")) == ingresses)
-        if stage == "multi_node":
-            places = Counter(replica["node_ip"] for replica in replicas(nodes, "Ingress"))
-            assert set(places.values()) == {1}, "each ingress on a node of its own"
-            assert len({replica["node_ip"] for replica in replicas(nodes, "Worker")}) == engines
-        for number in range(len(sizes)):
-            until(f"node {number} answers", lambda n=number: answers(nodes.url(n), service.model))
+# File; CPUs that suffice; engines; GPUs of each.
+@pytest.mark.parametrize(
+    ("stage", "cpus", "engines", "gpus"), [("single_gpu", 8, 1, 1), ("multi_gpu", 12, 2, 2)]
+)
+def test_a_stage_deploys_and_serves_on_one_machine(
+    gpu_machine: Nodes, stage: str, cpus: int, engines: int, gpus: int
+) -> None:
+    check_deployment(gpu_machine, stage, engines, gpus, ingresses=2)
+    assert sum(reserved(gpu_machine, "CPU")) <= cpus
 
 
-def test_too_few_gpus_are_told_and_nothing_hangs(tmp_path: Path) -> None:
-    with nodes_of(tmp_path, [(12, 1)]) as nodes:
-        document = render(ROOT / "cluster" / "multi_gpu.yaml", 8000, SIMULATED)
-        deploy(nodes.service.dashboard_url, document)
+def test_a_stage_deploys_and_serves_on_many_nodes(gpu_nodes: Nodes) -> None:
+    check_deployment(gpu_nodes, "multi_node", engines=2, gpus=4, ingresses=3)
+    places = Counter(replica["node_ip"] for replica in replicas(gpu_nodes, "Ingress"))
+    assert set(places.values()) == {1}, "each ingress on a node of its own"
+    assert len({replica["node_ip"] for replica in replicas(gpu_nodes, "Worker")}) == 2
 
-        def told() -> str:
-            deployments = application_status(nodes.service.dashboard_url).get("deployments", {})
-            return str(deployments.get("Worker", {}).get("message", ""))
 
-        message = until("Serve says what it waits for", told)
-        assert "GPU" in message
-        assert yaml.safe_dump(document).count("tensor_parallel_size: 2") == 1
-        url = f"http://{nodes.hosts[0].address}:8000"
-        ready = until("the ingress says that there is no engine", lambda: problem(url))
-        assert "engine" in ready
+def test_too_few_gpus_are_told_and_nothing_hangs(gpu_machine: Nodes) -> None:
+    eight_each = {**SIMULATED, "workers": {"tensor_parallel_size": 8}}
+    gpu_machine.begin_to_deploy(ROOT / "cluster" / "multi_gpu.yaml", eight_each)
+
+    def told() -> str:
+        deployments = application_status(gpu_machine.service.dashboard_url).get("deployments", {})
+        return str(deployments.get("Worker", {}).get("message", ""))
+
+    message = until("Serve says what it waits for", told)
+    assert "GPU" in message
+    ready = until("the ingress says that there is no engine", lambda: problem(gpu_machine.url(0)))
+    assert "engine" in ready
 
 
 def problem(url: str) -> str:
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=5)
+        answer = httpx.get(f"{url}/readyz", timeout=30)
         return str(answer.json().get("problem") or "") if answer.status_code == 503 else ""
     except (httpx.TransportError, ValueError):
         return ""

@@ -1,13 +1,15 @@
-"""Four processes hold one model, behind Ray's Python proxy: the same text as from one process behind HAProxy."""
+"""Four processes hold one model, behind Ray's Python proxy, and give the same text as one process
+behind HAProxy.
+"""
 
 from __future__ import annotations
 
 import psutil
 import pytest
 
-from scripts.disorder.parts import Parts
-from scripts.disorder.traffic import Told
-from scripts.local.service import application_status
+from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.traffic import Told
+from serve_app.cli.serve_api import application_status
 from tests.service.disturbance import attempts, real_text, under
 from tests.service.services import Services
 from tests.service.support import STORY, Running, Stream, until
@@ -18,17 +20,21 @@ TOKENS = 48
 
 @pytest.fixture(scope="module")
 def one_process_texts(services: Services) -> list[str]:
-    """What the shared service says, whose engines are one process each."""
+    """The texts of the shared service, whose engines have one process each."""
     return [services.get("shared").text(prompt, TOKENS) for prompt in PROMPTS]
 
 
-def test_four_processes_give_the_greedy_text_of_one(one_process_texts: list[str], tensor_parallel: Running) -> None:
+def test_four_processes_give_the_greedy_text_of_one(
+    one_process_texts: list[str], tensor_parallel: Running
+) -> None:
     assert [tensor_parallel.text(prompt, TOKENS) for prompt in PROMPTS] == one_process_texts
     assert len(set(one_process_texts)) == len(PROMPTS)
 
 
 def test_the_engine_really_has_four_processes(tensor_parallel: Running) -> None:
-    (replica,) = application_status(tensor_parallel.service.dashboard_url)["deployments"]["Worker"]["replicas"]
+    (replica,) = application_status(tensor_parallel.service.dashboard_url)["deployments"]["Worker"][
+        "replicas"
+    ]
     family = psutil.Process(replica["pid"]).children(recursive=True)
     workers = [process for process in family if "VLLM::Worker" in "".join(process.cmdline())]
     assert len(workers) == 4
@@ -40,14 +46,15 @@ def test_the_python_proxy_streams_the_same_events(tensor_parallel: Running) -> N
         found = stream.rest()
     assert [event.id for event in found] == list(range(1, len(found) + 1))
     assert found[-1].data == "[DONE]"
-    assert stream.arrivals[-1][0] - stream.arrivals[0][0] > 0.05, "events come one by one, not in one piece"
     again = tensor_parallel.http.get(f"/v1/requests/{stream.request_id}/events")
     assert again.text == stream.text
     assert response.headers["x-request-id"].startswith("req_")
 
 
 def test_the_python_proxy_passes_refusals_on(tensor_parallel: Running) -> None:
-    answer = tensor_parallel.http.post("/v1/chat/completions", json={"model": "gpt-4o", "messages": []})
+    answer = tensor_parallel.http.post(
+        "/v1/chat/completions", json={"model": "gpt-4o", "messages": []}
+    )
     assert answer.status_code == 404
     assert answer.headers["x-hermes-reason"] == "model_not_found"
     assert tensor_parallel.http.get("/nothing").json()["error"]["code"] == "not_found"
@@ -57,20 +64,24 @@ def test_a_client_that_leaves_the_python_proxy_frees_the_engine(tensor_parallel:
     with tensor_parallel.long_stream() as response:
         stream = Stream(response)
         stream.next_events(3)
+        state = tensor_parallel.state(stream.request_id)["state"]
+        assert state == "running", "events come one by one, not in one piece"
     until("it ends", lambda: tensor_parallel.state(stream.request_id)["ended_at_ms"])
     tensor_parallel.until_idle()  # only now: the metrics of another process may be some seconds old
     found = tensor_parallel.state(stream.request_id)
     assert (found["state"], found["reason"]) == ("cancelled", "client_disconnected")
 
 
-@pytest.mark.timeout(900)
-def test_streams_wait_for_the_engine_that_comes_after_one_of_the_four_was_killed(tensor_parallel: Running) -> None:
-    """One replica, no spare: whoever is in mid-stream goes on when Serve has replaced it."""
+@pytest.mark.timeout(1800)
+def test_streams_wait_for_the_engine_that_comes_after_one_of_the_four_was_killed(
+    tensor_parallel: Running,
+) -> None:
+    """There is one replica and no spare: running streams continue once Serve has replaced it."""
 
     async def strike(parts: Parts, told: list[Told]) -> None:
         workers = parts.pids("engine-worker")
         assert len(workers) == 4
         parts.kill(workers[2])
 
-    told = under(tensor_parallel, strike, real_text(tensor_parallel), 400, count=4, give_up_s=400)
+    told = under(tensor_parallel, strike, real_text(tensor_parallel), 400, count=4, give_up_s=800)
     assert min(attempts(told)) >= 2

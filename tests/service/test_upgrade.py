@@ -1,6 +1,8 @@
-"""A new version of the code, by `serve deploy` and as the chart brings it: a second Ray cluster, then the switch.
+"""A new version of the code, by `serve deploy` and as a second Ray cluster that takes over, as with
+the chart.
 
-The next version writes journals that this one does not know, and reads those of this one; under load, nobody notices.
+The next version writes journals that this one does not know, and reads this one's journals. Under
+load, no client notices.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
-import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,56 +25,75 @@ import pytest
 import yaml
 
 import serve_app
-import workers
-from scripts.disorder.parts import Parts
-from scripts.disorder.traffic import Client, Told
-from scripts.local import carry, processes, ray_cluster, redis_server
+from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.prompts import PROMPTS
+from scripts.chaos_testing.traffic import Client, Told
+from scripts.local import ports, processes, redis_server
 from scripts.local import service as local
+from scripts.local.environment import ROOT
 from scripts.local.service import Service
+from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
-from tests.service.disturbance import PROMPTS, attempts, simulated_text, under
-from tests.service.services import KINDS, Services
+from tests.service.disturbance import attempts, simulated_text, under
+from tests.service.services import KINDS, Services, end, kill
 from tests.service.support import Running, events_of, until
 from tests.service.versions import FOLDER, PROMPT, TOKENS, read
 
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 NEXT = "999.0.0"
 KEY = "hk-of-the-tests"
-SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 1800, 4000  # 3 s, 45 s, 100 s
+SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 1800, 8000  # 3 s, 45 s, 200 s
+
+
+OTHER = os.environ.get("HERMES_OTHER_VERSION", "")
+"""A checkout of another version, used instead of the made-up one (docs/development.md)."""
 
 
 def next_version(folder: Path) -> list[Path]:
-    """The code of a version that has facts in every journal which the present one has never heard of."""
-    for package in (serve_app, workers):
-        assert package.__file__
+    """The code of a version whose journals contain facts that this version does not know."""
+    packages = [Path(OTHER or ROOT) / name for name in ("serve_app", "workers")]
+    for package in packages:
         shutil.copytree(
-            Path(package.__file__).parent, folder / package.__name__, ignore=shutil.ignore_patterns("__pycache__")
+            package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__")
         )
     of_app = folder / "serve_app" / "__init__.py"
-    of_app.write_text(of_app.read_text().replace(f'"{serve_app.__version__}"', f'"{NEXT}"'))
-    entries = folder / "serve_app" / "journal" / "entries.py"
-    text = entries.read_text()
+    text = of_app.read_text()
+    of_app.write_text(re.sub(r'(__version__ = )".*"', rf'\1"{NEXT}"', text))
+    if not OTHER:
+        _add_facts(folder / "serve_app" / "journal" / "facts.py")
+        _rename_engine(folder / "workers" / "simulated_engine.py")
+    return [folder / package.name for package in packages]
+
+
+def _add_facts(path: Path) -> None:
+    text = path.read_text()
     for fact in ('    trace: str = ""\n', '    fingerprint: str = ""\n'):
         assert text.count(fact) == 1
         text = text.replace(fact, f'{fact}    of_the_next: str = "new"\n')
-    entries.write_text(text)
-    engine = folder / "workers" / "simulated_engine.py"
-    text = engine.read_text()
+    path.write_text(text)
+
+
+def _rename_engine(path: Path) -> None:
+    text = path.read_text()
     assert text.count('    name = "simulated"\n') == text.count("        return self.name\n") == 1
-    engine.write_text(
+    path.write_text(
         text.replace('    name = "simulated"\n', f'    name = "simulated-{NEXT}"\n').replace(
             "        return self.name\n", '        return "simulated"  # its text is the same\n'
         )
     )
-    return [folder / "serve_app", folder / "workers"]
 
 
 def versions(url: str) -> set[str]:
-    """Of the ingresses that answer there."""
-    return {httpx.get(f"{url}/healthz", timeout=10).json()["version"] for _ in range(10)}
+    """The versions of the ingresses that answer there."""
+    return {httpx.get(f"{url}/healthz", timeout=60).json()["version"] for _ in range(10)}
 
 
-# -- journals --------------------------------------------------------------------------------------------------------
+def answers_only(url: str, version: str) -> bool:
+    """Whether every ingress that answers there has this version."""
+    return versions(url) == {version}
+
+
+# -- journals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
@@ -88,63 +111,80 @@ def test_what_a_version_left_is_gone_on_with(simulated: Running, path: Path) -> 
 
 
 def text_of_events(service: Running, request_id: str) -> str:
-    """Of a chat stream that has ended, as it is replayed."""
+    """The text of a finished chat stream, replayed from its events."""
     found = events_of(service.http.get(f"/v1/requests/{request_id}/events").text)
     assert [event.id for event in found] == list(range(1, len(found) + 1))
     assert found[-1].data == "[DONE]"
-    return "".join(json.loads(event.data)["choices"][0]["delta"].get("content") or "" for event in found[:-1])
+    return "".join(
+        json.loads(event.data)["choices"][0]["delta"].get("content") or "" for event in found[:-1]
+    )
 
 
-# -- serve deploy ----------------------------------------------------------------------------------------------------
+# -- serve deploy --------------------------------------------------------------------------------
 
 
 def test_a_new_version_rolls_out_under_load_and_back(simulated: Running, tmp_path: Path) -> None:
     old = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     new = yaml.safe_load(yaml.safe_dump(old))
     dashboard = simulated.service.dashboard_url
-    carry.with_code(new, dashboard, next_version(tmp_path))
+    deploy_code.with_code(new, dashboard, next_version(tmp_path))
     assert versions(simulated.url) == {serve_app.__version__}
     for document, version in ((new, NEXT), (old, serve_app.__version__)):
 
         async def strike(_: Parts, __: list[Told], document: dict[str, object] = document) -> None:
-            await asyncio.to_thread(local.deploy, dashboard, document)
+            await asyncio.to_thread(serve_api.deploy, dashboard, document)
 
-        told = under(simulated, strike, simulated_text, ROLL_TOKENS, count=12)
-        until(f"every ingress is {version}", lambda version=version: versions(simulated.url) == {version})
-        streamed = [one for one in told if one.streamed]  # the others' clients wait 6 s for an answer, then ask again
-        assert not any(one.breaks for one in streamed), "no connection breaks, so that any client will do"
+        told = under(simulated, strike, simulated_text, ROLL_TOKENS, count=12, silent_s=60)
+        until(
+            f"every ingress is {version}",
+            partial(answers_only, simulated.url, version),
+        )
+        streamed = [
+            one for one in told if one.streamed
+        ]  # the others' clients wait 60 s for an answer, then ask again
+        assert not any(one.breaks for one in streamed), (
+            "no connection breaks, so that any client will do"
+        )
         assert max(attempts(told)) >= 2, "a stream that one version began, the other has ended"
-        running = {s.labels["version"] for s in simulated.metrics().samples if s.name == "hermes_build_info"}
+        running = {
+            s.labels["version"]
+            for s in simulated.metrics().samples
+            if s.name == "hermes_build_info"
+        }
         assert version in running
 
 
 def replicas(service: Running, deployment: str) -> set[str]:
-    """The ids of those that run."""
-    deployed = local.application_status(service.service.dashboard_url)["deployments"][deployment]["replicas"]
+    """The ids of the running replicas."""
+    deployed = serve_api.application_status(service.service.dashboard_url)["deployments"][
+        deployment
+    ]["replicas"]
     return {replica["replica_id"] for replica in deployed if replica["state"] == "RUNNING"}
 
 
-def test_scaling_by_serves_own_field_replaces_nobody(simulated: Running) -> None:
+def test_scaling_by_serves_own_field_replaces_no_replica(simulated: Running) -> None:
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     workers, ingresses = replicas(simulated, "Worker"), replicas(simulated, "Ingress")
     try:
-        document["applications"][0]["deployments"] = [{"name": "Worker", "num_replicas": len(workers) + 1}]
-        local.deploy(simulated.service.dashboard_url, document)
+        document["applications"][0]["deployments"] = [
+            {"name": "Worker", "num_replicas": len(workers) + 1}
+        ]
+        serve_api.deploy(simulated.service.dashboard_url, document)
         until("there is one more", lambda: len(replicas(simulated, "Worker")) == len(workers) + 1)
         assert replicas(simulated, "Worker") > workers, "each session has its replica still"
         assert replicas(simulated, "Ingress") == ingresses
     finally:
         del document["applications"][0]["deployments"]
-        local.deploy(simulated.service.dashboard_url, document)
+        serve_api.deploy(simulated.service.dashboard_url, document)
     until("it is gone", lambda: len(replicas(simulated, "Worker")) == len(workers))
     assert replicas(simulated, "Ingress") == ingresses
 
 
-# -- the chart -------------------------------------------------------------------------------------------------------
+# -- the chart -----------------------------------------------------------------------------------
 
 
 class Way(httpx.AsyncBaseTransport):
-    """What a Kubernetes Service is for its clients: new connections go where it points to."""
+    """Stands for a Kubernetes Service: new connections go where it currently points."""
 
     def __init__(self, url: str) -> None:
         self.target = httpx.URL(url)
@@ -159,52 +199,69 @@ class Way(httpx.AsyncBaseTransport):
 
 
 class Users:
-    """OpenAI's own client, without its retries: one stream after another."""
+    """OpenAI's own client without its retries, one stream after another."""
 
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
-        self._sdk = openai.AsyncOpenAI(base_url="http://service/v1", api_key=KEY, max_retries=0, http_client=http)
+        self._sdk = openai.AsyncOpenAI(
+            base_url="http://service/v1",
+            api_key=KEY,
+            max_retries=0,
+            http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
+        )
         self._model = model
         self.engines: list[str] = []
-        """Of every answer, in their order."""
+        """The engine of every answer, in order."""
+        self._answers: Counter[int] = Counter()
 
     async def busy(self, number: int, stop: asyncio.Event) -> None:
-        """Ask until `stop`; any error is raised."""
+        """Send requests until `stop`; every error is raised."""
         prompt = f"Short question {number}"
         while not stop.is_set():
             async with self._sdk.chat.completions.with_streaming_response.create(
-                model=self._model, messages=[{"role": "user", "content": prompt}], max_tokens=SHORT_TOKENS, stream=True
+                model=self._model,
+                messages=[{"role": "user", "content": prompt}],
+                max_tokens=SHORT_TOKENS,
+                stream=True,
             ) as response:
                 stream = await response.parse()
-                text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+                text = "".join(
+                    [c.choices[0].delta.content or "" async for c in stream if c.choices]
+                )
             assert text == simulated_text(prompt, SHORT_TOKENS)
             self.engines.append(response.headers["x-hermes-engine"])
+            self._answers[number] += 1
 
     @contextlib.asynccontextmanager
     async def four(self) -> AsyncIterator[None]:
-        """Four of them, until the block ends; an error of one ends the block."""
+        """Four users until the block ends; an error of one ends the block."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for number in range(4):
+                self._answers[number] = 0
                 group.create_task(self.busy(number, stop))
             try:
                 yield
             finally:
                 stop.set()
 
-    async def answer(self, more: int) -> None:
-        """Until so many more streams have ended."""
-        goal = len(self.engines) + more
-        while len(self.engines) < goal:
+    async def answer(self, each: int) -> None:
+        """Wait until everybody has ended this many more streams."""
+        goals = {number: count + each for number, count in self._answers.items()}
+        while any(self._answers[number] < goal for number, goal in goals.items()):
             await asyncio.sleep(0.1)
 
 
 class Release:
-    """What `helm install` leads to, without Kubernetes: a Redis, and beside it one Ray cluster after another."""
+    """What `helm install` leads to, without Kubernetes: a Redis, and beside it one Ray cluster
+    after another.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._config = folder / "serve.yaml"
-        self._config.write_text(one(documents(stage_values("cpu")), "RayService")["spec"]["serveConfigV2"])
+        self._config.write_text(
+            one(documents(stage_values("cpu")), "RayService")["spec"]["serveConfigV2"]
+        )
         keys = folder / "keys"
         keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
         wanted = {"auth": {"keys_file": str(keys)}, "ingress": {"replicas": 2}}
@@ -213,20 +270,35 @@ class Release:
         self._redis_pid, self._redis_url = redis.pid, redis.url()
         self._clusters: list[Service] = []
 
-    def cluster(self, name: str, code: Path | None = None, tell: Callable[[str], None] = lambda _: None) -> Service:
-        """A Ray cluster that serves the release's `serveConfigV2`; `code`: in place of an image of another version."""
+    def cluster(
+        self,
+        name: str,
+        code: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        tokens_per_s: int = 40,
+    ) -> Service:
+        """A Ray cluster that serves the release's `serveConfigV2`; `code`: in place of an image of
+        another version.
+        """
         environment = {"PYTHONPATH": str(code)} if code else {}
+        args = local.merged(self._args, {"engine": {"args": {"tokens_per_s": tokens_per_s}}})
         self._clusters.append(
             local.start(
-                self._folder / name, self._config, processes.free_port(), self._args, self._redis_url,
-                environment=environment, tell=tell, timeout_s=240,
+                self._folder / name,
+                self._config,
+                ports.free_port(),
+                args,
+                self._redis_url,
+                environment=environment,
+                tell=tell,
+                timeout_s=600,
             )
-        )  # fmt: skip
+        )
         return self._clusters[-1]
 
     def end(self) -> None:
         for service in self._clusters:
-            service.down()
+            end(service)
         processes.end(self._redis_pid)
 
 
@@ -240,17 +312,10 @@ def release(services: Services, tmp_path: Path) -> Iterator[Release]:
         made.end()
 
 
-def kill(service: Service) -> None:
-    """All pods of a Ray cluster at once, without a warning."""
-    mark = str(ray_cluster.short_folder(Path(service.state_dir)))
-    while alive := [pid for pid in processes.marked("RAY_TMPDIR", mark) if processes.is_alive(pid)]:
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
 def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> None:
-    """Who asks when it is convenient sees no error; whose stream is longer than the old pods are kept, reconnects."""
+    """Who asks when it is convenient sees no error; whose stream is longer than the old pods are
+    kept, reconnects.
+    """
     next_version(tmp_path / "next")
     old = release.cluster("old")
     told = [Told(PROMPTS[n], LONG_TOKENS, streamed=n % 3 != 2) for n in range(6)]
@@ -258,13 +323,13 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
     async def upgrade() -> None:
         way = Way(old.url)
         headers = {"authorization": f"Bearer {KEY}"}
-        timeout = httpx.Timeout(30, pool=None)
+        timeout = httpx.Timeout(120, pool=None)
         async with httpx.AsyncClient(
             base_url="http://service", transport=way, timeout=timeout, headers=headers
         ) as http:
             users = Users(http, old.model)
             async with users.four():
-                await users.answer(8)
+                await users.answer(2)
                 begun = asyncio.Event()
                 loop = asyncio.get_running_loop()
 
@@ -272,24 +337,34 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
                     if line.startswith("Serve: deploying"):
                         loop.call_soon_threadsafe(begun.set)
 
-                coming = asyncio.create_task(asyncio.to_thread(release.cluster, "new", tmp_path / "next", tell))
-                await begun.wait()  # its engines are not there yet: what is asked now begins on the old ones
+                # Its engines are faster: what the old ones leave is soon done.
+                coming = asyncio.create_task(
+                    asyncio.to_thread(release.cluster, "new", tmp_path / "next", tell, 400)
+                )
+                await (
+                    begun.wait()
+                )  # its engines are not there yet: what is asked now begins on the old ones
                 client = Client(http, old.model)
                 long = [asyncio.create_task(client.ask(one)) for one in told]
                 new = await coming
-                assert {versions(old.url).pop(), versions(new.url).pop()} == {serve_app.__version__, NEXT}
-                await users.answer(4)
+                assert {versions(old.url).pop(), versions(new.url).pop()} == {
+                    serve_app.__version__,
+                    NEXT,
+                }
+                await users.answer(1)
                 way.target = httpx.URL(new.url)
-                await users.answer(8)  # everybody's stream through the old pods has ended meanwhile
+                await users.answer(3)  # everybody's stream through the old pods has ended meanwhile
                 switched = len(users.engines)
                 await asyncio.to_thread(kill, old)
-                await users.answer(20)
-                assert set(users.engines[switched - 4 :]) == {f"simulated-{NEXT}"}, "the old engines get nothing new"
+                await users.answer(5)
+                assert set(users.engines[switched - 4 :]) == {f"simulated-{NEXT}"}, (
+                    "the old engines get nothing new"
+                )
                 await asyncio.gather(*long)
                 for asked in told:
                     asked.state = (await http.get(f"/v1/requests/{asked.request_id}")).json()
 
-    asyncio.run(asyncio.wait_for(upgrade(), 420))
+    asyncio.run(asyncio.wait_for(upgrade(), 1000))
     for asked in told:
         assert (asked.wrong, asked.failure) == ([], "")
         assert asked.text == simulated_text(asked.prompt, LONG_TOKENS)

@@ -1,4 +1,6 @@
-"""What dies and does not concern the engine, by `kill -9`: real Ray Serve, Redis and HAProxy, simulated engine."""
+"""Failures that do not concern the engine, by `kill -9`: real Ray Serve, Redis and HAProxy,
+simulated engine.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ import openai
 import pytest
 import yaml
 
-from scripts.disorder.faults import FAULTS
-from scripts.disorder.parts import Parts
-from scripts.disorder.traffic import Told
-from scripts.local import service as local
+from scripts.chaos_testing.faults import FAULTS
+from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.traffic import Told
+from serve_app.cli import serve_api
 from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import attempts, simulated_text, under, whole_again
 from tests.service.support import Running, until
@@ -31,7 +33,9 @@ def whole(simulated: Running) -> None:
     whole_again(simulated, 3)
 
 
-@pytest.mark.parametrize("kind", ["ingress", "haproxy", "controller", "redis", "ingress-hang", "redis-slow"])
+@pytest.mark.parametrize(
+    "kind", ["ingress", "haproxy", "controller", "redis", "ingress-hang", "redis-slow"]
+)
 def test_a_stream_outlives(simulated: Running, kind: str) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
         fault = FAULTS[kind]
@@ -42,13 +46,23 @@ def test_a_stream_outlives(simulated: Running, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ingress", "haproxy"])
-def test_the_sdk_over_a_reconnecting_transport_does_not_notice(simulated: Running, kind: str) -> None:
+def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
+    simulated: Running, kind: str
+) -> None:
     parts = Parts(simulated.service)
-    http = httpx.Client(transport=ReconnectingTransport(), timeout=10)
-    sdk = openai.OpenAI(base_url=f"{simulated.url}/v1", api_key="none", max_retries=0, http_client=http)
+    http = httpx.Client(transport=ReconnectingTransport(), timeout=30)
+    sdk = openai.OpenAI(
+        base_url=f"{simulated.url}/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
+    )
     with http:
         chunks = sdk.chat.completions.create(
-            model=simulated.model, messages=[{"role": "user", "content": "Do not notice."}], max_tokens=240, stream=True
+            model=simulated.model,
+            messages=[{"role": "user", "content": "Do not notice."}],
+            max_tokens=240,
+            stream=True,
         )
         text = ""
         for number, chunk in enumerate(chunks):
@@ -63,9 +77,17 @@ def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running
     """Comments keep the connection alive, and are none of the SDK's business."""
     parts = Parts(simulated.service)
     arrivals_s, text = [], ""
-    mended = threading.Timer(4, lambda: [parts.send(pid, signal.SIGCONT) for pid in parts.pids("worker")])
+
+    def mend() -> None:
+        for pid in parts.pids("worker"):
+            parts.send(pid, signal.SIGCONT)
+
+    mended = threading.Timer(4, mend)
     for chunk in simulated.sdk.chat.completions.create(
-        model=simulated.model, messages=[{"role": "user", "content": "Wait."}], max_tokens=200, stream=True
+        model=simulated.model,
+        messages=[{"role": "user", "content": "Wait."}],
+        max_tokens=200,
+        stream=True,
     ):
         text += chunk.choices[0].delta.content or ""
         arrivals_s.append(time.monotonic())
@@ -74,13 +96,17 @@ def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running
                 parts.send(pid, signal.SIGSTOP)
             mended.start()
     mended.join()
-    assert max(after - before for before, after in pairwise(arrivals_s)) > 3, "longer than a heartbeat (1 s)"
+    assert max(after - before for before, after in pairwise(arrivals_s)) > 1, (
+        "longer than a heartbeat (1 s)"
+    )
     assert text == simulated_text("Wait.", 200)
 
 
 def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
+    ingresses = Parts(simulated.service).pids("ingress")  # found out before: it takes a while
+
     async def strike(parts: Parts, told: list[Told]) -> None:
-        for pid in parts.pids("ingress"):
+        for pid in ingresses:
             parts.kill(pid)
 
     told = under(simulated, strike, simulated_text, TOKENS)
@@ -88,8 +114,10 @@ def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
 
 
 def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> None:
+    workers = Parts(simulated.service).pids("worker")
+
     async def strike(parts: Parts, told: list[Told]) -> None:
-        for pid in parts.pids("worker")[:2]:
+        for pid in workers[:2]:
             parts.kill(pid)
 
     told = under(simulated, strike, simulated_text, TOKENS, count=12)
@@ -97,8 +125,9 @@ def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> Non
 
 
 def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -> None:
+    stopped = Parts(simulated.service).pids("worker")
+
     async def strike(parts: Parts, told: list[Told]) -> None:
-        stopped = parts.pids("worker")
         for pid in stopped[:2]:
             parts.send(pid, signal.SIGSTOP)
         try:
@@ -117,7 +146,7 @@ def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated
         async with httpx.AsyncClient(base_url=simulated.url, timeout=60) as http:
             body = simulated.body("STANDSTILL, please", 40, stream=True)
             standing = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-            await asyncio.sleep(5)
+            await asyncio.sleep(8)
             standing.cancel()
             await asyncio.gather(standing, return_exceptions=True)
 
@@ -129,7 +158,7 @@ def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
 
     def scale(replicas: int) -> None:
         document["applications"][0]["args"]["workers"]["replicas"] = replicas
-        local.deploy(simulated.service.dashboard_url, document)
+        serve_api.deploy(simulated.service.dashboard_url, document)
 
     async def strike(_: Parts, __: list[Told]) -> None:
         await asyncio.to_thread(scale, 1)
@@ -146,7 +175,7 @@ def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> Non
     document["applications"][0]["args"]["engine"]["args"]["prefill_ms"] = 5
 
     async def strike(_: Parts, __: list[Told]) -> None:
-        await asyncio.to_thread(local.deploy, simulated.service.dashboard_url, document)
+        await asyncio.to_thread(serve_api.deploy, simulated.service.dashboard_url, document)
 
     under(simulated, strike, simulated_text, 800, count=12)
 
@@ -162,6 +191,6 @@ def test_all_processes_at_once_and_a_start_afterwards(simulated: Running) -> Non
         parts.kill(redis)
         await asyncio.to_thread(parts.restart_redis)
 
-    told = under(simulated, strike, simulated_text, TOKENS, give_up_s=240)
+    told = under(simulated, strike, simulated_text, TOKENS, give_up_s=400)
     assert min(attempts(told)) >= 1
     until("it is ready", lambda: simulated.http.get("/readyz").status_code == 200)

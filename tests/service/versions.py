@@ -1,10 +1,13 @@
 """What a version of this project leaves in Redis, kept for the tests of later ones.
 
-    HERMES_KEEP_SERVICES=/tmp/kept .venv/bin/python -m pytest tests/service/test_upgrade.py -k scaling
+    export HERMES_KEEP_SERVICES=/tmp/kept
+    .venv/bin/python -m pytest tests/service/test_upgrade.py -k scaling
     .venv/bin/python -m tests.service.versions /tmp/kept/simulated
 
-writes `tests/service/versions/<version>.json` from a running service with the simulated engine. Commit it with the
-release, and never change it afterwards.
+writes `tests/service/versions/<version>.json` from a running service with the simulated engine, and
+`<version>.router.pickle`, the router's class as Ray sends it to every ingress. Make the latter in a
+folder with a neutral name, since the class holds its file's path. Commit both with the release, and
+never change them afterwards.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray.serve.config import RequestRouterConfig
 from redis import Redis
 
 import serve_app
 from scripts.local.service import Service
+from serve_app.deploy import _worker_options
+from serve_app.settings import Settings
 from tests.service.support import Running, Stream, until
 
 FOLDER = Path(__file__).with_name("versions")
@@ -29,7 +35,9 @@ Fields = dict[bytes, bytes]
 
 
 class Left(NamedTuple):
-    """A journal's entries, its entry in a queue, and the request's body where that has a key of its own."""
+    """A journal's entries, its entry in a queue, and the request's body where that has a key of its
+    own.
+    """
 
     request_id: str
     entries: list[tuple[str, Fields]]
@@ -45,38 +53,44 @@ class Left(NamedTuple):
         key, deadline_ms = f"hermes:j:{self.request_id}", int(time.time() * 1000) + 600_000
         redis.delete(key)
         for entry_id, fields in self.entries[:entries]:
-            changed = dict(fields)
+            changed: Any = dict(fields)
             if entry_id == "0-1":
-                changed[b"m"] = json.dumps({**json.loads(fields[b"m"]), "deadline_ms": deadline_ms}).encode()
+                changed[b"m"] = json.dumps(
+                    {**json.loads(fields[b"m"]), "deadline_ms": deadline_ms}
+                ).encode()
             redis.xadd(key, changed, id=entry_id)
         redis.expire(key, 900)
         redis.delete(f"hermes:b:{self.request_id}")
         if self.body:
             redis.set(f"hermes:b:{self.request_id}", self.body, ex=900)
         if self.queue:
-            redis.xadd(self.queue, {**self.queued, b"d": str(deadline_ms)})
+            queued: Any = {**self.queued, b"d": str(deadline_ms)}
+            redis.xadd(self.queue, queued)
 
 
 def read(path: Path) -> dict[str, Left]:
-    """The journals that a version left: `running` in the middle of a stream, and `completed`."""
+    """The journals that a version left: `running`, in the middle of a stream, and `completed`."""
     return {
         name: Left(
-            left["request_id"], [(e, _bytes(fields)) for e, fields in left["entries"]],
-            left["queue"], _bytes(left["queued"]), base64.b64decode(left.get("body", "")),
+            left["request_id"],
+            [(e, _bytes(fields)) for e, fields in left["entries"]],
+            left["queue"],
+            _bytes(left["queued"]),
+            base64.b64decode(left.get("body", "")),
         )
         for name, left in json.loads(path.read_text()).items()
-    }  # fmt: skip
+    }
 
 
 def record(service: Running) -> dict[str, Any]:
-    """Ask, and look into Redis in the middle and at the end."""
+    """Send requests, and read Redis in the middle and at the end."""
     with service.stream(PROMPT, TOKENS) as response:
         stream = Stream(response)
         stream.next_events(40)
         queue, queued = next(
             (key.decode(), fields)
-            for key in service.redis.keys("hermes:q:*")
-            for _, fields in service.redis.xrange(key)
+            for key in service.redis.scan_iter("hermes:q:*")
+            for _, fields in service.entries(key.decode())
             if fields[b"r"].decode() == stream.request_id
         )
         running = _left(service, stream.request_id, queue, queued)
@@ -86,12 +100,15 @@ def record(service: Running) -> dict[str, Any]:
 
 
 def _left(service: Running, request_id: str, queue: str, queued: Fields) -> dict[str, Any]:
-    entries: Any = service.redis.xrange(service.journal_key(request_id))
+    entries = service.entries(service.journal_key(request_id))
     body: Any = service.redis.get(f"hermes:b:{request_id}")
     return {
-        "request_id": request_id, "entries": [[entry_id.decode(), _text(fields)] for entry_id, fields in entries],
-        "queue": queue, "queued": _text(queued), "body": base64.b64encode(body or b"").decode(),
-    }  # fmt: skip
+        "request_id": request_id,
+        "entries": [[entry_id.decode(), _text(fields)] for entry_id, fields in entries],
+        "queue": queue,
+        "queued": _text(queued),
+        "body": base64.b64encode(body or b"").decode(),
+    }
 
 
 def _text(fields: Fields) -> dict[str, str]:
@@ -108,4 +125,8 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{serve_app.__version__}.json"
     path.write_text(json.dumps(record(Running(kept)), indent=1) + "\n")
+    print(path)
+    router: RequestRouterConfig = _worker_options(Settings())["request_router_config"]
+    path = path.with_suffix(".router.pickle")
+    path.write_bytes(router._serialized_request_router_cls)
     print(path)

@@ -1,4 +1,4 @@
-"""The answer forwards every byte of the journal, whatever comes while it is sending."""
+"""The answer forwards every byte of the journal, whatever arrives while it is sending."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from serve_app.ingress.answer import Answer
-from serve_app.journal.entries import TERMINAL_ID, AttemptFacts, Entry, EntryId, Head, Summary
-from serve_app.journal.hub import Follower
+from serve_app.journal.entries import Entry
+from serve_app.journal.facts import AttemptFacts, Head, Summary
+from serve_app.journal.follower import Follower
+from serve_app.journal.ids import TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
 
 HEAD = msgspec.json.encode(Head(200, [("content-type", "text/event-stream")]))
@@ -18,7 +20,7 @@ SUMMARY = msgspec.json.encode(Summary(None, None, 1, 0))
 
 
 class Stays:
-    """Departures of a client that stays."""
+    """The disconnect handling for a client that stays."""
 
     def left(self, follower: Follower, departed: bool) -> None:
         assert not departed
@@ -39,7 +41,9 @@ def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message.get("body", b""))
         await asyncio.sleep(0)
-        if sent[-1] == event(1):  # a slow client: the rest of the journal is there before this byte is away
+        if sent[-1] == event(
+            1
+        ):  # a slow client: the rest of the journal is there before this byte is away
             reader.feed(Entry(EntryId(1, 2), {b"n": b"1", b"b": event(2), b"e": b"2"}))
             fields = {
                 b"n": b"1",
@@ -54,8 +58,15 @@ def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
             follower.wake()
 
     answer = Answer(
-        follower, Stays(), None, "/v1/completions", streamed=True, as_events=False,  # type: ignore[arg-type]
-        admitted_ms=0, deadline_ms=0, heartbeat_s=10.0,
-    )  # fmt: skip
-    asyncio.run(asyncio.wait_for(answer({}, None, send), 5))
+        follower,
+        Stays(),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type] # no deadline is looked at here
+        "/v1/completions",
+        streamed=True,
+        as_events=False,
+        admitted_ms=0,
+        deadline_ms=0,
+        heartbeat_s=10.0,
+    )
+    asyncio.run(asyncio.wait_for(answer({}, None, send), 60))
     assert b"".join(sent) == event(1) + event(2) + event(3)

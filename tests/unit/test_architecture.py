@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,68 +11,151 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for package in ("serve_app", "workers") for path in (ROOT / package).rglob("*.py"))
-NAMES = {path: path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/__init__") for path in FILES}
+FILES = sorted(
+    path for package in ("serve_app", "workers") for path in (ROOT / package).rglob("*.py")
+)
+NAMES = {
+    path: path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/__init__")
+    for path in FILES
+}
 MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 
 PURE = (
-    "serve_app.settings", "serve_app.door_settings", "serve_app.request_limits", "serve_app.section",
-    "serve_app.storage",
-    "serve_app.redis_address", "serve_app.redis_clock", "serve_app.errors",
-    "serve_app.waits", "serve_app.attempts", "serve_app.request_queue.entry",
-    "serve_app.scheduling.order",
-    "serve_app.routing.key",
-    "serve_app.routing.ring", "serve_app.routing.fleet", "serve_app.journal.entries", "serve_app.journal.events",
+    "serve_app.settings",
+    "serve_app.admission.memory_limit",
+    "serve_app.redis.memory",
+    "serve_app.redis.finding",
+    "serve_app.redis.keyspace",
+    "serve_app.redis.replies",
+    "serve_app.clock",
+    "serve_app.timings",
+    "serve_app.errors",
+    "serve_app.dispatch.waits",
+    "serve_app.contract",
+    "serve_app.request_queue.entry",
+    "serve_app.policy.order",
+    "serve_app.policy.classes",
+    "serve_app.policy.tenants",
+    "serve_app.policy.fairness",
+    "serve_app.policy.pace",
+    "serve_app.policy.prediction",
+    "serve_app.policy.work",
+    "serve_app.policy.waiting",
+    "serve_app.policy.heap",
+    "serve_app.policy.affinity",
+    "serve_app.policy.capacity",
+    "serve_app.policy.ring",
+    "serve_app.policy.placement",
+    "serve_app.policy.retries",
+    "serve_app.cluster.replicas",
+    "serve_app.cluster.members",
+    "serve_app.journal.ids",
+    "serve_app.journal.facts",
+    "serve_app.journal.entries",
+    "serve_app.journal.wakes",
+    "serve_app.journal.events",
+    "serve_app.journal.ending",
     "serve_app.journal.reader",
-    "serve_app.journal.attempt", "serve_app.ingress.validation", "serve_app.ingress.structure",
-    "serve_app.ingress.limits",
-)  # fmt: skip
-IMPURE_LIBRARIES = {"ray", "redis", "hiredis", "fastapi", "starlette", "vllm", "torch", "prometheus_client"}
+    "serve_app.journal.attempt",
+    "serve_app.ingress.validation.bodies",
+    "serve_app.ingress.validation.structure",
+    "serve_app.ingress.validation.limits",
+    "serve_app.ingress.validation.headers",
+    "workers.engine_model.model",
+    "workers.engine_model.kv_blocks",
+    "workers.engine_model.parameters",
+    "workers.engine_model.sequence",
+    "workers.engine_model.step",
+)
+IMPURE_LIBRARIES = {
+    "ray",
+    "redis",
+    "hiredis",
+    "fastapi",
+    "starlette",
+    "vllm",
+    "torch",
+    "prometheus_client",
+}
 
 # Who may import a library, at any depth of the file. A name covers the package below it.
 OWNERS = {
     "fastapi": ("serve_app.ingress",),
     "starlette": ("serve_app.ingress",),
-    "hiredis": ("serve_app.journal",),
+    "hiredis": ("serve_app.redis",),
     "httpx": ("serve_app.client",),
+    "redis.exceptions": ("serve_app.redis",),
     "redis": (
-        "serve_app.journal", "serve_app.request_queue",
-        # The few that share the client for leases and snapshots:
-        "serve_app.membership", "serve_app.snapshots", "serve_app.ingress.departures",
+        "serve_app.redis",
+        "serve_app.request_queue",
+        # The few that share the client for leases, locks and snapshots:
+        "serve_app.cluster.leases",
+        "serve_app.dispatch.quarantine",
+        "serve_app.observability.snapshots",
+        "serve_app.ingress.disconnects",
     ),
-    "vllm": ("workers.vllm_engine", "workers.resumable", "workers.seam", "workers.equal_values"),
-    "ray": ("serve_app.deploy", "serve_app.routing.serve_router"),
-    "prometheus_client": ("serve_app.telemetry",),
-    "opentelemetry": ("serve_app.tracing",),
-    "pythonjsonlogger": ("serve_app.logs",),
-}  # fmt: skip
+    "vllm": (
+        "workers.vllm_engine",
+        "workers.vllm_arguments",
+        "workers.resumable",
+        "workers.warm_up",
+        "workers.continuation",
+        "workers.determinism",
+    ),
+    "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),
+    "prometheus_client": (
+        "serve_app.observability.metrics",
+        "serve_app.observability.metrics_pages",
+        "serve_app.observability.order_metrics",
+        "serve_app.observability.process_page",
+    ),
+    "time": (
+        "serve_app.clock",
+        "serve_app.client",
+        "serve_app.cli.deploy_code",  # waits for a real cluster
+        "workers.loop_watch",  # CPU time of a thread
+        "workers.simulated_engine",  # the same
+        "workers.determinism",  # vLLM's `time.time`, replaced
+    ),
+    "typer": ("serve_app.cli",),
+    "opentelemetry": ("serve_app.observability.tracing",),
+    "pythonjsonlogger": ("serve_app.observability.logs",),
+}
 
 # From the top to the bottom; a module imports from its own layer and from those below.
 LAYERS = (
+    ("serve_app.cli",),
     ("serve_app.deploy", "serve_app.client"),
+    ("serve_app.processes",),
     ("serve_app.ingress", "workers"),
-    ("serve_app.dispatcher", "serve_app.carrier", "serve_app.adopted", "serve_app.deadlines"),
-    ("serve_app.membership", "serve_app.snapshots", "serve_app.request_queue", "serve_app.routing"),
-    ("serve_app.journal", "serve_app.scheduling"),
+    ("serve_app.admission", "serve_app.dispatch"),
+    ("serve_app.endings",),
+    ("serve_app.cluster", "serve_app.request_queue"),
+    ("serve_app.journal",),
+    ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",
-        "serve_app.door_settings",
-        "serve_app.section",
-        "serve_app.request_limits",
-        "serve_app.storage",
-        "serve_app.redis_address",
-        "serve_app.redis_clock",
         "serve_app.errors",
-        "serve_app.telemetry",
-        "serve_app.tracing",
-        "serve_app.logs",
-        "serve_app.loops",
-        "serve_app.waits",
-        "serve_app.attempts",
+        "serve_app.clock",
+        "serve_app.timings",
+        "serve_app.contract",
     ),
 )
 
+# Who may not import whom, though the layers would allow it.
+APART = (
+    ("workers", "serve_app.dispatch"),
+    ("workers", "serve_app.admission"),
+    ("serve_app.dispatch", "workers"),
+    ("serve_app.dispatch", "serve_app.admission"),
+    ("serve_app.admission", "serve_app.dispatch"),
+    # A request can be submitted without a connection that follows it.
+    ("serve_app.admission", "serve_app.journal.followers"),
+)
+
 MAX_FILE_LINES = 300
+MAX_TEST_FILE_LINES = 400
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_FUNCTION_LINES = 60
 
 
@@ -81,14 +165,16 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Everything that a file imports, `from x import y` as both `x` and `x.y`."""
+    """Everything that a file imports; `from x import y` counts as both `x` and `x.y`."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            # Whoever copies the folder of the client needs nothing else, not even its name.
+            assert node.level == 0 or path.parent.name == "client", f"{path}: relative import"
+            module = f"serve_app.client.{node.module}" if node.level else node.module
+            yield module or ""
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def covers(name: str, module: str) -> bool:
@@ -96,7 +182,7 @@ def covers(name: str, module: str) -> bool:
 
 
 def reached(module: str, seen: set[str]) -> set[str]:
-    """Our modules that importing this one loads, its packages among them."""
+    """Our modules that are loaded when this one is imported, including its packages."""
     parts = module.split(".")
     for name in (".".join(parts[:length]) for length in range(1, len(parts) + 1)):
         if name in MODULES and name not in seen:
@@ -110,20 +196,30 @@ def reached(module: str, seen: set[str]) -> set[str]:
 def test_a_pure_module_reaches_no_impure_library_even_through_others(module: str) -> None:
     for name in reached(module, set()):
         libraries = {imported.split(".")[0] for imported in imports(MODULES[name])}
-        assert not libraries & IMPURE_LIBRARIES, f"{module} imports {name}, which imports {libraries}"
+        assert not libraries & IMPURE_LIBRARIES, (
+            f"{module} imports {name}, which imports {libraries}"
+        )
 
 
 @pytest.mark.parametrize("library", OWNERS)
 def test_every_library_has_its_owners_and_no_others(library: str) -> None:
-    users = {module for module, path in MODULES.items() if any(covers(library, name) for name in imports(path))}
-    strangers = {user for user in users if not any(covers(owner, user) for owner in OWNERS[library])}
+    users = {
+        module
+        for module, path in MODULES.items()
+        if any(covers(library, name) for name in imports(path))
+    }
+    strangers = {
+        user for user in users if not any(covers(owner, user) for owner in OWNERS[library])
+    }
     assert not strangers
     unused = {owner for owner in OWNERS[library] if not any(covers(owner, user) for user in users)}
     assert not unused, "an allowance that nobody needs"
 
 
 def layer(module: str) -> int:
-    (found,) = [level for level, names in enumerate(LAYERS) if any(covers(name, module) for name in names)]
+    (found,) = [
+        level for level, names in enumerate(LAYERS) if any(covers(name, module) for name in names)
+    ]
     return found
 
 
@@ -134,13 +230,36 @@ def test_imports_go_down_and_never_up(module: str) -> None:
             assert layer(imported) >= layer(module), f"{module} imports {imported}"
 
 
+@pytest.mark.parametrize(("importer", "imported"), APART)
+def test_separate_packages_do_not_import_each_other(importer: str, imported: str) -> None:
+    for module, path in MODULES.items():
+        if covers(importer, module):
+            assert not any(covers(imported, name) for name in imports(path)), module
+
+
+def test_nothing_that_is_shipped_needs_the_scripts_or_the_tests() -> None:
+    for module, path in MODULES.items():
+        for imported in imports(path):
+            assert imported.split(".")[0] not in ("scripts", "tests"), f"{module}: {imported}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if covers("serve_app.policy", m)])
+def test_policies_know_nothing_of_ours_but_the_words_and_the_clock(module: str) -> None:
+    known = ("serve_app.policy", "serve_app.contract", "serve_app.errors", "serve_app.clock")
+    for imported in imports(MODULES[module]):
+        if imported in MODULES and imported != "serve_app":
+            assert any(covers(name, imported) for name in known), f"{module} imports {imported}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=NAMES.__getitem__)
 def test_a_file_can_be_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             # `routes` only holds the endpoints, which are functions of their own.
-            inner = sum(_lines(child) for child in node.body if isinstance(child, ast.AsyncFunctionDef))
+            inner = sum(
+                _lines(child) for child in node.body if isinstance(child, ast.AsyncFunctionDef)
+            )
             assert _lines(node) - inner <= MAX_FUNCTION_LINES, node.name
 
 
@@ -172,3 +291,49 @@ def test_everything_public_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(tree(path)), "the module"
     silent = [name for name, node in public(tree(path)) if not ast.get_docstring(node)]  # type: ignore[arg-type]
     assert not silent
+
+
+# Bounds of sizes, and what others read (buckets, pictures), are no timings.
+TIMES = re.compile(r"^_?[A-Z][A-Z_]*_(S|MS)$")
+NOT_TIMINGS = {"serve_app.observability.metrics": ("_WAIT_S", "_TOKEN_S")}  # buckets
+
+
+def constants(path: Path) -> Iterator[str]:
+    for node in tree(path).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if not covers("serve_app.client", name)]
+)
+def test_times_stand_in_one_place(module: str) -> None:
+    """The client is installed without the service, and keeps its own."""
+    if module != "serve_app.timings":
+        found = {name for name in constants(MODULES[module]) if TIMES.match(name)}
+        assert found == set(NOT_TIMINGS.get(module, ()))
+
+
+def test_every_timing_says_why() -> None:
+    body = tree(MODULES["serve_app.timings"]).body
+    named = [node for node in body if isinstance(node, ast.Assign)]
+    assert len(named) > 40
+    for node in named:
+        after = body[body.index(node) + 1] if node is not body[-1] else None
+        assert isinstance(after, ast.Expr), ast.unparse(node)
+
+
+def test_every_timing_is_used() -> None:
+    text = "".join(
+        path.read_text() for name, path in MODULES.items() if name != "serve_app.timings"
+    )
+    unused = [
+        name for name in constants(MODULES["serve_app.timings"]) if f"timings.{name}" not in text
+    ]
+    assert not unused
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_of_tests_says_what_it_promises_and_is_read_in_one_sitting(path: Path) -> None:
+    assert ast.get_docstring(tree(path))
+    assert len(path.read_text().splitlines()) <= MAX_TEST_FILE_LINES

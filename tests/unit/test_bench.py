@@ -1,30 +1,17 @@
-"""The bench's pure parts: figures, process kinds, arrivals, and the counting of streamed tokens."""
+"""The pure parts of the benchmark: figures, process kinds, arrivals, and counting streamed
+tokens.
+"""
 
-import asyncio
-import json
 import math
 import os
-import signal
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-# The bench is a command of the repository and no part of the installed package.
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from scripts.benchmark import interrupts
-from scripts.benchmark.arguments import make_parser
 from scripts.benchmark.comparison import ratios
 from scripts.benchmark.cost_model import TOTAL, cost_model
-from scripts.benchmark.load import Load
-from scripts.benchmark.measurement import Latency, Row, measure
-from scripts.benchmark.options import parse
+from scripts.benchmark.measurement import Latency, Row
 from scripts.benchmark.processes import Process, Scope, classify, cpu_by_kind, descendants, members
-from scripts.benchmark.prompts import RequestMaker, Shape
-from scripts.benchmark.report import without_secrets
-from scripts.benchmark.sse import EventCounter
 from scripts.benchmark.stats import median, percentile, poisson_arrivals_s, round_ratios, split_cost
 
 
@@ -32,7 +19,14 @@ def _row(system: str, *, round: int, tokens_per_s: float = 1.0, **changes: objec
     none = Latency(0.0, 0.0)
     values: dict[str, object] = {
         **{"system": system, "load": "8", "concurrency": 8, "round": round, "max_tokens": 128},
-        **{"requests": 10, "errors": 0, "error_kinds": {}, "tokens": 1280, "prompt_tokens": 0, "wall_s": 1.0},
+        **{
+            "requests": 10,
+            "errors": 0,
+            "error_kinds": {},
+            "tokens": 1280,
+            "prompt_tokens": 0,
+            "wall_s": 1.0,
+        },
         **{"requests_per_s": 1.0, "tokens_per_s": tokens_per_s},
         **{"ttft": none, "inter_token": none, "end_to_end": none},
     }
@@ -83,7 +77,9 @@ class TestCostModel:
         with pytest.raises(ValueError, match="must exceed"):
             split_cost(128, 1.0, 128, 1.0)
 
-    def test_every_kind_of_process_gets_its_own_cost_and_the_generator_is_no_part_of_the_sum(self) -> None:
+    def test_every_kind_of_process_gets_its_own_cost_and_the_generator_is_no_part_of_the_sum(
+        self,
+    ) -> None:
         def cpu_s(requests: int, tokens: int) -> dict[str, float]:
             ingress, redis = requests * 1e-3 + tokens * 50e-6, tokens * 10e-6
             return {"ingress replica": ingress, "redis-server": redis, "load generator": 5.0}
@@ -91,8 +87,14 @@ class TestCostModel:
         short = _row("own", round=1, max_tokens=2, requests=100, tokens=200, cpu_s=cpu_s(100, 200))
         long = _row("own", round=1, max_tokens=128, requests=10, tokens=1280, cpu_s=cpu_s(10, 1280))
         costs = {cost.kind: cost for cost in cost_model([short, long])}
-        assert (costs["ingress replica"].per_token_us, costs["ingress replica"].per_request_ms) == (50.0, 1.0)
-        assert (costs["redis-server"].per_token_us, costs["redis-server"].per_request_ms) == (10.0, 0.0)
+        assert (costs["ingress replica"].per_token_us, costs["ingress replica"].per_request_ms) == (
+            50.0,
+            1.0,
+        )
+        assert (costs["redis-server"].per_token_us, costs["redis-server"].per_request_ms) == (
+            10.0,
+            0.0,
+        )
         assert (costs[TOTAL].per_token_us, costs[TOTAL].per_request_ms) == (60.0, 1.0)
 
 
@@ -155,17 +157,24 @@ class TestProcessKinds:
 
     @staticmethod
     def _table(*lines: tuple[int, int, float, str]) -> dict[int, Process]:
-        return {pid: Process(pid, parent, 7, cpu_s, command) for pid, parent, cpu_s, command in lines}
+        return {
+            pid: Process(pid, parent, 7, cpu_s, command) for pid, parent, cpu_s, command in lines
+        }
 
     def test_a_scope_is_its_roots_and_all_that_descends_from_them(self) -> None:
         table = self._table(
-            (900001, 1, 0, "a"), (900002, 900001, 0, "b"), (900003, 900002, 0, "c"), (900004, 1, 0, "d")
+            (900001, 1, 0, "a"),
+            (900002, 900001, 0, "b"),
+            (900003, 900002, 0, "c"),
+            (900004, 1, 0, "d"),
         )
         assert descendants(table, [900001, 999999]) == {900001, 900002, 900003}
 
     def test_a_mark_in_the_arguments_finds_what_left_its_parent(self) -> None:
         table = self._table(
-            (900001, 1, 0, "raylet --dir=/state/x"), (900002, 900001, 0, "ray::IDLE"), (900003, 1, 0, "y")
+            (900001, 1, 0, "raylet --dir=/state/x"),
+            (900002, 900001, 0, "ray::IDLE"),
+            (900003, 1, 0, "y"),
         )
         assert members(table, Scope(marks=("/state/x",))) == {900001, 900002}
 
@@ -180,190 +189,22 @@ class TestProcessKinds:
 
     def test_without_roots_or_marks_every_known_kind_counts_that_no_other_system_owns(self) -> None:
         table = self._table(
-            (900001, 1, 0, "redis-server *:1"), (900002, 1, 0, "redis-server *:2"), (900003, 1, 0, "vim")
+            (900001, 1, 0, "redis-server *:1"),
+            (900002, 1, 0, "redis-server *:2"),
+            (900003, 1, 0, "vim"),
         )
         assert members(table, Scope(), [Scope(roots=frozenset({900002}))]) == {900001}
 
     def test_cpu_is_the_difference_of_two_readings_summed_by_kind(self) -> None:
         before = self._table((1, 0, 5.0, "redis-server"), (2, 0, 1.0, "VLLM::EngineCore"))
-        after = self._table((1, 0, 7.5, "redis-server"), (2, 0, 2.0, "VLLM::EngineCore"), (3, 0, 0.5, "redis-server"))
+        after = self._table(
+            (1, 0, 7.5, "redis-server"),
+            (2, 0, 2.0, "VLLM::EngineCore"),
+            (3, 0, 0.5, "redis-server"),
+        )
         assert cpu_by_kind(before, after, {1, 2, 3}) == {"redis-server": 3.0, "engine core": 1.0}
 
     def test_a_pid_that_came_to_mean_another_process_counts_from_its_birth(self) -> None:
         before = {1: Process(1, 0, 7, 50.0, "redis-server")}
         after = {1: Process(1, 0, 8, 0.25, "redis-server")}
         assert cpu_by_kind(before, after, {1}) == {"redis-server": 0.25}
-
-
-def _chat_event(content: str | None, **more: object) -> bytes:
-    choices = [] if content is None else [{"index": 0, "delta": {"content": content}}]
-    return b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n"
-
-
-_CHAT = (
-    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
-    + b": a comment that keeps the connection alive\n\n"
-    + b"id: 2\n"
-    + _chat_event("one")
-    + _chat_event('a quoted "usage" and data: [DONE]\n\n is only text')
-    + _chat_event("three")
-    + _chat_event(None, usage={"prompt_tokens": 5, "completion_tokens": 3})
-    + b"data: [DONE]\n\n"
-)
-
-
-class TestStreams:
-    @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-    @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 61, 10_000])
-    def test_the_count_does_not_depend_on_where_the_network_cuts_the_stream(self, size: int, newline: bytes) -> None:
-        body = _CHAT.replace(b"\n", newline)
-        counter = EventCounter("chat/completions")
-        tokens = sum(counter.feed(body[start : start + size]) for start in range(0, len(body), size))
-        assert tokens == 3
-        assert counter.usage == {"prompt_tokens": 5, "completion_tokens": 3}
-        assert counter.done
-        assert counter.error is None
-
-    def test_the_role_alone_is_not_the_first_token(self) -> None:
-        counter = EventCounter("chat/completions")
-        assert counter.feed(_CHAT[: _CHAT.index(b"id: 2")]) == 0
-        assert counter.feed(b"id: 2\n" + _chat_event("one")) == 1
-
-    def test_a_stream_that_ends_without_its_last_event_is_not_done(self) -> None:
-        counter = EventCounter("chat/completions")
-        counter.feed(_CHAT.removesuffix(b"data: [DONE]\n\n"))
-        assert not counter.done
-
-    def test_an_error_event_is_an_error_even_when_the_stream_ends_well(self) -> None:
-        counter = EventCounter("chat/completions")
-        counter.feed(_chat_event("one") + b'data: {"error":{"message":"engine died"}}\n\ndata: [DONE]\n\n')
-        assert counter.error == "error event: engine died"
-
-    def test_a_token_that_completes_no_character_still_counts(self) -> None:
-        counter = EventCounter("completions")
-        assert counter.feed(b'data: {"choices":[{"text":""}]}\n\ndata: {"choices":[{"text":"b"}]}\n\n') == 2
-
-    def test_responses_count_deltas_and_end_with_their_terminal_event(self) -> None:
-        counter = EventCounter("responses")
-        delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
-        done = b'{"type":"response.completed","response":{"usage":{"input_tokens":4,"output_tokens":2}}}'
-        assert counter.feed(b'event: response.created\ndata: {"type":"response.created"}\n\n' + delta + delta) == 2
-        assert not counter.done
-        counter.feed(b"event: response.completed\ndata: " + done + b"\n\n")
-        assert counter.done
-        assert counter.usage == {"input_tokens": 4, "output_tokens": 2}
-
-
-class TestRequests:
-    def test_equal_seeds_make_equal_requests_and_no_two_of_a_run_are_alike(self) -> None:
-        shape = Shape("chat/completions", "m", max_tokens=8, prompt_chars=200)
-        first, again = (RequestMaker("http://h:1/v1", "k", shape, seed=5) for _ in range(2))
-        requests = [first.next() for _ in range(20)]
-        assert requests == [again.next() for _ in range(20)]
-        assert len(set(requests)) == 20
-
-    def test_a_request_says_how_long_its_body_is(self) -> None:
-        head, _, body = (
-            RequestMaker("http://h:1/v1", "k", Shape("responses", "m", 8, 50, sessions=3), 0)
-            .next()
-            .partition(b"\r\n\r\n")
-        )
-        assert head.startswith(b"POST /v1/responses HTTP/1.1\r\nhost: h:1\r\n")
-        assert f"content-length: {len(body)}".encode() in head
-        assert b"\r\nx-session-id: bench-0-" in head
-        assert json.loads(body)["max_output_tokens"] == 8
-
-
-class TestCommandLine:
-    def test_something_must_be_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse([])
-        assert "nothing to measure" in capsys.readouterr().err
-
-    def test_rounds_default_to_three_when_there_is_a_peer(self) -> None:
-        assert parse(["--url", "http://h/v1"]).rounds == 1
-        assert parse(["--url", "http://h/v1", "--against", "bare-vllm"]).rounds == 3
-
-    @pytest.mark.parametrize("given", [["--api-key", "sk-secret"], ["--api-key=sk-secret"]])
-    def test_the_key_does_not_come_into_the_report(self, given: list[str]) -> None:
-        shown = without_secrets(["--url", "http://h/v1", *given, "--seed", "1"])
-        assert "secret" not in " ".join(shown)
-        assert shown[-2:] == ["--seed", "1"]
-
-    def test_the_help_names_every_option_that_the_command_takes(self) -> None:
-        text = make_parser().format_help()
-        assert all(action.option_strings[-1] in text for action in make_parser()._actions)
-
-
-class _Server:
-    """Answers every request with the bytes it was given, then maybe hangs up."""
-
-    def __init__(self, answer: bytes, *, hang_up: bool = False) -> None:
-        self._answer = answer
-        self._hang_up = hang_up
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b"":
-            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-            await reader.readexactly(length)
-            writer.write(self._answer)
-            if self._hang_up:
-                break
-        writer.close()
-
-
-def _chunked(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-
-
-async def _errors_of(answer: bytes, *, max_tokens: int = 3, hang_up: bool = False) -> list[str | None]:
-    server = await asyncio.start_server(_Server(answer, hang_up=hang_up), "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        maker = RequestMaker(f"http://127.0.0.1:{port}/v1", "k", Shape("chat/completions", "m", max_tokens, 10), 0)
-        row = await measure("s", maker, Load(concurrency=2, requests=4, timeout_s=5), Scope(), [], 1)
-    assert row.requests == 4
-    return [error for error, count in row.error_kinds.items() for _ in range(count)]
-
-
-class TestErrors:
-    def test_whole_streams_are_no_errors(self) -> None:
-        assert asyncio.run(_errors_of(_chunked(_CHAT))) == []
-
-    def test_a_stream_without_its_last_event_is_an_error(self) -> None:
-        cut = _CHAT.removesuffix(b"data: [DONE]\n\n")
-        assert asyncio.run(_errors_of(_chunked(cut))) == ["stream ended without its last event"] * 4
-
-    def test_a_body_that_stops_short_is_an_error(self) -> None:
-        answer = _chunked(_CHAT).removesuffix(b"0\r\n\r\n")
-        found = asyncio.run(_errors_of(answer, hang_up=True))
-        assert found == ["connection closed before the response ended"] * 4
-
-    def test_fewer_tokens_than_asked_for_are_an_error(self) -> None:
-        assert asyncio.run(_errors_of(_chunked(_CHAT), max_tokens=4)) == ["short body: 3 of 4 tokens"] * 4
-
-    def test_another_status_than_200_is_an_error_with_what_the_server_said(self) -> None:
-        answer = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nfull"
-        assert asyncio.run(_errors_of(answer)) == ["HTTP 429: full"] * 4
-
-    def test_what_is_not_http_is_an_error(self) -> None:
-        found = asyncio.run(_errors_of(b"SSH-2.0-nonsense\r\n\r\n"))
-        assert len(found) == 4
-        assert all(str(error).startswith("broken response") for error in found)
-
-
-class TestInterrupts:
-    def test_a_signal_in_the_middle_of_a_run_ends_it_and_later_ones_are_ignored(self) -> None:
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        async def interrupted() -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.Event().wait()
-
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                interrupts.run(interrupted())
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""`/docs`: complete, and from nowhere else."""
+"""`/docs` is complete, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.models import OpenAPI
 
 from serve_app.ingress import docs_page
-from serve_app.ingress.validation import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 
 
 def get(*paths: str) -> list[httpx.Response]:
@@ -22,7 +22,9 @@ def get(*paths: str) -> list[httpx.Response]:
     docs_page.add_docs(app, "m")
 
     async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://here"
+        ) as http:
             return [await http.get(path) for path in paths]
 
     return asyncio.run(ask())
@@ -53,4 +55,6 @@ def test_the_description_has_every_inference_path_with_a_body_that_passes_its_ow
         content = operation["requestBody"]["content"]["application/json"]
         jsonschema.Draft202012Validator.check_schema(content["schema"])
         assert set(content["example"]) <= set(content["schema"]["properties"]), path
-        assert parse(path, httpx.Request("POST", "http://here", json=content["example"]).content, "m"), path
+        assert parse(
+            path, httpx.Request("POST", "http://here", json=content["example"]).content, "m"
+        ), path

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +16,7 @@ import yaml
 
 from scripts.local import preflight, settings_page
 from serve_app.settings import load_settings
+from tests.unit.test_architecture import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +32,9 @@ def test_every_setting_is_explained() -> None:
     assert not [key for key, explanation in rows if not explanation.strip()]
 
 
-def test_every_config_file_of_the_cluster_folder_has_settings_that_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_config_file_of_the_cluster_folder_has_settings_that_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HERMES_KEYS_FILE", "/etc/hermes/keys")
     files = sorted((ROOT / "cluster").glob("*.yaml"))
     assert files
@@ -40,13 +45,21 @@ def test_every_config_file_of_the_cluster_folder_has_settings_that_load(monkeypa
 
 def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
     broken: list[str] = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    pages = [*ROOT.glob("*.md"), ROOT / "scripts" / "locks" / "README.md"]
+    for page in [*pages, *sorted((ROOT / "docs").rglob("*.md"))]:
         broken += [
             f"{page.relative_to(ROOT)} → {target}"
             for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
             if "://" not in target and not (page.parent / target).exists()
         ]
     assert not broken
+
+
+def test_the_architecture_shows_the_layers_that_the_tests_enforce() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    shown = text.split("from the top to the bottom:\n\n```\n")[1].split("\n```")[0]
+    layers = [[name.removeprefix("serve_app.") for name in names] for names in LAYERS]
+    assert [line.split(", ") for line in shown.splitlines()] == layers
 
 
 def test_the_readme_and_quickstart_agree_on_what_is_needed() -> None:
@@ -68,6 +81,31 @@ def test_the_cluster_launchers_file_is_one_that_ray_takes() -> None:
 
 def test_the_script_that_starts_ray_says_what_it_wants() -> None:
     script = ROOT / "cluster" / "ray-start"
-    assert "cluster/ray-start head" in subprocess.run([script], capture_output=True, text=True, check=False).stdout
+    assert (
+        "cluster/ray-start head"
+        in subprocess.run([script], capture_output=True, text=True, check=False).stdout
+    )
     wrong = subprocess.run([script, "tail"], capture_output=True, text=True, check=False)
     assert wrong.returncode != 0
+
+
+def test_nodes_on_one_machine_get_ports_of_their_own(tmp_path: Path) -> None:
+    """An agent whose port is taken ends, and its raylet with it."""
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    ray.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "HERMES_STATE": str(tmp_path / "state"),
+        "RAY_AUTH_TOKEN": "t",
+    }
+    chosen: list[int] = []
+    for _ in range(2):
+        words = [str(ROOT / "cluster" / "ray-start"), "node", "192.0.2.1:6379"]
+        told = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        chosen += map(int, re.findall(r"^--\S+-port=(\d+)$", told.stdout, re.MULTILINE))
+    assert len(chosen) == len(set(chosen)) == 6
+    # Ray's workers have those below, Serve's replicas those from 30000 on, and Linux gives out
+    # those from 32768 on.
+    assert all(20000 <= port < 30000 for port in chosen)

@@ -1,4 +1,4 @@
-"""The closed set of reasons, and how each looks over HTTP."""
+"""The closed set of reasons, and the HTTP form of each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from serve_app.errors import HermesError, Reason, RequestRefused, error_body, in_openais_shape
-from serve_app.journal.reader import Ending
+from serve_app.contract import Reason, State
+from serve_app.errors import HermesError, RequestRefused, error_body, in_openais_shape
+from serve_app.journal.ending import Ending
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -32,9 +33,14 @@ def test_every_reason_stands_in_the_header_and_says_whether_to_retry(reason: Rea
 
 
 _RETRYABLE = {
-    Reason.QUEUE_FULL, Reason.STORAGE_FULL, Reason.TENANT_LIMIT, Reason.TOO_MANY_CONNECTIONS,
-    Reason.JOURNAL_UNAVAILABLE, Reason.DEADLINE, Reason.ATTEMPT_LOST,
-}  # fmt: skip
+    Reason.QUEUE_FULL,
+    Reason.STORAGE_FULL,
+    Reason.TENANT_LIMIT,
+    Reason.TOO_MANY_CONNECTIONS,
+    Reason.JOURNAL_UNAVAILABLE,
+    Reason.DEADLINE,
+    Reason.ATTEMPT_LOST,
+}
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.01, 1, 2), (1.4, 1, 3), (30, 30, 60)])
@@ -49,19 +55,30 @@ def test_retry_after_is_whole_seconds_never_zero_and_not_the_same_for_all(
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_can_be_an_ending_with_one_sentence(reason: Reason) -> None:
-    message = Ending("failed", reason.value, None).message
+    message = Ending(State.FAILED, reason, None).message
     assert message.endswith(".") or message.endswith("again.")
     assert "\n" not in message
 
 
 def test_a_completed_request_has_nothing_to_say() -> None:
-    assert Ending("completed", "", None).message == ""
+    assert Ending(State.COMPLETED, None, None).message == ""
 
 
 def test_an_error_of_vllms_server_gets_openais_shape_and_nothing_else_is_touched() -> None:
     theirs = {"message": "Too long.", "type": "BadRequestError", "param": "max_tokens", "code": 400}
-    found = json.loads(in_openais_shape(json.dumps({"error": theirs}).encode(), Reason.INVALID_REQUEST))
+    found = json.loads(
+        in_openais_shape(json.dumps({"error": theirs}).encode(), Reason.INVALID_REQUEST)
+    )
     assert found == error_body(Reason.INVALID_REQUEST, "Too long.", "max_tokens")
     ours = json.dumps(error_body(Reason.NOT_FOUND, "No.")).encode()
-    for body in (ours, b"", b"no JSON", b"[]", b'{"error": "text"}', b'{"error": null}', b'"error"', b'{"error": {}}'):
+    for body in (
+        ours,
+        b"",
+        b"no JSON",
+        b"[]",
+        b'{"error": "text"}',
+        b'{"error": null}',
+        b'"error"',
+        b'{"error": {}}',
+    ):
         assert in_openais_shape(body, Reason.INVALID_REQUEST) == body

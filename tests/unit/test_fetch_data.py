@@ -1,4 +1,4 @@
-"""`scripts/fetch-data`: what does not match its checksum is refused; derivations give the pinned results."""
+"""`scripts/fetch-data` refuses files whose checksum differs, and derives the pinned results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_the_traces_are_derived_from_their_source_to_the_byte() -> None:
     whole = needs("traces/mooncake_conversation_sessions.jsonl")
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     rows = [json.loads(line) for line in whole.splitlines()]
-    source = "".join(json.dumps({name: row[name] for name in names}) + "\n" for row in rows).encode()
+    source = "".join(
+        json.dumps({name: row[name] for name in names}) + "\n" for row in rows
+    ).encode()
     assert fetch.of_bytes(source) == fetch.MOONCAKE_SHA256
     for item in pinned.values():
         if item.url == fetch.MOONCAKE:

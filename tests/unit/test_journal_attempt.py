@@ -1,4 +1,6 @@
-"""The writer's side of one attempt: one entry at a time, nothing forgotten, nothing after the end."""
+"""The writer's state of one attempt: one entry at a time, nothing forgotten, nothing after
+the end.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.errors import Fenced, Reason
+from serve_app.contract import Reason, State
+from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import TERMINAL_ID, Entry, EntryId, Head, Summary, seal_id, transcript
+from serve_app.journal.entries import Entry, transcript
+from serve_app.journal.facts import Head, Summary
+from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
 SUMMARY = Summary(None, None, 1, 9)
@@ -37,7 +42,9 @@ def accept(attempt: Attempt) -> Entry:
 
 
 @in_loop
-def test_what_comes_while_nothing_is_sent_becomes_one_entry(attempt: Attempt, marks: list[Attempt]) -> None:
+def test_what_comes_while_nothing_is_sent_becomes_one_entry(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
     attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
     attempt.append([[0, "b", [2], None, None, None]], [b"y", b"z"], 3)
     entry = accept(attempt)
@@ -53,7 +60,9 @@ def test_what_comes_while_nothing_is_sent_becomes_one_entry(attempt: Attempt, ma
 
 
 @in_loop
-def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: Attempt, marks: list[Attempt]) -> None:
+def test_an_entry_is_offered_unchanged_until_it_is_accepted(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
     attempt.append([], [b"x"], 1)
     first = attempt.take()
     attempt.append([], [b"y"], 2)
@@ -71,7 +80,7 @@ def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transc
     attempt.append([], [b"x"], 1, HEAD)
     accept(attempt)
     attempt.append([], [b"y"], 2)
-    attempt.finish("completed", "", SUMMARY, 1)
+    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
     seal = accept(attempt)
     assert seal.id == seal_id(2)
     assert (seal.body, seal.events, seal.state, seal.fields[b"p"]) == (b"y", 2, "completed", b"2-1")
@@ -85,10 +94,12 @@ def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transc
 
 
 @in_loop
-def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt, marks: list[Attempt]) -> None:
+def test_the_end_waits_for_an_entry_that_is_underway(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
     attempt.append([], [b"x"], 1)
     first = attempt.take()
-    attempt.finish("failed", Reason.ENGINE_ERROR, SUMMARY, None)
+    attempt.finish(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
     assert attempt.take() is first
     assert attempt.pending
     assert first is not None
@@ -96,14 +107,18 @@ def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt, marks: li
     seal = accept(attempt)
     assert (seal.id, seal.reason) == (seal_id(2), "engine_error")
     terminal = accept(attempt)
-    assert (terminal.id, terminal.reason, transcript(terminal)) == (TERMINAL_ID, "engine_error", None)
+    assert (terminal.id, terminal.reason, transcript(terminal)) == (
+        TERMINAL_ID,
+        "engine_error",
+        None,
+    )
 
 
 @in_loop
 def test_nothing_is_taken_in_after_the_end(attempt: Attempt, marks: list[Attempt]) -> None:
-    attempt.finish("completed", "", SUMMARY, 1)
+    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
     attempt.append([], [b"late"], 1)
-    attempt.finish("failed", Reason.INTERNAL, SUMMARY, None)
+    attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
     seal, terminal = accept(attempt), accept(attempt)
     assert (seal.state, seal.body) == ("completed", b"")
     assert (terminal.state, transcript(terminal)) == ("completed", b"")
@@ -130,7 +145,9 @@ def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
 
 
 @in_loop
-def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(attempt: Attempt, marks: list[Attempt]) -> None:
+def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
     attempt.append([], [b"1"], 1)
     attempt.take()  # sent; Redis took it, but its answer was lost
     attempt.append([], [b"2"], 2)
@@ -144,7 +161,7 @@ def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Atte
     attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
     attempt.take()
     attempt.append([], [b"y"], 2, HEAD)
-    attempt.finish("completed", "", SUMMARY, 1)
+    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
     marks.clear()
     attempt.close(fenced=True)
     attempt.close(fenced=False)  # too late: it stays fenced
@@ -156,14 +173,16 @@ def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Atte
 
 
 @in_loop
-def test_an_abandoned_attempt_keeps_back_even_the_head(attempt: Attempt, marks: list[Attempt]) -> None:
+def test_an_abandoned_attempt_keeps_back_even_the_head(
+    attempt: Attempt, marks: list[Attempt]
+) -> None:
     attempt.append([], [b"x"], 1, HEAD)
     attempt.close(fenced=True)
     assert attempt.take() is None
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_whoever_waits_for_the_end_learns_how_it_came(fenced: bool) -> None:
+def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
     async def main() -> None:
         attempt = Attempt("req", "key", 1, b"n", "", lambda _: None)
         asyncio.get_running_loop().call_soon(attempt.close, fenced)

@@ -1,4 +1,4 @@
-"""The storage schema: ids compare as Redis does, and everything comes back as it was written."""
+"""The storage schema: ids compare as in Redis, and everything is decoded as it was encoded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.journal.entries import (
-    BEGINNING,
-    MAX_ID_PART,
-    REQUEST_ID,
-    TERMINAL_ID,
-    Entry,
-    EntryId,
-    Head,
-    compress,
-    decode_wakes,
-    encode_wakes,
-    entry_from_redis,
-    transcript,
-    wake_of,
-)
+from serve_app.journal.entries import Entry, compress, entry_from_redis, transcript
+from serve_app.journal.facts import Head
+from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
+from serve_app.journal.wakes import decode_wakes, encode_wakes, wake_of
 
 parts = st.integers(0, MAX_ID_PART)
 ids = st.builds(EntryId, parts, parts)
@@ -50,7 +39,13 @@ def test_the_request_comes_first_and_nothing_comes_after_the_terminal_entry() ->
 def test_both_forms_of_a_redis_reply_are_understood() -> None:
     flat = entry_from_redis([b"1-2", [b"n", b"x", b"b", b"y"]])
     assert flat == entry_from_redis([b"1-2", {b"n": b"x", b"b": b"y"}])
-    assert (flat.id, flat.nonce, flat.body, flat.events, flat.state) == ((1, 2), b"x", b"y", 0, "")
+    assert (flat.id, flat.nonce, flat.body, flat.events, flat.state) == (
+        (1, 2),
+        b"x",
+        b"y",
+        0,
+        None,
+    )
 
 
 @given(st.lists(st.binary()), st.integers(0, 9))
@@ -64,7 +59,9 @@ def test_an_entry_without_a_transcript_says_so() -> None:
 
 def test_a_wake_up_carries_what_the_client_needs_and_nothing_that_it_does_not() -> None:
     fields = dict.fromkeys((b"n", b"o", b"z", b"h", b"b", b"e", b"k", b"w", b"p", b"m"), b"1")
-    payload = encode_wakes([wake_of("req_1", Entry(EntryId(3, 4), fields)), wake_of("req_2", Entry(TERMINAL_ID, {}))])
+    payload = encode_wakes(
+        [wake_of("req_1", Entry(EntryId(3, 4), fields)), wake_of("req_2", Entry(TERMINAL_ID, {}))]
+    )
     (first, entry), (second, terminal) = decode_wakes(payload)
     assert (first, second) == ("req_1", "req_2")
     assert entry.id == (3, 4)
@@ -75,5 +72,8 @@ def test_a_wake_up_carries_what_the_client_needs_and_nothing_that_it_does_not() 
 def test_only_an_event_stream_counts_as_streamed() -> None:
     assert Head(200, [("content-type", "text/event-stream; charset=utf-8")]).streamed
     assert not Head(200, [("content-type", "application/json")]).streamed
-    entry = Entry(EntryId(1, 1), {b"h": msgspec.json.encode(Head(404, [("content-type", "application/json")]))})
+    entry = Entry(
+        EntryId(1, 1),
+        {b"h": msgspec.json.encode(Head(404, [("content-type", "application/json")]))},
+    )
     assert entry.head == Head(404, [("content-type", "application/json")])

@@ -1,4 +1,4 @@
-"""Numbering server-sent events, and finding the place after one."""
+"""Numbering server-sent events, and finding the position after one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import Reason
+from serve_app.contract import Reason
 from serve_app.journal.events import DONE, EventNumberer, after_event, body_event, error_events
 
-lines = st.text(alphabet="ab:{} é", min_size=1, max_size=8).map(lambda text: f"data: {text}\n".encode())
+lines = st.text(alphabet="ab:{} é", min_size=1, max_size=8).map(
+    lambda text: f"data: {text}\n".encode()
+)
 events = st.lists(lines, min_size=1, max_size=3).map(lambda parts: b"".join(parts) + b"\n")
 comments = st.sampled_from([b": waiting\n\n", b":\n\n"])
 
@@ -23,9 +25,13 @@ def cut(whole: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.lists(events | comments, max_size=8), st.lists(st.integers(0, 300)), st.integers(0, 10))
-def test_numbers_do_not_depend_on_where_the_chunks_end(stream: list[bytes], places: list[int], before: int) -> None:
+def test_numbers_do_not_depend_on_where_the_chunks_end(
+    stream: list[bytes], places: list[int], before: int
+) -> None:
     number = itertools.count(before + 1)
-    expected = b"".join(item if item.startswith(b":") else b"id: %d\n%b" % (next(number), item) for item in stream)
+    expected = b"".join(
+        item if item.startswith(b":") else b"id: %d\n%b" % (next(number), item) for item in stream
+    )
     numberer = EventNumberer(before)
     chunks = [chunk for chunk in cut(b"".join(stream), places) if chunk]
     assert b"".join(numberer.number(chunk) for chunk in chunks) == expected
@@ -42,7 +48,9 @@ def test_only_whole_events_are_ever_given_out(stream: list[bytes], places: list[
 
 
 @given(st.lists(events, max_size=8), st.integers(0, 5), st.integers(0, 20))
-def test_after_event_gives_exactly_what_comes_after_it(stream: list[bytes], before: int, seen: int) -> None:
+def test_after_event_gives_exactly_what_comes_after_it(
+    stream: list[bytes], before: int, seen: int
+) -> None:
     numberer = EventNumberer(before)
     numbered = [numberer.number(event) for event in stream]
     expected = b"".join(item for n, item in enumerate(numbered, before + 1) if n > seen)
@@ -70,8 +78,12 @@ def test_a_responses_stream_that_failed_ends_in_an_error_event_without_done() ->
     assert rest == b""
     assert error.startswith(b"id: 8\nevent: error\ndata: ")
     assert json.loads(error.partition(b"data: ")[2]) | {} == {
-        "type": "error", "sequence_number": 7, "message": "It died.", "param": None, "code": "attempt_lost",
-    }  # fmt: skip
+        "type": "error",
+        "sequence_number": 7,
+        "message": "It died.",
+        "param": None,
+        "code": "attempt_lost",
+    }
 
 
 @pytest.mark.parametrize("body", [b"", b'{"a": 1}', b'{\n "a": 1\n}', b"a\n\nb"])
@@ -80,5 +92,7 @@ def test_a_whole_body_is_one_event(body: bytes) -> None:
     assert event.startswith(b"id: 1\nevent: response\ndata: ")
     assert event.count(b"\n\n") == 1
     assert event.endswith(b"\n\n")
-    data = [line.removeprefix(b"data: ") for line in event.splitlines() if line.startswith(b"data: ")]
+    data = [
+        line.removeprefix(b"data: ") for line in event.splitlines() if line.startswith(b"data: ")
+    ]
     assert b"\n".join(data) == body

@@ -1,4 +1,4 @@
-"""A reader gives the rest of the response, whole and once, however the journal reaches it."""
+"""A reader returns the rest of the response, complete and once, however the journal reaches it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.journal.entries import (
-    REQUEST_ID,
-    TERMINAL_ID,
-    AttemptFacts,
-    Entry,
-    EntryId,
-    Head,
-    RequestFacts,
-    Summary,
-    compress,
-    decode_wakes,
-    encode_wakes,
-    wake_of,
-)
+from serve_app.journal.entries import Entry, compress
 from serve_app.journal.events import EventNumberer
+from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
+from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
+from serve_app.journal.wakes import decode_wakes, encode_wakes, wake_of
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
@@ -62,7 +52,11 @@ class Journal:
         if self.completed:
             ending = {b"k": b"completed", b"w": b"", b"z": compress(self.items, 1)}
         summary = Summary(FACTS, OPENED, 1, 9)
-        ending |= {b"h": head, b"m": msgspec.json.encode(summary), b"p": str(self.entries[-1].id).encode()}
+        ending |= {
+            b"h": head,
+            b"m": msgspec.json.encode(summary),
+            b"p": str(self.entries[-1].id).encode(),
+        }
         self.entries.append(Entry(TERMINAL_ID, {**last.fields, **ending}))
 
     @property
@@ -70,14 +64,14 @@ class Journal:
         return b"".join(self.items)
 
     def stream(self, written: int, trimmed: bool) -> list[Entry]:
-        """What stands in Redis when the first `written` entries were accepted."""
+        """The contents of Redis after the first `written` entries were accepted."""
         if trimmed and self.completed and written == len(self.entries):
             return self.entries[-1:]
         return self.entries[:written]
 
 
 def woken(reader: JournalReader, entry: Entry) -> bool:
-    """A wake-up as the hub handles it. Returns whether the stream must be read."""
+    """Process a wake-up as the followers do. Returns whether the stream must be read."""
     ((_, entry),) = decode_wakes(encode_wakes([wake_of("req", entry)]))
     if reader.contiguous(entry):
         reader.feed(entry)
@@ -91,11 +85,15 @@ def read(reader: JournalReader, stream: list[Entry]) -> None:
 
 
 event = st.text("ab", max_size=3).map(lambda text: f"data: {text}\n\n".encode())
-journals = st.builds(Journal, st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), completed=st.booleans())
+journals = st.builds(
+    Journal, st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), completed=st.booleans()
+)
 
 
 @given(journals, st.integers(0, 20), st.booleans())
-def test_from_any_event_on_exactly_the_rest_is_read(journal: Journal, seen: int, trimmed: bool) -> None:
+def test_from_any_event_on_exactly_the_rest_is_read(
+    journal: Journal, seen: int, trimmed: bool
+) -> None:
     reader = JournalReader(seen=seen)
     read(reader, journal.stream(len(journal.entries), trimmed))
     assert reader.take() == b"".join(journal.items[seen:])
@@ -110,21 +108,29 @@ def test_from_any_event_on_exactly_the_rest_is_read(journal: Journal, seen: int,
 
 @settings(max_examples=200)
 @given(st.data())
-def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(data: st.DataObject) -> None:
+def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(
+    data: st.DataObject,
+) -> None:
     streamed = data.draw(st.booleans(), "streamed")
     chunks = data.draw(st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), "chunks")
     journal = Journal(chunks, streamed=streamed, completed=data.draw(st.booleans(), "completed"))
-    new = data.draw(st.booleans(), "new")  # the connection that was admitted here, or one that came later
+    new = data.draw(
+        st.booleans(), "new"
+    )  # the connection that was admitted here, or one that came later
     seen = data.draw(st.integers(0, 8), "seen") if streamed and not new else 0
     reader = JournalReader(position=REQUEST_ID) if new else JournalReader(seen=seen)
     got = b""
     for written in range(2, len(journal.entries) + 1):
-        for step in data.draw(st.lists(st.sampled_from(["wake", "echo", "read", "take"]), max_size=3), "steps"):
+        for step in data.draw(
+            st.lists(st.sampled_from(["wake", "echo", "read", "take"]), max_size=3), "steps"
+        ):
             stale = False
             if step == "wake":
                 stale = woken(reader, journal.entries[written - 1])
             elif step == "echo":
-                stale = woken(reader, journal.entries[data.draw(st.integers(0, written - 1), "which")])
+                stale = woken(
+                    reader, journal.entries[data.draw(st.integers(0, written - 1), "which")]
+                )
             elif step == "take":
                 got += reader.take()
             if step == "read" or stale:
@@ -137,10 +143,14 @@ def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(data: s
 
 
 @given(journals, st.integers(0, 20), st.integers(2, 8), st.booleans())
-def test_reading_in_two_parts_gives_the_whole_once(journal: Journal, event: int, written: int, trimmed: bool) -> None:
+def test_reading_in_two_parts_gives_the_whole_once(
+    journal: Journal, event: int, written: int, trimmed: bool
+) -> None:
     first = JournalReader()
     read(first, journal.stream(min(written, len(journal.entries)), trimmed))
-    got = journal.items[: min(event, first.last_event)]  # what had reached the client when its connection broke
+    got = journal.items[
+        : min(event, first.last_event)
+    ]  # what had reached the client when its connection broke
     second = JournalReader(seen=len(got))
     read(second, journal.stream(len(journal.entries), trimmed))
     assert b"".join(got) + second.take() == journal.whole
@@ -148,7 +158,9 @@ def test_reading_in_two_parts_gives_the_whole_once(journal: Journal, event: int,
 
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_reader_that_was_underway_meets_the_compacted_journal(streamed: bool, taken: bool) -> None:
+def test_a_reader_that_was_underway_meets_the_compacted_journal(
+    streamed: bool, taken: bool
+) -> None:
     journal = Journal([[b"data: a\n\n"], [b"data: b\n\n"], [b"data: c\n\n"]], streamed=streamed)
     reader = JournalReader(position=REQUEST_ID)
     read(reader, journal.entries[:3])
@@ -184,7 +196,10 @@ def test_a_cancelled_request_keeps_what_was_written() -> None:
     read(reader, [*journal.entries[:-1], cancelled])
     assert reader.take() == journal.items[1]
     assert reader.ending is not None
-    assert (reader.ending.state, reader.ending.message) == ("cancelled", "The request was cancelled.")
+    assert (reader.ending.state, reader.ending.message) == (
+        "cancelled",
+        "The request was cancelled.",
+    )
     assert reader.last_event == 2
 
 

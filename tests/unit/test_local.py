@@ -1,9 +1,12 @@
-"""What surrounds a service that we start: its environment, its logs, its model on the way, its shared memory."""
+"""The surroundings of a service that we start: its environment, its logs, its model's download, its
+shared memory.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,22 +16,40 @@ from pathlib import Path
 import pytest
 
 from scripts.local import __main__ as quickstart
-from scripts.local import environment, logs, preflight, processes, progress, ray_cluster, service, surroundings
+from scripts.local import (
+    environment,
+    logs,
+    ports,
+    preflight,
+    processes,
+    progress,
+    ray_cluster,
+    service,
+    surroundings,
+)
+from serve_app.cli import serve_api
 
 CORE = "(EngineCore pid=71) ERROR 11-22 10:00:00 [core.py:1095] "
 ROWS: dict[str, tuple[list[str], str]] = {
     "an engine's own word goes before what the replica made of it": (
         [
             f"{CORE}Traceback (most recent call last):",
-            f"{CORE}ValueError: To serve at least one request with the max seq len (131072), 4.00 GiB are needed",
-            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
-            "ray.exceptions.RayTaskError(RuntimeError): ray::ServeReplica:hermes:Worker.initialize_and_get_metadata()",
+            f"{CORE}ValueError: To serve at least one request with the max seq len (131072), 4.00 "
+            "GiB are needed",
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
+            "proc(s): {}",
+            "ray.exceptions.RayTaskError(RuntimeError): "
+            "ray::ServeReplica:hermes:Worker.initialize_and_get_metadata()",
             "ConnectionError: something else",
         ],
-        "ValueError: To serve at least one request with the max seq len (131072), 4.00 GiB are needed",
+        "ValueError: To serve at least one request with the max seq len (131072), 4.00 GiB are "
+        "needed",
     ),
     "without an engine, the replica's": (
-        ["Traceback (most recent call last):", "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error."],
+        [
+            "Traceback (most recent call last):",
+            "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
+        ],
         "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
     ),
     "nobody told one": (["INFO 11-22 10:00:00 [core.py:1] Loading weights"], ""),
@@ -60,27 +81,63 @@ def test_of_the_environment_only_what_describes_the_machine_goes_on() -> None:
         "HERMES_KEYS_FILE",
         "OTEL_SERVICE_NAME",
     ]
-    others += ["http_proxy", "HTTPS_PROXY", "NO_PROXY", "PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "SECRET"]
+    others += [
+        "http_proxy",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+        "LD_PRELOAD",
+        "SECRET",
+    ]
     assert surroundings.kept({**machine, **dict.fromkeys(others, "x")}) == machine
 
 
+def test_a_variable_that_a_test_reads_reaches_it() -> None:
+    texts = [path.read_text() for path in (environment.ROOT / "tests").rglob("*.py")]
+    reads = re.compile(r'os\.environ(?:\.get\(|\[)"(HERMES_\w+)"')
+    read = {name for text in texts for name in reads.findall(text)}
+    assert "HERMES_KEEP_SERVICES" in read
+    assert read - surroundings.NAMES == set(), "tests drop it: add it to NAMES"
+
+
 def test_the_tests_themselves_have_left_it() -> None:
-    """What libraries set when they are imported is not foreign: it was not there when this process began."""
-    given = {pair.partition(b"=")[0].decode() for pair in Path("/proc/self/environ").read_bytes().split(b"\0")}
-    foreign = {name for name in given & set(os.environ) if name.startswith(("RAY_", "VLLM_", "HERMES_", "OTEL_"))}
-    assert foreign <= {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "HERMES_DATA", "HERMES_KEEP_SERVICES"} | {
+    """Variables that libraries set at import are not foreign: they did not exist when this process
+    started.
+    """
+    given = {
+        pair.partition(b"=")[0].decode()
+        for pair in Path("/proc/self/environ").read_bytes().split(b"\0")
+    }
+    foreign = {
+        name
+        for name in given & set(os.environ)
+        if name.startswith(("RAY_", "VLLM_", "HERMES_", "OTEL_"))
+    }
+    assert foreign <= {
+        "RAY_AUTH_MODE",
+        "RAY_AUTH_TOKEN_PATH",
+        "HERMES_DATA",
+        "HERMES_KEEP_SERVICES",
+    } | {
         "VLLM_RPC_BASE_PATH",  # tests/conftest.py
-        "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_WORKER_MULTIPROC_METHOD",  # tests/engine
-    }  # fmt: skip
-    assert ray_cluster.authorization()["authorization"] != "Bearer "
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_WORKER_MULTIPROC_METHOD",  # tests/engine
+    }
+    assert serve_api.authorization()["authorization"] != "Bearer "
 
 
 def options(*words: str) -> argparse.Namespace:
     return quickstart.arguments([*words])
 
 
-@pytest.mark.parametrize(("gpus", "tensor_parallel", "replicas"), [(1, 1, 1), (8, 1, 8), (8, 4, 2), (6, 4, 1)])
-def test_as_many_replicas_as_the_gpus_can_hold(gpus: int, tensor_parallel: int, replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "tensor_parallel", "replicas"), [(1, 1, 1), (8, 1, 8), (8, 4, 2), (6, 4, 1)]
+)
+def test_as_many_replicas_as_the_gpus_can_hold(
+    gpus: int, tensor_parallel: int, replicas: int
+) -> None:
     asked = options("--tensor-parallel-size", str(tensor_parallel))
     workers = quickstart.changes(asked, "gpu", gpus)["workers"]
     assert (workers["device"], workers["replicas"]) == ("gpu", replicas)
@@ -88,7 +145,9 @@ def test_as_many_replicas_as_the_gpus_can_hold(gpus: int, tensor_parallel: int, 
     assert "replicas" not in quickstart.changes(options(), "cpu", 0)["workers"]
 
 
-def test_a_download_and_an_engines_words_are_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_and_an_engines_words_are_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(ray_cluster, "short_folder", lambda state: state)
     blobs = tmp_path / "hub" / "models--who--what" / "blobs"
@@ -100,23 +159,33 @@ def test_a_download_and_an_engines_words_are_progress(tmp_path: Path, monkeypatc
     (blobs / "a.incomplete").write_bytes(b"x" * 20_000_000)
     first = loading.line()
     assert first == "model: 0.02 GB here"
-    log.write_text("(EngineCore pid=7) \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]\r")
-    assert (
-        loading.line() == f"{first}; engine: Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]"
+    log.write_text(
+        "(EngineCore pid=7) \rLoading safetensors checkpoint shards:  50% Completed | 1/2 "
+        "[00:01<00:01]\r"
     )
-    log.write_text("(EngineCore pid=7) INFO 11-22 10:00:00 [gpu_model_runner.py:12] Graph capturing finished\n")
+    assert (
+        loading.line()
+        == f"{first}; engine: Loading safetensors checkpoint shards:  50% Completed | 1/2 "
+        "[00:01<00:01]"
+    )
+    log.write_text(
+        "(EngineCore pid=7) INFO 11-22 10:00:00 [gpu_model_runner.py:12] Graph capturing finished\n"
+    )
     assert loading.line() == f"{first}; engine: Graph capturing finished"
 
 
-def test_shared_memory_of_who_was_killed_is_removed_and_nobody_elses(tmp_path: Path) -> None:
+def test_only_the_shared_memory_of_killed_processes_is_removed(tmp_path: Path) -> None:
     theirs = SharedMemory(create=True, size=4096)
     make = (
-        "import multiprocessing.resource_tracker as t, multiprocessing.shared_memory as s, sys, time\n"
+        "import multiprocessing.resource_tracker as t, multiprocessing.shared_memory as s, sys, "
+        "time\n"
         "t.register = lambda *a: None\n"
         "m = s.SharedMemory(create=True, size=4096); print(m.name, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "RAY_TMPDIR": str(ray_cluster.short_folder(tmp_path))}
-    with subprocess.Popen([sys.executable, "-c", make], stdout=subprocess.PIPE, text=True, env=environment) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", make], stdout=subprocess.PIPE, text=True, env=environment
+    ) as child:
         assert child.stdout is not None
         ours = Path("/dev/shm") / child.stdout.readline().strip()
         ray_cluster.note_shared_memory(tmp_path)
@@ -132,70 +201,13 @@ def test_shared_memory_of_who_was_killed_is_removed_and_nobody_elses(tmp_path: P
         theirs.unlink()
 
 
-def test_nobody_that_was_ended_stays_behind_as_a_zombie(tmp_path: Path) -> None:
+def test_no_ended_process_remains_as_a_zombie(tmp_path: Path) -> None:
     stubborn = ["bash", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
     pid = processes.start(stubborn, tmp_path / "log", os.environ, tmp_path)
     while "ready" not in processes.tail(tmp_path / "log"):
         pass
     processes.end(pid, timeout_s=0.1)
     assert not Path(f"/proc/{pid}").exists()
-
-
-@pytest.fixture
-def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somewhere else than ours."""
-    monkeypatch.setattr(environment, "VENV", tmp_path / "venv")
-    monkeypatch.setattr(environment, "PYTHON", tmp_path / "venv" / "bin" / "python")
-    return tmp_path / "venv"
-
-
-def test_a_second_installation_mends_what_an_interrupted_one_has_left(venv: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    environment.mend_venv()
-    assert list(venv.glob("lib/python*/site-packages/pip")), "it was interrupted before pip came"
-    packages = next(venv.glob("lib/python*/site-packages"))
-    for name, files in (("whole", ("METADATA", "RECORD")), ("half", ("METADATA",))):
-        (packages / f"{name}-1.dist-info").mkdir()
-        for file in files:
-            (packages / f"{name}-1.dist-info" / file).touch()
-    environment.mend_venv()
-    assert (packages / "whole-1.dist-info").exists()
-    assert not (packages / "half-1.dist-info").exists(), "pip would take it for installed"
-
-
-def test_a_stamp_that_was_half_written_is_none(venv: Path) -> None:
-    locks = environment.lock_files("cpu", development=False)
-    assert environment.is_ready(locks) is False
-    (venv / "bin").mkdir(parents=True)
-    environment.PYTHON.touch()
-    (venv / "hermes-locks").write_text("cpu.lock")
-    assert environment.is_ready(locks) is False
-
-
-def test_no_network_and_an_interruption_are_one_sentence_each(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(SystemExit, match="could not reach the package index: connect this machine, or tell pip"):
-        environment._pip("install", "--retries", "0", "no-such-package")
-
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(environment, "_install", interrupted)
-    with pytest.raises(SystemExit, match="interrupted: the same command goes on"):
-        environment.make_ready(environment.lock_files("cpu", development=False))
-
-
-def test_another_processor_and_a_python_without_venv_are_refused_in_a_sentence(
-    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    locks = environment.lock_files("cpu", development=False)
-    found = preflight.problems(processes.free_port(), locks, tmp_path)
-    assert [problem for problem in found if "x86-64 is needed, not aarch64" in problem]
-    assert [problem for problem in found if "apt install python3.11-venv" in problem]
 
 
 def test_too_little_memory_is_a_sentence_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +217,12 @@ def test_too_little_memory_is_a_sentence_with_a_way_out(monkeypatch: pytest.Monk
     assert preflight.memory_problem(0) == ""
 
 
-def test_the_gpus_are_the_drivers_and_of_those_the_chosen_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: A'\necho '  MIG 1g.5gb Device 0'\necho 'GPU 1: B'\n")
+def test_the_gpus_are_the_drivers_and_of_those_the_chosen_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\necho 'GPU 0: A'\necho '  MIG 1g.5gb Device 0'\necho 'GPU 1: B'\n"
+    )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -217,9 +233,13 @@ def test_the_gpus_are_the_drivers_and_of_those_the_chosen_ones(tmp_path: Path, m
 
 
 def test_a_benchmark_that_cannot_draw_says_so_before_it_measures() -> None:
-    hidden = "import sys; sys.modules['matplotlib'] = None; import scripts.benchmark.__main__ as bench; "
+    hidden = (
+        "import sys; sys.modules['matplotlib'] = None; import scripts.benchmark.__main__ as bench; "
+    )
     asked = f"{hidden} sys.exit(bench.main(['--url', 'http://127.0.0.1:1/v1', '--plot', 'x.png']))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "run `scripts/test unit` once" in done.stderr
@@ -235,9 +255,11 @@ def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
     broken.chmod(0o755)
     state = tmp_path / "state"
     real = ray_cluster.start
-    monkeypatch.setattr(ray_cluster, "start", lambda *words, **more: real(*words, **{**more, "ray": broken}))
+    monkeypatch.setattr(
+        ray_cluster, "start", lambda *words, **more: real(*words, **{**more, "ray": broken})
+    )
     with pytest.raises(RuntimeError, match="Ray did not start") as failed:
-        service.start(state, environment.ROOT / "cluster" / "local_cpu.yaml", processes.free_port(), {})
+        service.start(state, environment.ROOT / "cluster" / "local_cpu.yaml", ports.free_port(), {})
     kept = Path(str(failed.value).split("logs: ")[-1])
     assert (kept / "ray" / "gcs_server.err").read_text() == "why\n"
     assert (kept / "redis.log").exists()
@@ -245,10 +267,28 @@ def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
     assert not (state / "service.json").exists()
 
 
+def test_a_head_on_which_ray_gives_up_is_started_again(tmp_path: Path) -> None:
+    broken = tmp_path / "bin" / "ray"
+    broken.parent.mkdir()
+    said = f"{ray_cluster.GAVE_UP}. Perhaps the GCS is slow."
+    broken.write_text(f"#!/bin/sh\necho x >> {tmp_path}/tries\necho '{said}'; exit 1\n")
+    broken.chmod(0o755)
+    state = tmp_path / "state"
+    state.mkdir()
+    try:
+        with pytest.raises(RuntimeError, match="timed out during startup"):
+            ray_cluster.start(state, False, {}, broken)
+    finally:
+        ray_cluster.sweep(state)
+    assert (tmp_path / "tries").read_text() == "x\n" * 3
+
+
 def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "scripts.local", "--port", port, "--engine", "simulated"]
-        done = subprocess.run(command, cwd=environment.ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=environment.ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
     assert done.returncode == 1
     assert f"port {port} is taken: choose another with --port" in done.stderr

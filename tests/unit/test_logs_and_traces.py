@@ -1,4 +1,4 @@
-"""What a log line and a span say of a request."""
+"""What log lines and spans say about a request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
-from serve_app.errors import Reason
-from serve_app.logs import _formatter, about
-from serve_app.settings import SettingsError, TelemetrySettings, load_settings
-from serve_app.tracing import Span, Tracing
+from serve_app.contract import Reason
+from serve_app.errors import SettingsError
+from serve_app.observability.logs import Outage, _formatter, about
+from serve_app.observability.tracing import Span, Tracing
+from serve_app.settings import TelemetrySettings, load_settings
+from tests.turned_clock import TurnedClock
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -22,7 +24,9 @@ def sampled(span: Span) -> bool:
 
 
 def line(log_format: str, **extra: str) -> str:
-    record = logging.LogRecord("hermes.ingress", logging.INFO, "app.py", 1, "request %s ended", ("req_1",), None)
+    record = logging.LogRecord(
+        "hermes.ingress", logging.INFO, "app.py", 1, "request %s ended", ("req_1",), None
+    )
     record.__dict__.update(extra)
     return _formatter(log_format, "replica-7").format(record)
 
@@ -31,12 +35,18 @@ def test_a_json_line_has_what_it_is_about_as_fields() -> None:
     found = json.loads(line("json", **about("req_1", "acme", Reason.DEADLINE, TRACEPARENT)))
     assert found.pop("timestamp")
     assert found == {
-        "level": "INFO", "logger": "hermes.ingress", "message": "request req_1 ended", "replica": "replica-7",
-        "request_id": "req_1", "tenant": "acme", "reason": "deadline", "trace_id": TRACEPARENT.split("-")[1],
-    }  # fmt: skip
+        "level": "INFO",
+        "logger": "hermes.ingress",
+        "message": "request req_1 ended",
+        "replica": "replica-7",
+        "request_id": "req_1",
+        "tenant": "acme",
+        "reason": "deadline",
+        "trace_id": TRACEPARENT.split("-")[1],
+    }
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_values_are_omitted() -> None:
     assert about("req_1") == {"request_id": "req_1"}
     assert about() == {}
 
@@ -57,7 +67,9 @@ def test_nothing_that_a_client_sends_begins_a_line_or_controls_a_terminal(log_fo
     try:
         raise ValueError(HOSTILE)
     except ValueError:
-        record = logging.LogRecord("hermes", logging.INFO, "app.py", 1, "refused: %s", (HOSTILE,), sys.exc_info())
+        record = logging.LogRecord(
+            "hermes", logging.INFO, "app.py", 1, "refused: %s", (HOSTILE,), sys.exc_info()
+        )
     record.__dict__.update(extra)
     lines = formatter.format(record).split("\n")
     assert all(text.isprintable() for text in lines)
@@ -73,14 +85,22 @@ def test_other_alphabets_stay_readable() -> None:
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
-    with Tracing(TelemetrySettings(), "hermes-ingress", "i").begin("queue", TRACEPARENT, {"a": 1}) as span:
+    with Tracing(TelemetrySettings(), "hermes-ingress", "i").begin(
+        "queue", TRACEPARENT, {"a": 1}
+    ) as span:
         assert span.traceparent == ""
         span.tell({"b": 2})
 
 
 def test_a_span_hands_its_trace_on() -> None:
-    tracing = Tracing(TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces"), "hermes-ingress", "i")
-    for parent, trace_id in ((TRACEPARENT, TRACEPARENT.split("-")[1]), ("", None), ("nonsense", None)):
+    tracing = Tracing(
+        TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces"), "hermes-ingress", "i"
+    )
+    for parent, trace_id in (
+        (TRACEPARENT, TRACEPARENT.split("-")[1]),
+        ("", None),
+        ("nonsense", None),
+    ):
         span = tracing.begin("queue", parent, {})  # not ended: nothing is to be sent
         _, found, own, _ = span.traceparent.split("-")
         assert sampled(span)
@@ -88,8 +108,10 @@ def test_a_span_hands_its_trace_on() -> None:
         assert found == trace_id if trace_id else len(found) == 32
 
 
-def test_who_asks_for_no_sampling_is_obeyed_and_the_ratio_is_for_the_others() -> None:
-    settings = TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces", traces_sample_ratio=0)
+def test_a_callers_sampling_decision_overrides_the_ratio() -> None:
+    settings = TelemetrySettings(
+        traces_endpoint="http://127.0.0.1:9/v1/traces", traces_sample_ratio=0
+    )
     tracing = Tracing(settings, "hermes-ingress", "i")
     assert not sampled(tracing.begin("a", "", {}))
     assert sampled(tracing.begin("a", TRACEPARENT, {}))
@@ -100,3 +122,21 @@ def test_who_asks_for_no_sampling_is_obeyed_and_the_ratio_is_for_the_others() ->
 def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
     with pytest.raises(SettingsError, match="traces_endpoint"):
         load_settings({"telemetry": {"traces_endpoint": endpoint}})
+
+
+def test_an_outage_is_logged_in_two_lines_however_many_callers_fail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = TurnedClock()
+    outage = Outage(logging.getLogger("hermes.test"), "cannot append", clock)
+    with caplog.at_level(logging.INFO, logger="hermes.test"):
+        outage.over()
+        outage.failed("no connection")
+        clock.now_s += 2.5
+        outage.failed("no answer")
+        outage.over()
+        outage.over()
+    assert caplog.messages == [
+        "cannot append: no connection",
+        "cannot append: over, after 2.5 s",
+    ]

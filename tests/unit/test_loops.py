@@ -1,4 +1,4 @@
-"""Background loops that end by themselves are started again, and known."""
+"""Background loops that end are restarted, and reported."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import logging
 
 import pytest
 
-from serve_app import loops as module
-from serve_app.loops import FAILURES, LoopFailed, Loops, ended, jittered
-from serve_app.telemetry import Telemetry
+from serve_app import timings
+from serve_app.loops import LoopFailed, Loops, backoff, ended, jittered
+from serve_app.observability.metrics import Telemetry
+from tests.turned_clock import TurnedClock
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", (0.001,))
+    monkeypatch.setattr(timings, "LOOP_RESTART_S", (0.001,))
 
 
 async def forever() -> None:
@@ -46,7 +47,7 @@ def test_a_loop_that_ends_by_itself_is_started_again_logged_and_counted(
 
         task = loops.keep("some-loop", work)
         assert restarts(telemetry, "some-loop") == 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await goes_on.wait()
         assert restarts(telemetry, "some-loop") == 1
         assert loops.failing == []
@@ -60,11 +61,10 @@ def test_a_loop_that_ends_by_itself_is_started_again_logged_and_counted(
     assert "some-loop" in caplog.text
 
 
-def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it_does() -> None:
     async def main() -> None:
-        loops = Loops()
+        clock = TurnedClock()
+        loops = Loops(clock=clock)
         mended, failed_often = asyncio.Event(), asyncio.Event()
         began = 0
 
@@ -73,18 +73,20 @@ def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it_does(
             began += 1
             if mended.is_set():
                 await forever()
-            if began > FAILURES:
+            if began > timings.LOOP_FAILURES:
                 failed_often.set()
             raise ValueError("again")
 
         healthy, task = loops.keep("healthy", forever), loops.keep("broken", work)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await failed_often.wait()
         assert loops.failing == ["broken"]
         with pytest.raises(LoopFailed, match="broken"):
             loops.check_health()
         mended.set()
-        monkeypatch.setattr(module, "WITHIN_S", 0.0)  # a minute later
+        clock.now_s += timings.LOOP_FAILURES_WITHIN_S - 1
+        assert loops.failing == ["broken"]
+        clock.now_s += 2
         assert loops.failing == []
         await loops.end(healthy, task)
 
@@ -103,16 +105,26 @@ def test_a_loop_that_was_cancelled_and_does_not_run_is_known() -> None:
     asyncio.run(main())
 
 
-def test_who_failed_together_does_not_come_back_together() -> None:
+def test_the_pause_after_a_failure_grows_up_to_the_last() -> None:
+    pauses_s = (1.0, 10.0, 100.0)
+    for failures, longest_s in ((1, 1.5), (2, 15.0), (3, 150.0), (9, 150.0)):
+        assert longest_s / 3 <= backoff(pauses_s, failures) <= longest_s
+
+
+def test_callers_that_failed_together_do_not_retry_together() -> None:
     waits = {jittered(2.0) for _ in range(100)}
     assert len(waits) > 90
     assert min(waits) >= 1.0
     assert max(waits) <= 3.0
 
 
-def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it meets a library's own time limit, which is then all that the library sees."""
-    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.01)
+def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For example, if the cancellation coincides with a library's own timeout, and the library
+    notices only that.
+    """
+    monkeypatch.setattr(timings, "LOOP_CANCEL_AGAIN_S", 0.01)
 
     async def main() -> None:
         asked = 0
@@ -127,7 +139,7 @@ def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(monkeypatch: pyte
 
         task = asyncio.create_task(deaf())
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ended([task])
         assert asked == 3
 

@@ -1,4 +1,4 @@
-"""A transcript in pieces is the same as the whole, from wherever a reader goes on."""
+"""A transcript in pieces equals the whole, from whichever position a reader continues."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _random = random.Random(7)
 
 
 def stream(events: int, longest: int) -> bytes:
-    """Events of all lengths, and comments between them."""
+    """Events of various lengths, with comments between them."""
     parts = []
     for number in range(1, events + 1):
         if number % 7 == 0:
             parts.append(b": a comment\n\n")
-        parts.append(b"id: %d\ndata: %b\n\n" % (number, _random.randbytes(_random.randrange(longest)).hex().encode()))
+        parts.append(
+            b"id: %d\ndata: %b\n\n"
+            % (number, _random.randbytes(_random.randrange(longest)).hex().encode())
+        )
     return b"".join(parts)
 
 
@@ -33,7 +36,9 @@ def taken(pieces: Pieces) -> list[bytes]:
 
 @pytest.mark.parametrize("level", [0, 1, 9])
 @pytest.mark.parametrize(("events", "longest"), [(0, 10), (1, 10), (300, 2_000), (3, 400_000)])
-def test_pieces_are_the_whole_behind_what_was_seen(events: int, longest: int, level: int) -> None:
+def test_pieces_are_everything_after_the_last_seen_event(
+    events: int, longest: int, level: int
+) -> None:
     whole = stream(events, longest)
     packed = zlib.compress(whole, level)
     for seen in {0, 1, events // 2, events, events + 3}:

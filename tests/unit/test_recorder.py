@@ -1,4 +1,6 @@
-"""Engine outputs and response bytes become entries: closed when pulled, whole at the end, silent once broken."""
+"""Engine outputs and response bytes become entries: complete when pulled, all there at the end,
+silent after a failure.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
-from serve_app.errors import Reason
+from serve_app.clock import RedisClock
+from serve_app.contract import Reason, State
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import AttemptFacts, Entry, Head, RequestFacts, Summary, decode_facts, transcript
-from serve_app.redis_clock import RedisClock
-from serve_app.telemetry import Telemetry
+from serve_app.journal.entries import Entry, decode_facts, transcript
+from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
+from serve_app.observability.metrics import Telemetry
 from workers.recorder import Recorder
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
@@ -18,24 +21,30 @@ OPENED = AttemptFacts("replica-1", "engine-1", 5)
 
 
 class Scene:
-    """A recorder on an attempt whose entries can be looked at."""
+    """A recorder on an attempt whose entries can be inspected."""
 
     def __init__(self) -> None:
         self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
         self.recorder = Recorder(self.attempt, FACTS, OPENED, Telemetry(), RedisClock())
 
-    async def start(self, content_type: str = "text/event-stream; charset=utf-8", status: int = 200) -> None:
+    async def start(
+        self, content_type: str = "text/event-stream; charset=utf-8", status: int = 200
+    ) -> None:
         headers = [(b"Content-Type", content_type.encode()), (b"x-secret", b"1")]
-        await self.recorder.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.recorder.send(
+            {"type": "http.response.start", "status": status, "headers": headers}
+        )
 
     async def body(self, body: bytes, more: bool = True) -> None:
         await self.recorder.send({"type": "http.response.body", "body": body, "more_body": more})
 
-    def output(self, text: str, token: int, finish: str | None = None, cached: int | None = None) -> None:
+    def output(
+        self, text: str, token: int, finish: str | None = None, cached: int | None = None
+    ) -> None:
         self.recorder.record(0, text, [token], finish, None, cached)
 
     def written(self) -> Entry | None:
-        """What would be appended now."""
+        """The entries that would be appended now."""
         entry = self.attempt.take()
         if entry is not None:
             self.attempt.accepted(entry)
@@ -93,7 +102,7 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     await s.body(b"data: b\n\n")
     await s.body(b"data: [DONE]\n\n", more=False)
     assert s.written() is None
-    s.recorder.end("completed", "", 1)
+    s.recorder.end(State.COMPLETED, None, 1)
     seal, terminal = s.written(), s.written()
     assert seal is not None
     assert terminal is not None
@@ -104,7 +113,12 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     assert transcript(terminal) == b"id: 1\ndata: a\n\n" + seal.body
     assert terminal.head is not None  # a compacted journal has no other place for it
     summary = decode_facts(terminal, Summary)
-    assert (summary.request, summary.attempt, summary.attempts, summary.output_tokens) == (FACTS, OPENED, 1, 2)
+    assert (summary.request, summary.attempt, summary.attempts, summary.output_tokens) == (
+        FACTS,
+        OPENED,
+        1,
+        2,
+    )
     assert summary.first_output_ms is not None
 
 
@@ -128,7 +142,7 @@ async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     s.output("b", 2, "stop")
     await s.body(b'{"a": 1}\n\n', more=True)
     await s.body(b"{}", more=False)
-    s.recorder.end("completed", "", 1)
+    s.recorder.end(State.COMPLETED, None, 1)
     seal, terminal = s.written(), s.written()
     assert seal is not None
     assert terminal is not None
@@ -150,7 +164,7 @@ async def test_nothing_is_sent_once_broken(s: Scene) -> None:
 
 
 @scene
-async def test_what_was_pulled_before_it_broke_stays(s: Scene) -> None:
+async def test_outputs_pulled_before_a_failure_are_kept(s: Scene) -> None:
     await s.start()
     s.output("a", 1)
     await s.body(b"data: a\n\n")
@@ -168,7 +182,7 @@ async def test_an_expired_request_keeps_its_entries_and_holds_no_transcript(s: S
     await s.start()
     s.output("a", 1)
     await s.body(b"data: a\n\n")
-    s.recorder.end("expired", Reason.DEADLINE, None)
+    s.recorder.end(State.EXPIRED, Reason.DEADLINE, None)
     terminal = s.written()
     assert terminal is not None
     assert (terminal.state, terminal.reason, transcript(terminal)) == ("expired", "deadline", None)

@@ -1,23 +1,19 @@
-"""No body takes the loop, the memory or an engine from others: what it may hold, and what checking it costs."""
+"""No body can block the loop, exhaust the memory or occupy an engine: its limits, and the cost of
+checking them.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-import tracemalloc
 from typing import Any
 
 import pytest
 
-from serve_app.errors import Reason, RequestRefused
-from serve_app.ingress.admission import _cost_tokens
-from serve_app.ingress.checks import Checks
-from serve_app.ingress.structure import NotJson, read
-from serve_app.ingress.validation import INFERENCE_PATHS, parse
-from serve_app.request_limits import HARMFUL_FIELDS, RequestLimits
-from serve_app.routing.key import session_key
-from serve_app.settings import Settings
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.structure import read
+from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 
 MODEL = "hermes-tiny"
 CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = INFERENCE_PATHS[:4]
@@ -48,7 +44,9 @@ def image(url: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]}
 
 
-def refused(path: str, body: bytes | dict[str, Any], limits: RequestLimits = LIMITS) -> RequestRefused:
+def refused(
+    path: str, body: bytes | dict[str, Any], limits: RequestLimits = LIMITS
+) -> RequestRefused:
     raw = body if isinstance(body, bytes) else json.dumps({"model": MODEL, **body}).encode()
     with pytest.raises(RequestRefused) as caught:
         parse(path, raw, MODEL, limits)
@@ -60,9 +58,13 @@ def refused(path: str, body: bytes | dict[str, Any], limits: RequestLimits = LIM
 @pytest.mark.parametrize("path", INFERENCE_PATHS)
 @pytest.mark.parametrize("place", ["max_tokens", "unknown", "list", "object"])
 @pytest.mark.parametrize("number", ["9" * 4_300, "9" * 33, str(2**63), str(-(2**63) - 1)])
-def test_no_number_has_more_than_64_bits_wherever_it_stands(path: str, place: str, number: str) -> None:
+def test_no_number_has_more_than_64_bits_wherever_it_stands(
+    path: str, place: str, number: str
+) -> None:
     value = {"list": f"[[1, {number}]]", "object": f'{{"a": {{"b": {number}}}}}'}.get(place, number)
-    body = f'{{"model": "{MODEL}", "messages": [], "prompt": "x", "input": "x", "{place}": {value}}}'
+    body = (
+        f'{{"model": "{MODEL}", "messages": [], "prompt": "x", "input": "x", "{place}": {value}}}'
+    )
     error = refused(path, body.encode())
     assert "64 bits" in error.message
     assert error.param is not None
@@ -78,6 +80,8 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"stop_token_ids": list(range(129))}, "stop_token_ids"),
     (CHAT, {"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
     (CHAT, {"logit_bias": {str(n): 1 for n in range(1_025)}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias"),
+    (CHAT, {"structured_outputs": True}, "structured_outputs"),
     (CHAT, {"allowed_token_ids": list(range(1_025))}, "allowed_token_ids"),
     (CHAT, {"logprobs": True, "logprob_token_ids": list(range(129))}, "logprob_token_ids"),
     (CHAT, {"bad_words": ["x"] * 129}, "bad_words"),
@@ -105,8 +109,16 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": 5}, "tokens"),
     (RESPONSES, {"input": HELLO * 2_049}, "input"),
     (RESPONSES, {"input": "x", "max_output_tokens": 2**31}, "max_output_tokens"),
-    (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema", "schema": schema(60)}}}, "text"),
-    (RESPONSES, {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": schema(60)}]}, "tools"),
+    (
+        RESPONSES,
+        {"input": "x", "text": {"format": {"type": "json_schema", "schema": schema(60)}}},
+        "text",
+    ),
+    (
+        RESPONSES,
+        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": schema(60)}]},
+        "tools",
+    ),
     (CHAT, {"use_beam_search": True, "n": 9}, "n"),
     (CHAT, {"max_tokens": 2**31}, "max_tokens"),
     (CHAT, {"min_tokens": 2**31}, "min_tokens"),
@@ -125,7 +137,11 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
     (CHAT, {"structured_outputs": {"regex": "x" * 2_049}}, "structured_outputs.regex"),
     (CHAT, {"structured_outputs": {"grammar": "x" * 16_385}}, "structured_outputs.grammar"),
-    (CHAT, {"structured_outputs": {"structural_tag": "x" * 16_385}}, "structured_outputs.structural_tag"),
+    (
+        CHAT,
+        {"structured_outputs": {"structural_tag": "x" * 16_385}},
+        "structured_outputs.structural_tag",
+    ),
     (CHAT, {"structured_outputs": {"choice": ["x"] * 513}}, "structured_outputs.choice"),
     (CHAT, {"structured_outputs": {"choice": ["x" * 1_025]}}, "structured_outputs.choice"),
     (CHAT, {"structured_outputs": {"json": schema(60)}}, "structured_outputs"),
@@ -133,36 +149,90 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"structured_outputs": {"json": "x" * 262_145}}, "structured_outputs"),
     (CHAT, {"guided_regex": "x" * 2_049}, "guided_regex"),
     (CHAT, {"response_format": {"json_schema": {"schema": schema(60)}}}, "response_format"),
-    (CHAT, {"response_format": {"json_schema": {"schema": {"pattern": "x" * 2_049}}}}, "response_format"),
-    (CHAT, {"response_format": {"json_schema": {"schema": {"enum": ["x" * 262_144]}}}}, "response_format"),
-    (CHAT, {"structured_outputs": {"json": {"type": "array", "minItems": 10**9}}}, "structured_outputs"),
-    (CHAT, {"structured_outputs": {"json": '{"items": {"maxItems": 1e9}}'}}, "structured_outputs.json"),
-    (CHAT, {"structured_outputs": {"structural_tag": '{"maxLength": 10001}'}}, "structured_outputs.structural_tag"),
+    (
+        CHAT,
+        {"response_format": {"json_schema": {"schema": {"pattern": "x" * 2_049}}}},
+        "response_format",
+    ),
+    (
+        CHAT,
+        {"response_format": {"json_schema": {"schema": {"enum": ["x" * 262_144]}}}},
+        "response_format",
+    ),
+    (
+        CHAT,
+        {"structured_outputs": {"json": {"type": "array", "minItems": 10**9}}},
+        "structured_outputs",
+    ),
+    (
+        CHAT,
+        {"structured_outputs": {"json": '{"items": {"maxItems": 1e9}}'}},
+        "structured_outputs.json",
+    ),
+    (
+        CHAT,
+        {"structured_outputs": {"structural_tag": '{"maxLength": 10001}'}},
+        "structured_outputs.structural_tag",
+    ),
     (CHAT, {"structured_outputs": {"regex": "a{1,10001}"}}, "structured_outputs.regex"),
     (CHAT, {"structured_outputs": {"regex": "a{" + "9" * 2_000 + "}"}}, "structured_outputs.regex"),
-    (CHAT, {"structured_outputs": {"grammar": 'root ::= "a"{ 99999 }'}}, "structured_outputs.grammar"),
-    (CHAT, {"structured_outputs": {"grammar": 'root ::= "a"{' + "9" * 10_000 + ",}"}}, "structured_outputs.grammar"),
-    (CHAT, {"response_format": {"json_schema": {"schema": {"pattern": "a{99999}"}}}}, "response_format"),
+    (
+        CHAT,
+        {"structured_outputs": {"grammar": 'root ::= "a"{ 99999 }'}},
+        "structured_outputs.grammar",
+    ),
+    (
+        CHAT,
+        {"structured_outputs": {"grammar": 'root ::= "a"{' + "9" * 10_000 + ",}"}},
+        "structured_outputs.grammar",
+    ),
+    (
+        CHAT,
+        {"response_format": {"json_schema": {"schema": {"pattern": "a{99999}"}}}},
+        "response_format",
+    ),
     (CHAT, {"tools": [tool({"properties": {"a": {"minItems": 99_999}}})]}, "tools"),
     (CHAT, {"tools": [tool(schema(60))]}, "tools"),
     (CHAT, {"tools": [tool({"description": "x" * 200_000})] * 2}, "tools"),
     (CHAT, {"chat_template_kwargs": nested(60)}, "chat_template_kwargs"),
-    (CHAT, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+    (
+        CHAT,
+        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+        "chat_template_kwargs.chat_template",
+    ),
     (CHAT, image({"url": "http://169.254.169.254/latest"}), "messages.image_url"),
     (CHAT, image("https://example.com/a.png"), "messages.image_url"),
     (CHAT, image({"url": "file:///etc/passwd"}), "messages.image_url"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"video_url": {"url": "http://[::1]/"}}]}]},
-     "messages.video_url"),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://10.0.0.1/"}]}]},
-     "input.image_url"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"video_url": {"url": "http://[::1]/"}}]}]},
+        "messages.video_url",
+    ),
+    (
+        RESPONSES,
+        {
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": "http://10.0.0.1/"}],
+                }
+            ]
+        },
+        "input.image_url",
+    ),
     ("/tokenize", image("http://localhost/"), "messages.image_url"),
     (EMBEDDINGS, image("http://localhost/"), "messages.image_url"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("path", "fields", "param"), ROWS, ids=[f"{i}-{row[2]}" for i, row in enumerate(ROWS)])
-def test_what_would_hurt_an_engine_is_refused_by_name(path: str, fields: dict[str, Any], param: str) -> None:
-    prompt = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "x"}}.get(path, {})
+@pytest.mark.parametrize(
+    ("path", "fields", "param"), ROWS, ids=[f"{i}-{row[2]}" for i, row in enumerate(ROWS)]
+)
+def test_what_would_hurt_an_engine_is_refused_by_name(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    prompts: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "x"}}
+    prompt = prompts.get(path, {})
     error = refused(path, {**prompt, **fields})
     assert error.param == param
 
@@ -203,7 +273,11 @@ def test_media_are_fetched_from_named_hosts_only(url: str, passes: bool) -> None
 
 
 def test_the_address_of_a_citation_is_no_medium() -> None:
-    quoted = {"role": "assistant", "content": "x", "annotations": [{"url_citation": {"url": "http://a/"}}]}
+    quoted = {
+        "role": "assistant",
+        "content": "x",
+        "annotations": [{"url_citation": {"url": "http://a/"}}],
+    }
     assert parse(CHAT, json.dumps({"model": MODEL, "messages": [quoted, *HELLO]}).encode(), MODEL)
 
 
@@ -222,146 +296,3 @@ def test_a_text_to_tokenize_is_shorter_than_others() -> None:
     assert len(longest) == 1 << 20
     assert parse("/tokenize", longest, MODEL)
     assert "1048576 bytes" in refused("/tokenize", longest + b" ").message
-
-
-def text(content: bytes) -> bytes:
-    return b'{"a":"' + content + b'"}'
-
-
-def many(item: bytes, count: int = 0) -> bytes:
-    return b'{"a":[' + b",".join([item] * (count or LARGEST // (len(item) + 1))) + b"]}"
-
-
-PASSES = {
-    "a prompt": text(b"word, [and] {more} " * (LARGEST // 19)),
-    "a picture": text(b"data:image/png;base64," + b"QUJD" * (LARGEST // 4 - 10)),
-    "escapes": text(b"\\n" * (LARGEST // 2)),
-    "escaped quotes": text(b'\\"' * (LARGEST // 2)),
-    "backslashes": text(b"\\\\" * (LARGEST // 2)),
-    "code points": text(b"\\u0041" * (LARGEST // 6)),
-    "pairs": text(b"\\ud83d\\ude00" * (LARGEST // 12)),
-    "one wide among many": text("😀".encode() + b"x" * (LARGEST - 4)),
-    "all wide": text("😀".encode() * (LARGEST // 4)),
-    "commas": text(b"," * LARGEST),
-    "token ids": b'{"a":[' + b",".join(b"%d" % (100_000 + n) for n in range(290_000)) + b"]}",
-    "small token ids": many(b"300", 290_000),
-    "lists of ids": many(b"[" + b",".join([b"300"] * 400) + b"]", 700),
-    "many texts": many(b'"ab"', 90_000),
-    "many objects": many(b'{"a":1}', 19_000),
-}
-REFUSED = {
-    "nulls": many(b"null"),
-    "lists": many(b"[]"),
-    "objects": many(b'{"a":1}'),
-    "texts": many(b'""'),
-    "numbers": many(b"1"),
-    "deep": b"[" * LARGEST,
-    "deep objects": b'{"a":' * (LARGEST // 5),
-    "large and deep": b"[" * 20 + text(b"x" * (LARGEST - 100)) + b"]" * 20,
-    "no json": b'"' * LARGEST,
-    "commas alone": b"," * LARGEST,
-    "one number": b"1" * LARGEST,
-    "a lone surrogate": text(b"x" * (LARGEST - 6) + b"\\ud83d"),
-    "half a character": text(b"x" * (LARGEST - 2) + b"\xf0\x9f"),
-    "a newline": text("é".encode() + b"x" * (LARGEST - 3) + b"\n"),
-    "no escape": text(b"\\n" * (LARGEST // 2 - 1) + b"\\x"),
-}
-
-
-BODIES = {**PASSES, **REFUSED}
-STEP_S = 0.05
-OVERHEAD_BYTES = 16 << 20
-"""Of a smaller body: a list of 300,000 numbers takes this much, however short they are."""
-
-
-def outcome(body: bytes) -> bool:
-    try:
-        read(body, LIMITS)
-    except (RequestRefused, NotJson):
-        return False
-    return True
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_no_body_takes_more_than_eight_times_its_size(name: str) -> None:
-    tracemalloc.start()
-    try:
-        assert outcome(BODIES[name]) == (name in PASSES)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < max(7 * len(BODIES[name]), OVERHEAD_BYTES), "beside the body itself"
-
-
-async def longest_step_s(work: Any) -> float:
-    """The most CPU time between two turns of the loop, while something is awaited.
-
-    Of the whole process, and not of the loop's thread: another thread that keeps the interpreter for itself stops the
-    loop as well. And CPU time, since what other processes take is not ours to answer for.
-    """
-    longest_s = 0.0
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        before_s = time.process_time()
-        await asyncio.sleep(0.0005)
-        longest_s = max(longest_s, time.process_time() - before_s)
-    await asyncio.gather(task, return_exceptions=True)
-    return longest_s
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_no_body_holds_the_loop(name: str) -> None:
-    checks = Checks(Settings())
-    try:
-        tries = (asyncio.run(longest_step_s(checks.parse(COMPLETIONS, BODIES[name]))) for _ in range(2))
-        assert any(longest_s < STEP_S for longest_s in tries), "twice"
-    finally:
-        checks.stop()
-
-
-def test_a_long_text_is_cut_and_its_rest_is_checked_all_the_same() -> None:
-    whole = 'é😀\n\\"x' * 300_000
-    for body in (json.dumps({"a": [{"b": whole}]}), json.dumps({"a": [{"b": whole}]}, ensure_ascii=False)):
-        ((found,),) = [list(item.values()) for item in read(body.encode(), LIMITS)["a"]]
-        assert whole.startswith(found)
-        assert 65_536 < len(found) < len(whole)
-
-
-def test_whatever_the_size_of_the_pieces_the_outcome_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A boundary in the midst of an escape, a character or a run of backslashes changes nothing."""
-    few = RequestLimits(max_values=100, max_texts=100, max_containers=100)
-    for content in (
-        rb"\\" * 9 + rb"\"" + rb"\\\"" * 5,
-        "aé😀".encode() * 5,
-        rb"\ud83d\ude00\u00e9" * 4,
-        rb"[,{\"" * 40,
-    ):
-        body = b'{"k":["' + content + b'",{"z":1,"q":[2,3]}%b]}'
-        for size in range(24, 64):
-            monkeypatch.setattr("serve_app.ingress.structure._PIECE_BYTES", size)
-            assert read(body % b"", LIMITS) == json.loads(body % b"")
-            assert read(body % (b",0" * 90), few)
-            with pytest.raises(RequestRefused, match="values"):
-                read(body % (b",0" * 100), few)
-            with pytest.raises(RequestRefused, match="texts"):
-                read(body % (b',""' * 100), RequestLimits(max_texts=100))
-
-
-def test_what_stands_in_texts_is_not_counted() -> None:
-    limits = RequestLimits(max_values=100, max_containers=100, max_texts=100)
-    assert read(text(b"[{," * 200), limits)
-    assert read(text(b'\\"' * 200), limits)
-    with pytest.raises(RequestRefused):
-        read(many(b"1", 101), limits)
-
-
-def test_the_estimate_of_a_requests_cost_stays_a_small_number() -> None:
-    assert _cost_tokens(b"x" * 40, {"max_tokens": 10**4_000}) < 2**32
-    assert _cost_tokens(b"x" * 40, {"max_tokens": -(10**4_000)}) >= 0
-
-
-def test_an_affinity_key_of_a_large_request_costs_little() -> None:
-    whole = {"messages": [{"role": "system", "content": "x" * LARGEST}, *HELLO], "instructions": "x" * LARGEST}
-    before_s = time.process_time()
-    assert session_key({}, whole)
-    assert time.process_time() - before_s < STEP_S

@@ -1,4 +1,4 @@
-"""The response's first message keeps its headers, whatever it passes through."""
+"""The first message of a response keeps its headers, whatever it passes through."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from serve_app.ingress.answer import ResponseStart
 
 
 def a_start() -> ResponseStart:
-    return ResponseStart(type="http.response.start", status=200, headers=[(b"x-request-id", b"req_1")])
+    return ResponseStart(
+        type="http.response.start", status=200, headers=[(b"x-request-id", b"req_1")]
+    )
 
 
 def test_a_middleware_cannot_replace_the_headers() -> None:

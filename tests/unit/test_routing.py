@@ -1,4 +1,4 @@
-"""The affinity key, the ring and the load bound."""
+"""The affinity key, the ring, and which replica gets a call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.routing.key import MAX_KEY_CHARS, session_key
-from serve_app.routing.ring import HashRing, choose, load_bound
+from serve_app.contract import IngressLease
+from serve_app.policy.affinity import MAX_KEY_CHARS, session_key
+from serve_app.policy.capacity import allowance, hardly_any_elsewhere, share
+from serve_app.policy.placement import Placement, load_bound
+from serve_app.policy.ring import HashRing
 
 NODES = [f"replica-{i}" for i in range(8)]
 KEYS = [f"session-{i}" for i in range(2_000)]
+
+
+def placement(loads: dict[str, int], factor: float = 1.25, capacity: int = 1_000_000) -> Placement:
+    """Over the replicas of `loads`, which have so many calls in flight."""
+    made = Placement(factor, 128, capacity)
+    made.rebuild(loads)
+    for replica, calls in loads.items():
+        for number in range(calls):
+            made.began(f"{replica}-{number}", replica)
+    return made
 
 
 def owner(ring: HashRing, key: str) -> str:
@@ -55,41 +68,169 @@ def test_keys_are_spread_evenly() -> None:
 
 
 @given(
-    st.integers(1, 9), st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=80), st.sampled_from([1.01, 1.25, 2.0])
+    st.integers(1, 9),
+    st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=80),
+    st.sampled_from([1.01, 1.25, 2.0]),
 )
-def test_no_node_ever_holds_more_than_its_bound(nodes: int, sessions: list[str], factor: float) -> None:
-    ring = HashRing([f"n{i}" for i in range(nodes)], virtual_nodes=8)
+def test_no_node_ever_holds_more_than_its_bound(
+    nodes: int, sessions: list[str], factor: float
+) -> None:
+    made = Placement(factor, 8, capacity=1_000)
+    made.rebuild(f"n{i}" for i in range(nodes))
     loads: Counter[str] = Counter()
     for sent, session in enumerate(sessions, 1):
-        node = choose(ring, session, loads, factor)
+        node = made.choose(session)
+        made.began(f"call-{sent}", node)
         loads[node] += 1
         assert loads[node] <= math.ceil(factor * sent / nodes)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.floats(1.0001, 4))
-def test_someone_always_has_room_however_the_loads_lie(loads: list[int], factor: float) -> None:
-    ring = HashRing([f"n{i}" for i in range(len(loads))], virtual_nodes=4)
+def test_someone_is_always_below_the_bound_however_the_loads_lie(
+    loads: list[int], factor: float
+) -> None:
     held = {f"n{i}": load for i, load in enumerate(loads)}
-    assert held[choose(ring, "key", held, factor)] < load_bound(sum(loads), len(loads), factor)
+    chosen = placement(held, factor).choose("key")
+    assert held[chosen] < load_bound(sum(loads), len(loads), factor)
 
 
 def test_overflow_goes_to_the_next_on_the_ring_and_comes_back() -> None:
-    ring = HashRing(NODES)
-    first, second, *_ = ring.walk("session")
-    assert choose(ring, "session", {}, 1.25) == first
-    assert choose(ring, "session", {first: 1}, 1.25) == second
-    assert choose(ring, "session", dict.fromkeys(NODES, 3) | {first: 4}, 1.25) == first
+    first, second, *_ = HashRing(NODES).walk("session")
+    none = dict.fromkeys(NODES, 0)
+    assert placement(none).choose("session") == first
+    assert placement(none | {first: 1}).choose("session") == second
+    assert placement(dict.fromkeys(NODES, 3) | {first: 4}).choose("session") == first
 
 
 def test_loads_of_replicas_that_have_left_do_not_count() -> None:
-    ring = HashRing(["a", "b"])
-    first = owner(ring, "k")
-    assert choose(ring, "k", {"gone": 1_000, first: 3}, 1.25) != first
+    first = owner(HashRing(["a", "b"]), "k")
+    made = placement({"a": 0, "b": 0, "gone": 1_000} | {first: 3})
+    made.rebuild(["a", "b"])
+    assert made.choose("k") != first
 
 
-def test_an_empty_ring_has_no_answer() -> None:
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("began"), st.integers(0, 9), st.sampled_from(NODES)),
+            st.tuples(st.just("ended"), st.integers(0, 9), st.just("")),
+            st.tuples(st.just("rebuild"), st.integers(0, 8), st.just("")),
+        ),
+        max_size=60,
+    )
+)
+def test_the_running_sum_is_the_sum_of_the_loads_on_the_ring(
+    steps: list[tuple[str, int, str]],
+) -> None:
+    """Whatever order calls begin and end in, and replicas come and go under them."""
+    made = Placement(1.25, 4, 16)
+    sent: dict[str, str] = {}
+    on_ring: list[str] = []
+    for what, number, replica in steps:
+        call = f"call-{number}"
+        if what == "rebuild":
+            on_ring = NODES[:number]
+            made.rebuild(on_ring)
+            continue
+        made.ended(call)
+        sent.pop(call, None)
+        if what == "began":
+            made.began(call, replica)
+            sent[call] = replica
+    assert made._loads == Counter(sent.values())
+    assert made._in_flight == sum(replica in on_ring for replica in sent.values())
+
+
+def test_a_call_that_has_ended_makes_room_once() -> None:
+    first, second = HashRing(["a", "b"]).walk("session")
+    made = placement({first: 1, second: 1}, capacity=1)
+    made.ended(f"{first}-0")
+    made.ended(f"{first}-0")
+    assert made.choose("session") == first
+    made.began("next", first)
+    made.ended(f"{second}-0")
+    assert made.choose("session") == second
+
+
+def test_without_replicas_there_is_no_answer() -> None:
     with pytest.raises(LookupError):
-        choose(HashRing([]), "key", {}, 1.25)
+        placement({}).choose("key")
+
+
+def test_no_replica_gets_more_than_it_can_work_on_while_another_is_free() -> None:
+    first, second = HashRing(["a", "b"]).walk("session")
+    assert placement({first: 16, second: 10}).choose("session") == first, (
+        "the load bound alone would allow it"
+    )
+    assert placement({first: 16, second: 10}, capacity=16).choose("session") == second
+    assert placement({first: 15, second: 10}, capacity=16).choose("session") == first
+
+
+def test_where_every_replica_is_full_the_load_bound_decides() -> None:
+    first, second = HashRing(["a", "b"]).walk("session")
+    assert placement({first: 16, second: 16}, capacity=16).choose("session") == first
+    assert placement({first: 30, second: 16}, capacity=16).choose("session") == second
+
+
+@given(st.integers(0, 300), st.integers(0, 9))
+def test_the_shares_of_all_ingresses_cover_the_capacity_and_little_more(
+    capacity: int, ingresses: int
+) -> None:
+    given_out = share(capacity, ingresses) * max(1, ingresses)
+    assert capacity <= given_out < capacity + max(1, ingresses)
+
+
+OTHERS = st.lists(
+    st.builds(
+        IngressLease, st.just("other"), running=st.integers(0, 99), waiting=st.integers(0, 2)
+    ),
+    max_size=6,
+)
+
+
+@given(st.integers(1, 300), OTHERS, st.booleans())
+def test_no_place_is_given_out_twice_and_no_share_withheld(
+    capacity: int, others: list[IngressLease], waiting: bool
+) -> None:
+    used = sum(one.running for one in others)
+    found = allowance(capacity, others, waiting)
+    assert found + used <= max(capacity, used + waiting)
+    assert found >= min(share(capacity, len(others) + 1), max(0, capacity - used))
+    if waiting and not any(one.waiting for one in others):
+        assert found == max(1, capacity - used), "nothing is idle while requests wait"
+
+
+def test_ingresses_in_which_requests_wait_divide_what_the_others_leave() -> None:
+    idle, waits = IngressLease("idle", running=2, waiting=0), IngressLease("waits", waiting=1)
+    assert allowance(12, [idle, waits], waiting=False) == 4
+    assert allowance(12, [idle, waits], waiting=True) == 5
+    borrowed = IngressLease("waits", running=9, waiting=1)
+    assert allowance(12, [idle, borrowed], waiting=True) == 1, "until what it has borrowed ends"
+
+
+def test_what_an_ingress_has_claimed_starts_although_others_use_all_of_the_capacity() -> None:
+    full = [IngressLease(str(name), running=2, waiting=1) for name in range(4)]
+    assert allowance(8, full, waiting=True) == 1, "shares of 2 for five: four of them use all 8"
+    assert allowance(8, full, waiting=False) == 0, "what is in Redis, the others can claim"
+    assert allowance(0, full, waiting=True) == 0, "there is no engine"
+
+
+def test_a_queue_that_older_ingresses_do_not_read_is_claimed_by_a_newer_one() -> None:
+    assert allowance(1, [IngressLease("older")], waiting=False) == 1
+    assert allowance(4, [IngressLease("older"), IngressLease("older_too")], waiting=False) == 2
+
+
+def test_requests_wait_in_an_ingress_only_while_the_others_are_busy() -> None:
+    assert hardly_any_elsewhere(24, [], 24), "there is no other"
+    for running, busy in ((0, False), (8, False), (9, True), (12, True)):
+        other = IngressLease("other", running=running, waiting=0)
+        assert hardly_any_elsewhere(24, [other], 12) is busy
+    assert hardly_any_elsewhere(24, [IngressLease("older")], 12)
+
+
+def test_an_older_ingress_that_does_not_say_what_it_uses_keeps_its_share() -> None:
+    assert allowance(12, [IngressLease("older"), IngressLease("idle", waiting=0)], True) == 6
+    assert allowance(12, [IngressLease("older"), IngressLease("older_too")], True) == 4
 
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -115,8 +256,12 @@ def test_a_conversation_keeps_its_key_over_its_turns() -> None:
 def test_responses_and_completions_have_a_head_too() -> None:
     assert session_key({}, {"input": "hello"}) == session_key({}, {"input": "hello"}) != ""
     assert session_key({}, {"input": [FIRST]}) == session_key({}, {"input": [FIRST, *TURN]})
-    assert session_key({}, {"input": "hello", "instructions": "a"}) != session_key({}, {"input": "hello"})
-    assert session_key({}, {"prompt": "x" * 1_024 + "a"}) == session_key({}, {"prompt": "x" * 1_024 + "b"})
+    assert session_key({}, {"input": "hello", "instructions": "a"}) != session_key(
+        {}, {"input": "hello"}
+    )
+    assert session_key({}, {"prompt": "x" * 1_024 + "a"}) == session_key(
+        {}, {"prompt": "x" * 1_024 + "b"}
+    )
     assert session_key({}, {"prompt": ["once", "twice"]}) == session_key({}, {"prompt": "once"})
     assert session_key({}, {"prompt": [1, 2, 3]}) != session_key({}, {"prompt": [1, 2, 4]})
 
@@ -128,18 +273,3 @@ def test_where_there_is_nothing_to_hash_the_key_is_empty(body: dict[str, Any]) -
 
 def test_a_key_is_never_long() -> None:
     assert len(session_key({"x-session-id": "x" * 10_000}, {})) == MAX_KEY_CHARS
-
-
-def test_no_node_gets_more_than_it_can_work_on_while_another_has_room() -> None:
-    ring = HashRing(["a", "b"])
-    first, second = ring.walk("session")
-    assert choose(ring, "session", {first: 16, second: 10}, 1.25) == first, "the load bound alone would allow it"
-    assert choose(ring, "session", {first: 16, second: 10}, 1.25, room=16) == second
-    assert choose(ring, "session", {first: 15, second: 10}, 1.25, room=16) == first
-
-
-def test_where_every_node_is_full_the_load_bound_decides() -> None:
-    ring = HashRing(["a", "b"])
-    first, second = ring.walk("session")
-    assert choose(ring, "session", {first: 16, second: 16}, 1.25, room=16) == first
-    assert choose(ring, "session", {first: 30, second: 16}, 1.25, room=16) == second

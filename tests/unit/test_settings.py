@@ -1,4 +1,4 @@
-"""Settings: one tree, every mistake named with its key and its fix."""
+"""The settings tree: every mistake is reported with its setting and its fix."""
 
 from __future__ import annotations
 
@@ -31,36 +31,52 @@ def test_no_settings_at_all_are_the_defaults() -> None:
     [
         ({"worker": {}}, "worker", "workers"),
         ({"workers": {"replica": 3}}, "workers.replica", "replicas"),
-        ({"workers": {"autoscaling": {"min_replica": 1}}}, "workers.autoscaling.min_replica", "min_replicas"),
+        (
+            {"workers": {"autoscaling": {"min_replica": 1}}},
+            "workers.autoscaling.min_replica",
+            "min_replicas",
+        ),
         ({"ingress": {"request_timeout": 5}}, "ingress.request_timeout", "request_timeout_s"),
         ({"redis": {"uri": "redis://h"}}, "redis.uri", "url"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_near_one(args: dict[str, Any], key: str, near: str) -> None:
+def test_an_unknown_key_is_named_with_the_near_one(
+    args: dict[str, Any], key: str, near: str
+) -> None:
     message = refusal(args)
     assert f"unknown key '{key}'" in message
     assert f"did you mean '{near}'?" in message
 
 
 def test_an_unknown_key_like_no_other_is_answered_with_the_known_ones() -> None:
-    assert "known keys: fencing, retention_s, transcript_compression_level" in refusal({"journal": {"zzz": 1}})
+    assert "known keys: fencing, retention_s, transcript_compression_level" in refusal(
+        {"journal": {"zzz": 1}}
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         ({"ingress": {"heartbeat_s": "10s"}}, ("'ingress.heartbeat_s'", "seconds", "'10s'")),
-        ({"ingress": {"max_body_bytes": "16MiB"}}, ("'ingress.max_body_bytes'", "plain number of bytes", "'16MiB'")),
+        (
+            {"ingress": {"max_body_bytes": "16MiB"}},
+            ("'ingress.max_body_bytes'", "plain number of bytes", "'16MiB'"),
+        ),
         ({"journal": {"retention_s": [5]}}, ("'journal.retention_s'", "seconds")),
         ({"journal": {"retention_s": -1}}, ("'journal.retention_s'", "greater than 0")),
         ({"routing": {"load_factor": 1.0}}, ("'routing.load_factor'", "greater than 1")),
         ({"namespace": "a:b"}, ("'namespace'", "pattern")),
-        ({"redis": {"url": "http://h"}}, ("'redis.url'", "redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://")),
+        (
+            {"redis": {"url": "http://h"}},
+            ("'redis.url'", "redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://"),
+        ),
         ({"engine": {"kind": "magic"}}, ("'engine.kind'", "'vllm' or 'simulated'")),
         ({"workers": 3}, ("'workers'",)),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key_and_what_it_takes(args: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_a_wrong_value_is_named_with_its_key_and_what_it_takes(
+    args: dict[str, Any], words: tuple[str, ...]
+) -> None:
     message = refusal(args)
     for word in words:
         assert word in message
@@ -69,17 +85,28 @@ def test_a_wrong_value_is_named_with_its_key_and_what_it_takes(args: dict[str, A
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"workers": {"autoscaling": {"min_replicas": 3, "max_replicas": 2}}}, ("min_replicas (3)", "(2)")),
-        ({"ingress": {"request_timeout_s": 9, "max_request_timeout_s": 8}}, ("request_timeout_s (9)", "(8)")),
+        (
+            {"workers": {"autoscaling": {"min_replicas": 3, "max_replicas": 2}}},
+            ("min_replicas (3)", "(2)"),
+        ),
+        (
+            {"ingress": {"request_timeout_s": 9, "max_request_timeout_s": 8}},
+            ("request_timeout_s (9)", "(8)"),
+        ),
         (
             {"workers": {"device": "gpu", "tensor_parallel_size": 4, "gpus_per_replica": 2}},
             ("workers.gpus_per_replica (2)", "workers.tensor_parallel_size (4)"),
         ),
-        ({"engine": {"args": {"tensor-parallel-size": 2}}}, ("engine.args.tensor_parallel_size", "workers.tensor")),
+        (
+            {"engine": {"args": {"tensor-parallel-size": 2}}},
+            ("engine.args.tensor_parallel_size", "workers.tensor"),
+        ),
         ({"engine": {"args": {"max_num_seqs": 2}}}, ("set workers.max_running_requests",)),
     ],
 )
-def test_an_impossible_combination_names_both_sides(args: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_an_impossible_combination_names_both_sides(
+    args: dict[str, Any], words: tuple[str, ...]
+) -> None:
     message = refusal(args)
     for word in words:
         assert word in message
@@ -97,7 +124,9 @@ def test_the_tree_is_frozen() -> None:
 
 
 def test_gpus_follow_the_tensor_parallel_size_on_gpus_only() -> None:
-    assert load_settings({"workers": {"device": "gpu", "tensor_parallel_size": 4}}).workers.gpus == 4
+    assert (
+        load_settings({"workers": {"device": "gpu", "tensor_parallel_size": 4}}).workers.gpus == 4
+    )
     assert load_settings({"workers": {"tensor_parallel_size": 4}}).workers.gpus == 0
 
 
@@ -108,7 +137,9 @@ def test_the_environment_takes_the_place_of_the_redis_url(monkeypatch: pytest.Mo
     assert settings.redis.connect_timeout_s == 3
 
 
-def test_a_redis_url_from_the_environment_is_checked_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_url_from_the_environment_is_checked_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HERMES_REDIS_URL", ":secret@elsewhere:7000")
     message = refusal({})
     assert "HERMES_REDIS_URL" in message
@@ -131,4 +162,21 @@ def test_as_many_workers_are_wanted_as_there_never_are_fewer_of() -> None:
 
 def test_every_class_has_a_bound() -> None:
     queue = load_settings({"queue": {"max_waiting_batch": 7}}).queue
-    assert [queue.max_waiting(name) for name in ("realtime", "standard", "batch")] == [1_000, 10_000, 7]
+    assert [queue.max_waiting(name) for name in ("realtime", "standard", "batch")] == [
+        1_000,
+        10_000,
+        7,
+    ]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"order": {"output_weight": float("inf")}},
+        {"order": {"interactive_credit": float("inf")}},
+        {"order": {"tenant_weights": {"a": float("inf")}}},
+        {"journal": {"retention_s": float("inf")}},
+    ],
+)
+def test_nothing_is_infinite(args: dict[str, Any]) -> None:
+    assert "finite" in refusal(args)

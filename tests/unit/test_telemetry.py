@@ -1,12 +1,13 @@
-"""Metrics: every reason usable, and one page of many that counts nothing twice."""
+"""Metrics: every reason has a series, and the merged page counts nothing twice."""
 
 from __future__ import annotations
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_app.errors import Reason
-from serve_app.telemetry import Telemetry, merge_pages, queue_gauges
+from serve_app.contract import Reason, State
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.metrics_pages import merge_pages, queue_gauges
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -33,7 +34,7 @@ def worked(times: int) -> Telemetry:
         telemetry.output(1, 0.004)
         telemetry.prompt(5)
         telemetry.processed("standard", 0.5, 0.8)
-        telemetry.ended("standard", "completed", "")
+        telemetry.ended("standard", State.COMPLETED, None)
     telemetry.working_on(times)
     return telemetry
 
@@ -53,12 +54,18 @@ def test_a_merged_page_declares_every_family_once_with_its_type() -> None:
     lines = merge_pages(pages, queue_gauges({"standard": (1, 2, 3, 4.5)})).decode().splitlines()
     types = [line for line in lines if line.startswith("# TYPE ")]
     assert len(types) == len({line.split()[2] for line in types})
-    assert set(types) >= {line for line in pages["a"].decode().splitlines() if line.startswith("# TYPE hermes_")}
+    assert set(types) >= {
+        line for line in pages["a"].decode().splitlines() if line.startswith("# TYPE hermes_")
+    }
 
 
 def test_histograms_stay_whole() -> None:
     page = merge_pages({"a": worked(2).page(), "b": worked(3).page()})
-    (family,) = [f for f in text_string_to_metric_families(page.decode()) if f.name == "hermes_queue_wait_time_seconds"]
+    (family,) = [
+        f
+        for f in text_string_to_metric_families(page.decode())
+        if f.name == "hermes_queue_wait_time_seconds"
+    ]
     assert family.type == "histogram"
     for replica, count in (("a", 2), ("b", 3)):
         mine = [sample for sample in family.samples if sample.labels["replica"] == replica]
@@ -70,17 +77,24 @@ def test_histograms_stay_whole() -> None:
 
 
 def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:
-    page = merge_pages({"a": worked(1).page(), "b": worked(1).page()}, queue_gauges({"batch": (1, 2, 3, 4.5)}))
-    queue = {key: value for key, value in samples(page).items() if key[0].startswith("hermes_queue_")
-             and "_wait_" not in key[0]}  # fmt: skip
+    page = merge_pages(
+        {"a": worked(1).page(), "b": worked(1).page()}, queue_gauges({"batch": (1, 2, 3, 4.5)})
+    )
+    queue = {
+        key: value
+        for key, value in samples(page).items()
+        if key[0].startswith("hermes_queue_") and "_wait_" not in key[0]
+    }
     label = (("class", "batch"),)
     assert queue == {
-        ("hermes_queue_depth", label): 1, ("hermes_queue_claimed", label): 2,
-        ("hermes_queue_limit", label): 3, ("hermes_queue_oldest_age_seconds", label): 4.5,
-    }  # fmt: skip
+        ("hermes_queue_depth", label): 1,
+        ("hermes_queue_claimed", label): 2,
+        ("hermes_queue_limit", label): 3,
+        ("hermes_queue_oldest_age_seconds", label): 4.5,
+    }
 
 
-def test_a_page_of_nobody_is_empty() -> None:
+def test_a_merge_of_no_pages_is_empty() -> None:
     assert merge_pages({}) == b""
 
 
@@ -88,14 +102,14 @@ def test_a_page_of_nobody_is_empty() -> None:
 def test_every_reason_can_be_counted(reason: Reason) -> None:
     telemetry = Telemetry()
     telemetry.refused(reason)
-    telemetry.ended("batch", "failed", reason)
+    telemetry.ended("batch", State.FAILED, reason)
     found = samples(telemetry.page())
     assert found["hermes_requests_refused_total", (("reason", reason.value),)] == 1
     labels = (("class", "batch"), ("reason", reason.value), ("state", "failed"))
     assert found["hermes_requests_ended_total", labels] == 1
 
 
-def test_a_retry_is_told_from_a_first_attempt() -> None:
+def test_retries_and_first_attempts_are_counted_apart() -> None:
     telemetry = Telemetry()
     for epoch in (1, 2, 3):
         telemetry.attempted(epoch)
@@ -106,4 +120,6 @@ def test_a_retry_is_told_from_a_first_attempt() -> None:
 
 def test_two_processes_in_one_do_not_share_their_counts() -> None:
     worked(3)
-    assert ("hermes_requests_admitted_total", (("class", "standard"),)) not in samples(Telemetry().page())
+    assert ("hermes_requests_admitted_total", (("class", "standard"),)) not in samples(
+        Telemetry().page()
+    )

@@ -1,4 +1,4 @@
-"""What is refused before any engine sees it, in which words; and what must pass."""
+"""What is refused before any engine sees it, with which messages, and what must be accepted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import Reason, RequestRefused
-from serve_app.ingress.validation import INFERENCE_PATHS, check_content_type, check_headers, parse
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.headers import check_content_type, check_headers
 
 MODEL = "hermes-tiny"
 CHAT = "/v1/chat/completions"
@@ -29,10 +31,31 @@ def chat(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", INFERENCE_PATHS)
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b'{"model": "hermes-tiny",}', b"\xff\xfe", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 10_000, b"{} {}",
-     b'{"a": 1e999}', b'{"a": ' + b"9" * 10_000 + b"}"],
-    ids=["empty", "cut", "comma", "not-utf-8", "nan", "surrogate", "nested", "two", "infinite", "ten-thousand-digits"],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b'{"model": "hermes-tiny",}',
+        b"\xff\xfe",
+        b'{"a": NaN}',
+        b'{"a": "\\ud800"}',
+        b"[" * 10_000,
+        b"{} {}",
+        b'{"a": 1e999}',
+        b'{"a": ' + b"9" * 10_000 + b"}",
+    ],
+    ids=[
+        "empty",
+        "cut",
+        "comma",
+        "not-utf-8",
+        "nan",
+        "surrogate",
+        "nested",
+        "two",
+        "infinite",
+        "ten-thousand-digits",
+    ],
+)
 def test_malformed_json_is_refused_as_such(path: str, body: bytes) -> None:
     error = refused(path, body)
     assert (error.reason, error.status) == (Reason.MALFORMED_JSON, 400)
@@ -63,7 +86,10 @@ def test_a_missing_model_is_asked_for(body: dict[str, Any]) -> None:
 def test_empty_messages_are_refused_in_openais_words() -> None:
     error = refused(CHAT, chat(messages=[]))
     assert (error.status, error.param) == (400, "messages")
-    assert error.message == "Invalid 'messages': empty array. Expected an array with at least one element."
+    assert (
+        error.message
+        == "Invalid 'messages': empty array. Expected an array with at least one element."
+    )
 
 
 def test_missing_messages_are_named() -> None:
@@ -132,40 +158,116 @@ def test_other_endpoints_name_their_own_fields(path: str, body: dict[str, Any], 
 
 TOOL = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
 }
-CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+}
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         (CHAT, {"messages": HELLO}),
-        (CHAT, {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}),
-        (CHAT, {"messages": HELLO, "stream": None, "temperature": None, "max_tokens": None, "tools": None, "n": None,
-                "seed": None, "stop": None, "user": None, "logprobs": None, "service_tier": None}),
-        (CHAT, {"messages": [{"role": "system", "content": "be kind"}, *HELLO,
-                             {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                             {"role": "tool", "tool_call_id": "call_1", "content": "rain"}],
-                "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}),
-        (CHAT, {"messages": [{"role": "user", "name": "ada", "content": [
-            {"type": "text", "text": "what is this?"},
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8=", "detail": "low"}}]}]}),
-        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}], "logprobs": True, "top_logprobs": 3,
-                "logit_bias": {"50256": -100}, "response_format": {"type": "json_object"}, "metadata": {"a": "b"},
-                "reasoning_effort": "low", "stop": ["\n", "END"], "top_k": 5, "unknown_extra": {"x": 1}}),
+        (
+            CHAT,
+            {
+                "messages": HELLO,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "temperature": 0,
+            },
+        ),
+        (
+            CHAT,
+            {
+                "messages": HELLO,
+                "stream": None,
+                "temperature": None,
+                "max_tokens": None,
+                "tools": None,
+                "n": None,
+                "seed": None,
+                "stop": None,
+                "user": None,
+                "logprobs": None,
+                "service_tier": None,
+            },
+        ),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {"role": "system", "content": "be kind"},
+                    *HELLO,
+                    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+                ],
+                "tools": [TOOL],
+                "tool_choice": "auto",
+                "parallel_tool_calls": False,
+            },
+        ),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "name": "ada",
+                        "content": [
+                            {"type": "text", "text": "what is this?"},
+                            {
+                                "type": "image_url",
+                                "image_url": {
+                                    "url": "data:image/png;base64,aGVsbG8=",
+                                    "detail": "low",
+                                },
+                            },
+                        ],
+                    }
+                ]
+            },
+        ),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "assistant", "tool_calls": [CALL]}],
+                "logprobs": True,
+                "top_logprobs": 3,
+                "logit_bias": {"50256": -100},
+                "response_format": {"type": "json_object"},
+                "metadata": {"a": "b"},
+                "reasoning_effort": "low",
+                "stop": ["\n", "END"],
+                "top_k": 5,
+                "unknown_extra": {"x": 1},
+            },
+        ),
         ("/v1/completions", {"prompt": "once"}),
         ("/v1/completions", {"prompt": "", "max_tokens": 0, "logprobs": 5, "echo": True}),
         ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
         ("/v1/completions", {"prompt": [1, 2, 3]}),
         ("/v1/completions", {"prompt": [[1, 2], [3]]}),
         ("/v1/responses", {"input": "hello", "instructions": "be kind", "store": False}),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
-                           "max_output_tokens": 16, "stream": True, "previous_response_id": None}),
+        (
+            "/v1/responses",
+            {
+                "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+                "max_output_tokens": 16,
+                "stream": True,
+                "previous_response_id": None,
+            },
+        ),
         ("/v1/embeddings", {"input": ["a"], "encoding_format": "float"}),
         ("/tokenize", {"prompt": "hello"}),
     ],
-)  # fmt: skip
+)
 def test_what_the_openai_sdk_sends_passes_unchanged(path: str, body: dict[str, Any]) -> None:
     whole = {"model": MODEL, **body}
     assert parse(path, json.dumps(whole).encode(), MODEL) == whole
@@ -175,12 +277,16 @@ def test_tokenize_needs_no_model() -> None:
     assert parse("/tokenize", b'{"prompt": "hello"}', MODEL) == {"prompt": "hello"}
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"]
+)
 def test_json_content_types_pass(kind: str) -> None:
     check_content_type(kind)
 
 
-@pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x", "application/jsonp"])
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "multipart/form-data; boundary=x", "application/jsonp"]
+)
 def test_other_content_types_are_refused(kind: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         check_content_type(kind)

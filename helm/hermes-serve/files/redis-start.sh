@@ -1,25 +1,45 @@
 #!/bin/sh
-# Writes Redis's users from the Secret's passwords, as hashes, and becomes redis-server.
+# Writes Redis's users, runs redis-server, and starts it again when a signal has killed it.
+#
+# The kubelet would start it again, too, but waits longer after each time: 10 s, 20 s, 40 s, up to 5 min. Here it is back at
+# once. What ends by itself is not started again: a configuration error, a full disk and SHUTDOWN are the kubelet's, which
+# reports them. So is a Redis that is killed again and again soon after its start.
+#
+# The OOM killer: on nodes with cgroup v2 (Kubernetes 1.28 and newer) it kills every process of the container, this script
+# included, and the kubelet starts the container again (OOMKilled). On cgroup v1 it kills redis-server alone, as here.
+# A child that rewrites the append-only file ends within a second after its parent; it writes to a temporary file only. Redis
+# never removes that file, and each may be as large as all data: this script does.
 set -eu
-umask 077
-: "${HERMES_NAMESPACE:?}" "${HERMES_PASSWORD:?}" "${RAY_PASSWORD:?}"
+SHORT_S=60  # a Redis that lived for less than this
+SHORT_LIVES=5  # so many times in succession is left to the kubelet and its back-off
 
-hash() { printf %s "$1" | sha256sum | cut -d ' ' -f 1; }
+pid=
+stopping=
+stop() {
+    stopping=yes
+    [ -n "$pid" ] || return 0
+    while kill -TERM "$pid" 2>/dev/null; do sleep 1; done &  # a Redis that begins may lose the first
+}
+trap stop TERM INT
 
-{
-    # Nobody can log in as `default`. It may do everything all the same: a Redis before 8.4 replays the transactions of its
-    # append-only file as this user, and drops what it may not do.
-    echo "user default off +@all ~* &*"
-    # The service: its namespace's keys and channels.
-    echo "user hermes on #$(hash "$HERMES_PASSWORD") ~$HERMES_NAMESPACE:* resetchannels &$HERMES_NAMESPACE:* -@all +@connection +@stream +@sortedset +@string +@hash +@keyspace +@pubsub +@transaction +@scripting +time -@admin -@dangerous -scan -randomkey +info"
-    # Ray's GCS: its own prefix, and the key DUMMY, by which it finds out whether this is a cluster. KEYS, which shows the
-    # names of all keys, is for KubeRay's job that cleans up after a deleted cluster.
-    echo "user ray on #$(hash "$RAY_PASSWORD") ~RAY* ~DUMMY resetchannels +@all -@admin -@dangerous -scan -randomkey +info +keys"
-    # Probes: whether Redis answers, and nothing else.
-    echo "user probe on nopass resetchannels +ping"
-    if [ -n "${METRICS_PASSWORD:-}" ]; then
-        echo "user metrics on #$(hash "$METRICS_PASSWORD") resetchannels +ping +info +slowlog|get +slowlog|len +latency|latest +client|setname"
+sh "$(dirname "$0")/users.sh"
+short=0
+while [ -z "$stopping" ]; do
+    rm -f /data/temp-rewriteaof-*.aof
+    began=$(date +%s)
+    redis-server /etc/redis/redis.conf &
+    pid=$!
+    [ -z "$stopping" ] || stop  # the signal came between the two lines
+    while :; do  # a signal to this script interrupts `wait`
+        wait "$pid" && status=0 || status=$?
+        kill -0 "$pid" 2>/dev/null || break
+    done
+    [ -z "$stopping" ] || exit "$status"
+    [ "$status" -gt 128 ] || exit "$status"
+    if [ $(($(date +%s) - began)) -lt "$SHORT_S" ]; then short=$((short + 1)); else short=0; fi
+    if [ "$short" -ge "$SHORT_LIVES" ]; then
+        echo "redis-server was killed $short times, each time less than $SHORT_S s after its start: leaving it to the kubelet" >&2
+        exit "$status"
     fi
-} > /run/redis/users.acl
-
-exec redis-server /etc/redis/redis.conf
+    echo "redis-server was killed by signal $((status - 128)): starting it again" >&2
+done

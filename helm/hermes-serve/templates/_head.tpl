@@ -1,13 +1,8 @@
-{{/* The head: Ray's GCS, its dashboard, Serve's controller. With autoscaling KubeRay puts the autoscaler beside it,
-     and the token for the Kubernetes API is mounted there alone: Ray runs whatever code it is sent. */}}
+{{/* The head: Ray's GCS, its dashboard, Serve's controller. With autoscaling, KubeRay adds the autoscaler's container.
+     Only that container mounts the token for the Kubernetes API, because Ray runs any code that it is sent. */}}
 {{- define "hermes.headTemplate" -}}
 {{- $pod := dict "root" . "component" "head" "group" .Values.head -}}
-{{- $scheduling := deepCopy .Values.head.scheduling -}}
-{{- /* There is one head: Kubernetes would leave it on a dead node for five minutes. */}}
-{{- range list "unreachable" "not-ready" }}
-{{- $toleration := dict "key" (print "node.kubernetes.io/" .) "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30 }}
-{{- $_ := set $scheduling "tolerations" (append ($scheduling.tolerations | default list) $toleration) }}
-{{- end -}}
+{{- $scheduling := include "hermes.soonElsewhere" .Values.head.scheduling | fromYaml -}}
 metadata:
   labels:
     {{- include "hermes.component" (list . "head") | nindent 4 }}
@@ -19,9 +14,14 @@ spec:
   serviceAccountName: {{ .Release.Name }}-head
   automountServiceAccountToken: false
   enableServiceLinks: false
+  # Serve's and Ray's state is in Redis and no client is connected, so there is nothing to wait for. A new head starts only
+  # when this one has gone.
+  terminationGracePeriodSeconds: 10
   {{- include "hermes.pullSecrets" . | nindent 2 }}
   {{- include "hermes.podSecurity" 10001 | nindent 2 }}
   {{- include "hermes.scheduling" $scheduling | nindent 2 }}
+  initContainers:
+    {{- include "hermes.checkRedis" $pod | nindent 4 }}
   containers:
     - name: ray-head
       image: {{ include "hermes.rayImage" . }}
@@ -29,7 +29,7 @@ spec:
       {{- include "hermes.containerSecurity" . | nindent 6 }}
       env:
         {{- include "hermes.rayEnvironment" $pod | nindent 8 }}
-      ports: # KubeRay makes Services of them, by these names
+      ports: # KubeRay creates Services for them by these names
         - name: gcs-server
           containerPort: 6379
         - name: dashboard
@@ -56,7 +56,7 @@ spec:
   volumes:
     {{- include "hermes.rayVolumes" $pod | nindent 4 }}
     {{- if .Values.settings.workers.autoscaling }}
-    - name: kubernetes-api # what Kubernetes itself would mount into every container
+    - name: kubernetes-api # what Kubernetes would otherwise mount into every container
       projected:
         sources:
           - serviceAccountToken:

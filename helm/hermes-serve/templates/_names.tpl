@@ -1,4 +1,4 @@
-{{/* Names, labels, images. Labels of Ray pods hold no chart version: a change there would start a new Ray cluster. */}}
+{{/* Names, labels, images. Labels of Ray pods do not contain the chart's version, because a changed label would start a new Ray cluster. */}}
 
 {{- define "hermes.selector" -}}
 app.kubernetes.io/part-of: hermes-serve
@@ -24,7 +24,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ regexFind "[0-9]+$" $url.host | default (ternary "443" "80" (eq $url.scheme "https")) }}
 {{- end }}
 
-{{/* An image reference: (list image defaultTag). A digest takes the place of the tag. */}}
+{{/* An image reference: (list image defaultTag). A digest replaces the tag. */}}
 {{- define "hermes.image" -}}
 {{- $image := index . 0 -}}
 {{- if $image.digest -}}
@@ -47,7 +47,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* What ingresses and HAProxy must wait for: the longest request, and some. */}}
+{{/* How long ingresses and HAProxy must wait for streams, in seconds: the longest request plus a margin. */}}
 {{- define "hermes.longestSeconds" -}}
 {{ add (.Values.settings.ingress.max_request_timeout_s | ceil | int64) 100 }}
 {{- end }}

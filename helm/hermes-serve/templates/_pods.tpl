@@ -62,3 +62,14 @@ priorityClassName: {{ . }}
 runtimeClassName: {{ . }}
 {{- end }}
 {{- end }}
+
+{{/* `scheduling` of a pod of which there is only one (the head, Redis): by default Kubernetes would leave it on a dead node
+     for five minutes. */}}
+{{- define "hermes.soonElsewhere" -}}
+{{- $scheduling := deepCopy (. | default dict) -}}
+{{- range list "unreachable" "not-ready" }}
+{{- $toleration := dict "key" (print "node.kubernetes.io/" .) "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30 }}
+{{- $_ := set $scheduling "tolerations" (append ($scheduling.tolerations | default list) $toleration) }}
+{{- end -}}
+{{ toYaml $scheduling }}
+{{- end }}

@@ -4,12 +4,12 @@
 {{- if .Values.weights.create -}}{{ .Release.Name }}-weights{{- else -}}{{ .Values.weights.existingClaim }}{{- end -}}
 {{- end }}
 
-{{/* The key of the certificates by which an external Redis is trusted, if it has its own. */}}
+{{/* The name, in the Secret, of the CA certificates for an external Redis; empty if there are none. */}}
 {{- define "hermes.redisCa" -}}
 {{- if .Values.redis.external.enabled }}{{ .Values.redis.external.caKey }}{{ end -}}
 {{- end }}
 
-{{/* Where the hub's files are kept: with the weights where those can be written, so that pods share them. */}}
+{{/* The directory of the hub's cache: on the volume of the weights if it is writable, so that pods share the files. */}}
 {{- define "hermes.hubHome" -}}
 {{- if and (include "hermes.weightsClaim" .) (not .Values.weights.readOnly) -}}
 {{ .Values.weights.mountPath }}/.huggingface
@@ -18,18 +18,25 @@
 {{- end -}}
 {{- end }}
 
-{{/* Requests travel through the journal: nearly all of the shared memory is for tensor-parallel ranks. */}}
-{{- define "hermes.objectStore" -}}
+{{/* Options of `ray start` for every pod.
+     Requests do not pass through Ray's object store, so nearly all shared memory is left to tensor-parallel ranks.
+     Without these two ports, a raylet waits until its agents have chosen some. They are Python, and slow to start on a busy
+     node: the raylet gives up after 15 s, and `ray start` after 30. (KubeRay and Ray choose the agents' other two ports.) Linux
+     gives no connection these two, which would end the agent and with it the raylet: they are below 32768. Ray's workers have
+     those to 19999, and Serve's replicas those from 30000 on. */}}
+{{- define "hermes.rayStartParams" -}}
 object-store-memory: "268435456"
+dashboard-agent-grpc-port: "25366"
+runtime-env-agent-port: "25367"
 {{- end }}
 
-{{/* What Ray Serve reads before it starts; scripts/local/ray_cluster.py says why. `env` comes last and may replace it. */}}
+{{/* Variables that Ray Serve reads before it starts; scripts/local/ray_cluster.py says why. Values in `env` override them. */}}
 {{- define "hermes.fixedEnvironment" -}}
 RAY_SERVE_ENABLE_HA_PROXY: "1"
 RAY_SERVE_ENABLE_DIRECT_INGRESS: "1"
 RAY_SERVE_THROUGHPUT_OPTIMIZED: "1"
 RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE: "1"
-# A reload of HAProxy cuts streams after this long.
+# A reload of HAProxy disconnects streams after this time.
 RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S: {{ include "hermes.longestSeconds" . | quote }}
 RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S: {{ include "hermes.longestSeconds" . | quote }}
 RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER: 1s
@@ -39,6 +46,9 @@ RAY_SERVE_HAPROXY_SOCKET_PATH: /run/haproxy/admin.sock
 RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH: /run/haproxy/metrics.sock
 RAY_SERVE_HAPROXY_SERVER_STATE_BASE: /run/haproxy
 RAY_SERVE_HAPROXY_SERVER_STATE_FILE: /run/haproxy/server-state
+# How long a raylet waits for its agents once it has started; then it ends itself. The default of 30 s is too short where
+# several pods start on one busy node.
+RAY_agent_register_timeout_ms: "120000"
 RAY_DEDUP_LOGS: "0"
 RAY_USAGE_STATS_ENABLED: "0"
 VLLM_NO_USAGE_STATS: "1"
@@ -46,7 +56,7 @@ HF_HOME: {{ include "hermes.hubHome" . }}
 HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
 {{- end }}
 
-{{/* What differs from pod to pod. */}}
+{{/* Variables that differ from pod to pod. */}}
 {{- define "hermes.ownEnvironment" -}}
 {{- $ := .root -}}
 {{- if eq .component "head" }}
@@ -57,28 +67,37 @@ RAY_REDIS_CA_CERT: /etc/hermes/redis/ca.crt
 {{- else }}
 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S: {{ $.Values.drainSeconds | quote }}
 {{- if $.Values.gcsFaultTolerance.enabled }}
-# A head whose machine has died may be long in coming back.
+# A head whose machine has died may take long to come back.
 RAY_gcs_rpc_server_reconnect_timeout_s: "3600"
 {{- end }}
 {{- end }}
 {{- if not .gpus }}
-NVIDIA_VISIBLE_DEVICES: void # Ray counts every GPU it sees, and some runtimes show all of a node
-VLLM_TARGET_DEVICE: cpu # Serve checks the settings on the head, and vLLM reads no arguments where it finds no device
+NVIDIA_VISIBLE_DEVICES: void # Ray counts every GPU that it sees, and some runtimes show all GPUs of the node
+VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM cannot parse its arguments without a device
 {{- end }}
 {{- end }}
 
-{{- define "hermes.rayEnvironment" -}}
-{{- $own := include "hermes.ownEnvironment" . | fromYaml -}}
-{{- $component := .component -}}
-{{- with .root -}}
+{{/* The URL of the service's Redis, with its password. */}}
+{{- define "hermes.redisUrl" }}
 {{- if .Values.redis.internal.enabled }}
 - name: HERMES_REDIS_PASSWORD
   valueFrom:
     secretKeyRef:
       name: {{ .Values.redis.internal.existingSecret }}
       key: {{ .Values.redis.internal.passwordKey }}
-- name: HERMES_REDIS_URL # Kubernetes puts the password in, when the container starts
+- name: HERMES_REDIS_URL # Kubernetes inserts the password when the container starts
   value: redis://hermes:$(HERMES_REDIS_PASSWORD)@{{ .Release.Name }}-redis:6379/0
+{{- else if .Values.redis.ha.enabled }}
+{{- $ha := .Values.redis.ha }}
+{{- range $name, $key := dict "HERMES_REDIS_PASSWORD" $ha.passwordKey "HERMES_SENTINEL_PASSWORD" $ha.sentinelPasswordKey }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $ha.existingSecret }}
+      key: {{ $key }}
+{{- end }}
+- name: HERMES_REDIS_URL
+  value: redis+sentinel://hermes:$(HERMES_REDIS_PASSWORD)@{{ include "hermes.sentinels" $ha }}/{{ $ha.primary }}/0?sentinel_password=$(HERMES_SENTINEL_PASSWORD)
 {{- else }}
 - name: HERMES_REDIS_URL
   valueFrom:
@@ -86,6 +105,13 @@ VLLM_TARGET_DEVICE: cpu # Serve checks the settings on the head, and vLLM reads 
       name: {{ .Values.redis.external.existingSecret }}
       key: {{ .Values.redis.external.urlKey }}
 {{- end }}
+{{- end }}
+
+{{- define "hermes.rayEnvironment" -}}
+{{- $own := include "hermes.ownEnvironment" . | fromYaml -}}
+{{- $component := .component -}}
+{{- with .root -}}
+{{- include "hermes.redisUrl" . }}
 {{- if and (eq $component "engine") .Values.hub.existingSecret }}
 - name: HF_TOKEN
   valueFrom:
@@ -100,7 +126,16 @@ VLLM_TARGET_DEVICE: cpu # Serve checks the settings on the head, and vLLM reads 
 {{- end }}
 {{- end }}
 
-{{/* The root file system is read-only; all that is written goes here. Only engines read weights, only ingresses keys. */}}
+{{/* The addresses of the Sentinels of redis.ha: of each pod, the Service that has its name and a fixed address. */}}
+{{- define "hermes.sentinels" -}}
+{{- $sentinels := list -}}
+{{- range $i := until (int .replicas) }}
+{{- $sentinels = append $sentinels (printf "%s-announce-%d:26379" $.name $i) }}
+{{- end -}}
+{{ join "," $sentinels }}
+{{- end }}
+
+{{/* The root file system is read-only, so everything is written to these mounts. Only engines mount weights, only ingresses API keys. */}}
 {{- define "hermes.rayMounts" -}}
 {{- $ := .root -}}
 - name: tmp
@@ -164,7 +199,7 @@ VLLM_TARGET_DEVICE: cpu # Serve checks the settings on the head, and vLLM reads 
 {{- end }}
 {{- end }}
 
-{{/* With probes of its own a container gets none from KubeRay, which would need wget in the image. */}}
+{{/* A container with its own probes gets none from KubeRay; KubeRay's probes need wget in the image. */}}
 {{- define "hermes.rayletProbes" -}}
 startupProbe:
   httpGet: {path: /api/local_raylet_healthz, port: agent}
@@ -178,7 +213,7 @@ livenessProbe:
   failureThreshold: 12
 {{- end }}
 
-{{/* Of one page for each process, from settings.telemetry.process_port on: (list $ count) */}}
+{{/* The ports of the processes' metrics pages, from settings.telemetry.process_port on: (list $ count) */}}
 {{- define "hermes.pagePorts" -}}
 {{- $ := index . 0 -}}
 {{- if and $.Values.monitoring.podMonitors (eq $.Values.monitoring.mode "pods") }}
@@ -189,7 +224,7 @@ livenessProbe:
 {{- end }}
 {{- end }}
 
-{{/* The one container of a worker pod, with what is around it:
+{{/* The template of a worker pod, which has one container:
      (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1 "pages" 1) */}}
 {{- define "hermes.workerTemplate" -}}
 {{- $ := .root -}}
@@ -197,7 +232,7 @@ metadata:
   labels:
     {{- include "hermes.component" (list $ .component) | nindent 4 }}
   annotations:
-    # KubeRay starts a new cluster for what stands in a pod, and never for a count alone.
+    # KubeRay starts a new cluster when the pod template changes, but never when only a count changes.
     hermes-serve/pods: {{ .pods | quote }}
     {{- with $.Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
@@ -210,6 +245,8 @@ spec:
   {{- include "hermes.pullSecrets" $ | nindent 2 }}
   {{- include "hermes.podSecurity" 10001 | nindent 2 }}
   {{- include "hermes.scheduling" .group.scheduling | nindent 2 }}
+  initContainers: # KubeRay adds another after it, which waits for the head
+    {{- include "hermes.checkRedis" . | nindent 4 }}
   containers:
     - name: ray-worker
       image: {{ include "hermes.rayImage" $ }}
@@ -227,7 +264,7 @@ spec:
         {{- include "hermes.pagePorts" (list $ .pages) | nindent 8 }}
       {{- include "hermes.resources" (dict "root" $ "cpus" .group.cpus "memory" .group.memory "gpus" .gpus) | nindent 6 }}
       {{- include "hermes.rayletProbes" . | nindent 6 }}
-      readinessProbe: # HAProxy is there and knows an ingress: the serve Service sends only to such pods
+      readinessProbe: # HAProxy runs and knows an ingress: the serve Service sends requests only to such pods
         httpGet: {path: /-/healthz, port: serve}
         periodSeconds: 5
         timeoutSeconds: 5

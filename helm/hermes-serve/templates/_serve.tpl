@@ -1,4 +1,4 @@
-{{/* What `serve deploy` would get: the settings, and where the API keys lie. No secret goes through here. */}}
+{{/* The Serve config, as for `serve deploy`: the settings and the path of the API keys. It contains no secrets. */}}
 {{- define "hermes.serveConfig" -}}
 {{- $args := deepCopy .Values.settings -}}
 {{- if .Values.auth.enabled -}}
@@ -7,8 +7,10 @@
 {{- if include "hermes.redisCa" . -}}
 {{- $_ := set $args "redis" (merge (dict "ca_file" "/etc/hermes/redis/ca.crt") ($args.redis | default dict)) -}}
 {{- end -}}
-{{- /* Not on an engine's pod: it would take the CPUs of an engine that has still to come. */}}
+{{- /* Each kind of replica has a resource that only its own pods offer. Otherwise an ingress would take the CPUs of an engine
+       that has not started yet, and, without GPUs, an engine those of an ingress: the last of either would wait for ever. */}}
 {{- $_ := set $args "ingress" (merge (dict "ray_resource" "ingress") ($args.ingress | default dict)) -}}
+{{- $_ := set $args "workers" (merge (dict "ray_resource" "engine") $args.workers) -}}
 proxy_location: EveryNode
 http_options:
   host: 0.0.0.0

@@ -1,4 +1,4 @@
-{{/* What follows from the settings: how many engines a pod holds, and how many pods there are. */}}
+{{/* Sizes that follow from the settings: how many engines a pod holds, and how many pods there are. */}}
 
 {{- define "hermes.gpusPerEngine" -}}
 {{- $workers := .Values.settings.workers -}}
@@ -7,7 +7,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* GPUs decide on GPUs, CPUs on CPUs. */}}
+{{/* Engines per pod: limited by the pod's GPUs on GPUs, and by its CPUs on CPUs. */}}
 {{- define "hermes.enginesPerPod" -}}
 {{- $workers := .Values.settings.workers -}}
 {{- if eq $workers.device "gpu" -}}

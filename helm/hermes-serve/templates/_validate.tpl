@@ -1,6 +1,7 @@
-{{/* What the schema cannot say: every combination that cannot work ends the rendering with one sentence. */}}
+{{/* Checks that the schema cannot express: a combination of values that cannot work ends the rendering with one sentence. */}}
 
 {{- define "hermes.validate" -}}
+{{- include "hermes.validateRunning" . -}}
 {{- include "hermes.validateOwned" . -}}
 {{- include "hermes.validateNames" . -}}
 {{- include "hermes.validateSecrets" . -}}
@@ -11,86 +12,120 @@
 {{- include "hermes.validateMonitoring" . -}}
 {{- end }}
 
-{{- define "hermes.validateNames" -}}
-{{- if gt (len .Release.Name) 47 }}
-{{- fail (printf "the release name %q has %d characters, and KubeRay takes 47 at most: choose a shorter one" .Release.Name (len .Release.Name)) }}
+{{/* What cannot work on top of the RayService that is there. Helm can look only where it talks to a cluster, so `helm template`
+     finds nothing. */}}
+{{- define "hermes.validateRunning" -}}
+{{- if .Capabilities.APIVersions.Has "ray.io/v1/RayService" }}
+{{- with lookup "ray.io/v1" "RayService" .Release.Namespace .Release.Name }}
+{{- if .metadata.deletionTimestamp }} {{- /* Helm would patch it, and report success */}}
+{{- fail (printf "the RayService %q is still being deleted, and what is installed now would go with it: wait for `kubectl wait --for=delete rayservice/%s -n %s --timeout=10m`, then repeat this command" $.Release.Name $.Release.Name $.Release.Namespace) }}
 {{- end }}
-{{- if and .Values.redis.internal.enabled (gt (len .Release.Name) 46) }}
-{{- fail (printf "the release name %q has %d characters, and a Redis beside it leaves 46: Kubernetes adds to the name of a StatefulSet" .Release.Name (len .Release.Name)) }}
+{{- /* With `None`, KubeRay gives the pods that run the new Serve config: engines would wait for a place, and Serve would have
+       ended the old ones. */}}
+{{- if and (eq $.Values.upgrade.type "None") (not (include "hermes.offersEngine" .)) }}
+{{- fail (printf "upgrade.type is None, so the pods of the RayService %q would stay, but they are of an older chart and do not offer the Ray resource 'engine', so no engine of this one could start: set upgrade.type=NewCluster for this upgrade (it needs the GPUs twice), or end the service with `kubectl delete rayservice/%s -n %s` and repeat this command" $.Release.Name $.Release.Name $.Release.Namespace) }}
 {{- end }}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) }}
-{{- fail (printf "the release name %q must begin with a letter and hold only a-z, 0-9 and '-': it becomes the name of a RayService" .Release.Name) }}
-{{- end }}
-{{- if not .Values.image.repository }}
-{{- fail "image.repository is empty: build cluster/docker/gpu.Dockerfile or cpu.Dockerfile, push it, and name it here" }}
-{{- end }}
-{{- range $path, $image := dict "image" .Values.image "redis.internal.image" .Values.redis.internal.image "redis.internal.exporter.image" .Values.redis.internal.exporter.image }}
-{{- if eq $image.tag "latest" }}
-{{- fail (printf "%s.tag is 'latest', which is another image every day: name a version or a digest" $path) }}
 {{- end }}
 {{- end }}
 {{- end }}
 
-{{/* What somebody else sets already, and what must not be set otherwise. */}}
+{{/* Whether a RayService's engine pods have the resource that _serve.tpl asks for; empty if not. */}}
+{{- define "hermes.offersEngine" -}}
+{{- range .spec.rayClusterConfig.workerGroupSpecs }}
+{{- if and (eq .groupName "engines") (contains "engine" (dig "rayStartParams" "resources" "" .)) }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "hermes.validateNames" -}}
+{{- if gt (len .Release.Name) 47 }}
+{{- fail (printf "the release name %q has %d characters, but KubeRay allows at most 47: choose a shorter one" .Release.Name (len .Release.Name)) }}
+{{- end }}
+{{- if and .Values.redis.internal.enabled (gt (len .Release.Name) 46) }}
+{{- fail (printf "the release name %q has %d characters, but with an internal Redis at most 46 are possible, because Kubernetes appends to the name of its StatefulSet: choose a shorter one" .Release.Name (len .Release.Name)) }}
+{{- end }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) }}
+{{- fail (printf "the release name %q must begin with a letter and contain only a-z, 0-9 and '-': it becomes the name of a RayService" .Release.Name) }}
+{{- end }}
+{{- if not .Values.image.repository }}
+{{- fail "image.repository is empty: build cluster/docker/gpu.Dockerfile or cpu.Dockerfile, push the image, and set its name here" }}
+{{- end }}
+{{- range $path, $image := dict "image" .Values.image "redis.internal.image" .Values.redis.internal.image "redis.internal.exporter.image" .Values.redis.internal.exporter.image }}
+{{- if eq $image.tag "latest" }}
+{{- fail (printf "%s.tag is 'latest', which changes over time: set a version or a digest" $path) }}
+{{- end }}
+{{- end }}
+{{- if regexMatch "^v?0[.]1[.][0-9]+([-_].*)?$" .Values.image.tag }}
+{{- fail (printf "image.tag is %s, but the pods of this chart run `hermes check-redis`, which images have from 0.2.0 on: build the image again and set its tag" .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* Values that the chart, KubeRay or another setting already determines. */}}
 {{- define "hermes.validateOwned" -}}
 {{- if hasPrefix "RAY" .Values.settings.namespace }}
-{{- fail (printf "settings.namespace is %q, but what begins with RAY in Redis is Ray's own: choose another" .Values.settings.namespace) }}
+{{- fail (printf "settings.namespace is %q, but keys in Redis that begin with RAY belong to Ray: choose another" .Values.settings.namespace) }}
 {{- end }}
 {{- $owners := dict "model" "model.source" "served_model_name" "model.name" "tensor_parallel_size" "workers.tensor_parallel_size" "max_num_seqs" "workers.max_running_requests" "otlp_traces_endpoint" "telemetry.traces_endpoint" -}}
 {{- range $key, $_ := .Values.settings.engine.args }}
 {{- with get $owners (replace "-" "_" $key) }}
-{{- fail (printf "settings.engine.args.%s is what settings.%s says, to the rest of the service too: set that one" $key .) }}
+{{- fail (printf "settings.engine.args.%s is derived from settings.%s, which the rest of the service uses too: set that instead" $key .) }}
 {{- end }}
 {{- end }}
-{{- range list "HERMES_REDIS_URL" "HERMES_REDIS_PASSWORD" "HF_TOKEN" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN" "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_enable_autoscaler_v2" }}
+{{- range list "HERMES_REDIS_URL" "HERMES_REDIS_PASSWORD" "HERMES_SENTINEL_PASSWORD" "HF_TOKEN" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN" "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_enable_autoscaler_v2" }}
 {{- if hasKey $.Values.env . }}
-{{- fail (printf "env.%s is set by the chart or by KubeRay, from a Secret where it is one: remove it" .) }}
+{{- fail (printf "env.%s is set by the chart or by KubeRay (from a Secret if it is secret): remove it" .) }}
 {{- end }}
 {{- end }}
 {{- if and (hasKey .Values.env "RAY_SERVE_ENABLE_HA_PROXY") (ne .Values.env.RAY_SERVE_ENABLE_HA_PROXY "1") }}
-{{- fail "env.RAY_SERVE_ENABLE_HA_PROXY is not '1': probes, Services and the network policy count on HAProxy; remove it" }}
+{{- fail "env.RAY_SERVE_ENABLE_HA_PROXY is not '1', but probes, Services and the network policy need HAProxy: remove it" }}
 {{- end }}
 {{- end }}
 
 {{- define "hermes.validateSecrets" -}}
 {{- $redis := .Values.redis -}}
 {{- if and .Values.auth.enabled (not .Values.auth.existingSecret) }}
-{{- fail "auth.existingSecret is empty: make a Secret with the keys (docs/kubernetes.md has the line) and name it, or set auth.enabled=false on a network you trust" }}
+{{- fail "auth.existingSecret is empty: create a Secret with the API keys (docs/kubernetes.md shows how) and set its name, or set auth.enabled=false on a network that you trust" }}
 {{- end }}
-{{- if and $redis.internal.enabled $redis.external.enabled }}
-{{- fail "redis.internal.enabled and redis.external.enabled are both true: choose one" }}
+{{- $enabled := list -}}
+{{- range list "internal" "ha" "external" }}
+{{- if (get $redis .).enabled }}{{ $enabled = append $enabled (printf "redis.%s" .) }}{{ end }}
+{{- end -}}
+{{- if ne (len $enabled) 1 }}
+{{- fail (printf "of redis.internal, redis.ha and redis.external exactly one must be enabled, but these are: %s" (join ", " $enabled | default "none")) }}
 {{- end }}
-{{- if not (or $redis.internal.enabled $redis.external.enabled) }}
-{{- fail "redis.internal.enabled and redis.external.enabled are both false: choose one" }}
+{{- if and $redis.ha.enabled (not $redis.ha.existingSecret) }}
+{{- fail "redis.ha.existingSecret is empty: create a Secret with the passwords (docs/kubernetes.md shows how) and set its name" }}
+{{- end }}
+{{- if and $redis.ha.enabled (not $redis.ha.name) }}
+{{- fail "redis.ha.name is empty: set it to the fullnameOverride of helm/redis-ha.yaml" }}
+{{- end }}
+{{- if and $redis.internal.exporter.enabled (not $redis.internal.enabled) }}
+{{- fail "redis.internal.exporter.enabled needs redis.internal: monitor another Redis where it runs (the chart redis-ha has an exporter of its own)" }}
 {{- end }}
 {{- if and $redis.internal.enabled (not $redis.internal.existingSecret) }}
-{{- fail "redis.internal.existingSecret is empty: make a Secret with the passwords (docs/kubernetes.md has the line) and name it" }}
+{{- fail "redis.internal.existingSecret is empty: create a Secret with the passwords (docs/kubernetes.md shows how) and set its name" }}
 {{- end }}
 {{- if $redis.external.enabled }}
 {{- if not $redis.external.existingSecret }}
-{{- fail "redis.external.existingSecret is empty: make a Secret that holds the URL and name it" }}
+{{- fail "redis.external.existingSecret is empty: create a Secret that holds the URL and set its name" }}
 {{- end }}
 {{- if and .Values.gcsFaultTolerance.enabled (not $redis.external.gcsAddress) }}
-{{- fail "redis.external.gcsAddress is empty: name host:port for Ray's GCS, or set gcsFaultTolerance.enabled=false" }}
+{{- fail "redis.external.gcsAddress is empty: set it to host:port for Ray's GCS, or set gcsFaultTolerance.enabled=false" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled (not $redis.external.cidrs) }}
-{{- fail "redis.external.cidrs is empty: the network policy must know where Redis is; name its addresses, or set networkPolicy.enabled=false" }}
+{{- fail "redis.external.cidrs is empty, so the network policy would block Redis: set its addresses, or set networkPolicy.enabled=false" }}
 {{- end }}
 {{- if .Values.gcsFaultTolerance.enabled }}
 {{- $port := regexFind "[0-9]+$" $redis.external.gcsAddress -}}
 {{- if and .Values.networkPolicy.enabled (not (has $port (toStrings $redis.external.ports))) }}
-{{- fail (printf "redis.external.gcsAddress has the port %s, which is not among redis.external.ports: the network policy would stop Ray's GCS" $port) }}
+{{- fail (printf "redis.external.gcsAddress has the port %s, which is not among redis.external.ports: the network policy would block Ray's GCS" $port) }}
 {{- end }}
 {{- if and $redis.external.caKey (not (hasPrefix "rediss://" $redis.external.gcsAddress)) }}
-{{- fail (printf "redis.external.caKey is set, but redis.external.gcsAddress (%s) is not rediss://host:port: Ray's GCS would speak without TLS" $redis.external.gcsAddress) }}
+{{- fail (printf "redis.external.caKey is set, but redis.external.gcsAddress (%s) is not rediss://host:port: Ray's GCS would connect without TLS" $redis.external.gcsAddress) }}
 {{- end }}
-{{- end }}
-{{- if $redis.internal.exporter.enabled }}
-{{- fail "redis.internal.exporter.enabled needs redis.internal: watch an external Redis where it runs" }}
 {{- end }}
 {{- end }}
 {{- if and .Values.hub.existingSecret (not .Values.hub.access) }}
-{{- fail "hub.existingSecret names a token, but hub.access is false: nothing would use it" }}
+{{- fail "hub.existingSecret names a token, but hub.access is false, so nothing would use it: set hub.access=true or remove it" }}
 {{- end }}
 {{- end }}
 
@@ -98,7 +133,7 @@
 {{- $workers := .Values.settings.workers -}}
 {{- $gpu := eq $workers.device "gpu" -}}
 {{- if and $gpu (lt (float64 .Values.engines.gpus) (float64 (include "hermes.gpusPerEngine" .))) }}
-{{- fail (printf "one engine takes %s GPUs (settings.workers.tensor_parallel_size), but a pod has %v (engines.gpus): an engine must fit into one pod" (include "hermes.gpusPerEngine" .) .Values.engines.gpus) }}
+{{- fail (printf "one engine takes %s GPUs (settings.workers.tensor_parallel_size), but a pod has %v (engines.gpus), and an engine must fit into one pod" (include "hermes.gpusPerEngine" .) .Values.engines.gpus) }}
 {{- end }}
 {{- if and (not $gpu) .Values.engines.gpus }}
 {{- fail (printf "engines.gpus is %v, but settings.workers.device is 'cpu': set engines.gpus=0" .Values.engines.gpus) }}
@@ -113,7 +148,7 @@
 {{- fail (printf "%d engines in one pod reserve %v CPUs each (settings.workers.cpus_per_replica), but the pod has %v (engines.cpus)" $engines $workers.cpus_per_replica .Values.engines.cpus) }}
 {{- end }}
 {{- if lt $engines 1 }}
-{{- fail (printf "no engine fits into a pod: it reserves %v CPUs (settings.workers.cpus_per_replica), and the pod has %v (engines.cpus)" $workers.cpus_per_replica .Values.engines.cpus) }}
+{{- fail (printf "no engine fits into a pod: an engine reserves %v CPUs (settings.workers.cpus_per_replica), but the pod has %v (engines.cpus)" $workers.cpus_per_replica .Values.engines.cpus) }}
 {{- end }}
 {{- $ingress := .Values.settings.ingress -}}
 {{- if lt (float64 .Values.ingressPods.cpus) (mulf (include "hermes.ingressesPerPod" . | float64) (float64 $ingress.cpus_per_replica)) }}
@@ -121,8 +156,12 @@
 {{- end }}
 {{- with $ingress.max_replicas_per_node }}
 {{- if lt (mul . $.Values.ingressPods.replicas) (int64 $ingress.replicas) }}
-{{- fail (printf "%v ingresses (settings.ingress.replicas), %v to a pod at most (max_replicas_per_node), do not fit into %v pods (ingressPods.replicas)" $ingress.replicas . $.Values.ingressPods.replicas) }}
+{{- fail (printf "%v ingresses (settings.ingress.replicas), at most %v per pod (max_replicas_per_node), do not fit into %v pods (ingressPods.replicas)" $ingress.replicas . $.Values.ingressPods.replicas) }}
 {{- end }}
+{{- end }}
+{{- $ending := add .Values.drainSeconds 90 -}} {{- /* their grace period (30 more), and KubeRay's job in Redis */ -}}
+{{- if and .Values.uninstall.enabled (lt (int64 .Values.uninstall.timeoutSeconds) (int64 $ending)) }}
+{{- fail (printf "uninstall.timeoutSeconds (%v) is below %v, the time that pods may take to end (drainSeconds + 90): raise it, and run helm uninstall with a longer --timeout, or set uninstall.enabled=false" .Values.uninstall.timeoutSeconds $ending) }}
 {{- end }}
 {{- if gt (float64 $ingress.request_timeout_s) (float64 $ingress.max_request_timeout_s) }}
 {{- fail (printf "settings.ingress.request_timeout_s (%v) is above max_request_timeout_s (%v)" $ingress.request_timeout_s $ingress.max_request_timeout_s) }}
@@ -130,10 +169,10 @@
 {{- $redis := .Values.redis.internal -}}
 {{- $full := include "hermes.mebibytes" $redis.maxmemory | int -}}
 {{- if gt (mul 10 $full) (mul 7 (include "hermes.mebibytes" $redis.memory | int)) }}
-{{- fail (printf "redis.internal.maxmemory (%s) is above 70 %% of redis.internal.memory (%s): rewriting the append-only file takes room besides" $redis.maxmemory $redis.memory) }}
+{{- fail (printf "redis.internal.maxmemory (%s) is above 70 %% of redis.internal.memory (%s): rewriting the append-only file needs additional memory" $redis.maxmemory $redis.memory) }}
 {{- end }}
 {{- if gt (mul 2 $full) (include "hermes.mebibytes" $redis.persistence.size | int) }}
-{{- fail (printf "redis.internal.maxmemory (%s) is above half of redis.internal.persistence.size (%s): the old append-only file and the new one stand there together" $redis.maxmemory $redis.persistence.size) }}
+{{- fail (printf "redis.internal.maxmemory (%s) is above half of redis.internal.persistence.size (%s): a rewrite needs space for the old and the new append-only file" $redis.maxmemory $redis.persistence.size) }}
 {{- end }}
 {{- end }}
 
@@ -141,39 +180,39 @@
 {{- $model := .Values.settings.model -}}
 {{- $weights := .Values.weights -}}
 {{- if not (and $model.name $model.source) }}
-{{- fail "settings.model.name and settings.model.source are needed: what clients call the model, and where it comes from" }}
+{{- fail "settings.model.name and settings.model.source are needed: the name that clients use, and a hub id or a path" }}
 {{- end }}
 {{- if and $weights.create $weights.existingClaim }}
 {{- fail "weights.create and weights.existingClaim are both set: choose one" }}
 {{- end }}
 {{- if hasPrefix "/" $model.source }}
 {{- if not (include "hermes.weightsClaim" .) }}
-{{- fail (printf "settings.model.source is the path %s, but there is no volume: set weights.existingClaim or weights.create" $model.source) }}
+{{- fail (printf "settings.model.source is the path %s, but there is no volume for it: set weights.existingClaim or weights.create" $model.source) }}
 {{- end }}
 {{- if not (hasPrefix (printf "%s/" $weights.mountPath) $model.source) }}
 {{- fail (printf "settings.model.source (%s) is not below weights.mountPath (%s)" $model.source $weights.mountPath) }}
 {{- end }}
 {{- else if and (not (hasPrefix "builtin:" $model.source)) (not .Values.hub.access) }}
 {{- if not (include "hermes.weightsClaim" .) }}
-{{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false and there is no volume: nothing could load it" $model.source) }}
+{{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false and there is no volume, so it cannot be loaded: set hub.access=true or weights.existingClaim" $model.source) }}
 {{- end }}
 {{- if and $weights.readOnly (not (hasKey .Values.env "HF_HOME")) }}
-{{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false: name a path below weights.mountPath, or, for a volume with the hub's own files, env.HF_HOME" $model.source) }}
+{{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false: set a path below weights.mountPath or, if the volume holds the hub's own cache, set env.HF_HOME" $model.source) }}
 {{- end }}
 {{- end }}
 {{- if $weights.create }}
 {{- if $weights.readOnly }}
-{{- fail "weights.create makes an empty volume, and weights.readOnly lets nobody fill it: set weights.readOnly=false" }}
+{{- fail "weights.create makes an empty volume, but weights.readOnly prevents filling it: set weights.readOnly=false" }}
 {{- end }}
 {{- if not (or (has "ReadWriteMany" $weights.accessModes) (has "ReadWriteOnce" $weights.accessModes)) }}
-{{- fail "weights.accessModes has neither ReadWriteMany nor ReadWriteOnce, but engines write to the volume" }}
+{{- fail "weights.accessModes has neither ReadWriteMany nor ReadWriteOnce, but engines must write to the volume" }}
 {{- end }}
 {{- if not (has "ReadWriteMany" $weights.accessModes) }}
 {{- if gt (include "hermes.maxEnginePods" . | int) 1 }}
 {{- fail (printf "weights.accessModes has no ReadWriteMany, but up to %s engine pods share the volume" (include "hermes.maxEnginePods" .)) }}
 {{- end }}
 {{- if eq .Values.upgrade.type "NewCluster" }}
-{{- fail "weights.accessModes has no ReadWriteMany, but a second Ray cluster, on other nodes, takes over at an upgrade: set upgrade.type=None" }}
+{{- fail "weights.accessModes has no ReadWriteMany, but during an upgrade a second Ray cluster on other nodes needs the volume too: set upgrade.type=None" }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -184,47 +223,55 @@
 {{- fail "ingress.enabled and httpRoute.enabled are both true: choose one" }}
 {{- end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
-{{- fail "ingress.host is empty: name the host that clients call" }}
+{{- fail "ingress.host is empty: set the host name that clients call" }}
 {{- end }}
 {{- if .Values.httpRoute.enabled }}
 {{- if not .Values.httpRoute.hosts }}
-{{- fail "httpRoute.hosts is empty: name the hosts that clients call" }}
+{{- fail "httpRoute.hosts is empty: set the host names that clients call" }}
 {{- end }}
 {{- if not .Values.httpRoute.parentRefs }}
-{{- fail "httpRoute.parentRefs is empty: name the Gateway" }}
+{{- fail "httpRoute.parentRefs is empty: set the Gateway" }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "hermes.validateNetwork" -}}
+{{- range list "dnsPorts" "apiServerPorts" }}
+{{- if and $.Values.networkPolicy.enabled (not (get $.Values.networkPolicy .)) }} {{- /* a rule without ports opens all of them */}}
+{{- fail (printf "networkPolicy.%s is missing, which --reuse-values does to what a newer chart has added: use --reset-then-reuse-values" .) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.networkPolicy.enabled (or .Values.ingress.enabled .Values.httpRoute.enabled) (not .Values.networkPolicy.servingFrom) }}
-{{- fail "networkPolicy.servingFrom is empty, so only this namespace may call: name the peers of your ingress controller or Gateway" }}
+{{- fail "networkPolicy.servingFrom is empty, so only this namespace can reach the service: set the peers of your ingress controller or Gateway" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.settings.workers.autoscaling (not .Values.networkPolicy.apiServerCidrs) }}
-{{- fail "networkPolicy.apiServerCidrs is empty, so the autoscaler (settings.workers.autoscaling) could not ask for pods: name the addresses of the Kubernetes API" }}
+{{- fail "networkPolicy.apiServerCidrs is empty, so the autoscaler (settings.workers.autoscaling) could not request pods: set the addresses of the Kubernetes API" }}
+{{- end }}
+{{- if and .Values.networkPolicy.enabled .Values.uninstall.enabled (not .Values.networkPolicy.apiServerCidrs) }}
+{{- fail "networkPolicy.apiServerCidrs is empty, so the job of helm uninstall could not delete the RayService: set the addresses of the Kubernetes API, or set uninstall.enabled=false" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.hub.access (not .Values.networkPolicy.hubCidrs) }}
-{{- fail "networkPolicy.hubCidrs is empty, so nothing could be fetched, though hub.access is true: name the addresses of the hub" }}
+{{- fail "networkPolicy.hubCidrs is empty, so engines could not download anything although hub.access is true: set the addresses of the hub" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.settings.telemetry.traces_endpoint (not .Values.networkPolicy.tracesTo) }}
-{{- fail "networkPolicy.tracesTo is empty, so no trace would reach settings.telemetry.traces_endpoint: name the collector's peers" }}
+{{- fail "networkPolicy.tracesTo is empty, so no trace would reach settings.telemetry.traces_endpoint: set the collector's peers" }}
 {{- end }}
 {{- end }}
 
 {{- define "hermes.validateMonitoring" -}}
 {{- $port := int .Values.settings.telemetry.process_port -}}
 {{- if and .Values.monitoring.podMonitors (eq .Values.monitoring.mode "pods") (eq $port 0) }}
-{{- fail "monitoring.mode=pods needs settings.telemetry.process_port: the first port of the pages" }}
+{{- fail "monitoring.mode=pods needs settings.telemetry.process_port, the first port of the metrics pages: set it, for example to 9200" }}
 {{- end }}
 {{- if $port }}
-{{- range list 6379 8000 8080 8265 8404 8500 9101 10001 44217 44227 52365 }}
+{{- range list 6379 8000 8080 8265 8404 8500 9101 10001 44217 44227 52365 25366 25367 }}
 {{- if and (le $port .) (lt . (add $port 64)) }}
-{{- fail (printf "settings.telemetry.process_port (%d) and the 63 ports above it meet port %d of Ray or HAProxy: choose another, such as 9200" $port .) }}
+{{- fail (printf "settings.telemetry.process_port (%d) and the 63 ports above it overlap port %d of Ray or HAProxy: choose another, such as 9200" $port .) }}
 {{- end }}
 {{- end }}
 {{- range list (list 10002 19999) (list 30000 31000) }}
 {{- if and (le $port (last .)) (lt (first .) (add $port 64)) }}
-{{- fail (printf "settings.telemetry.process_port (%d) and the 63 ports above it meet ports %d to %d, of Ray's workers or Serve's replicas: choose another, such as 9200" $port (first .) (last .)) }}
+{{- fail (printf "settings.telemetry.process_port (%d) and the 63 ports above it overlap ports %d to %d of Ray's workers or Serve's replicas: choose another, such as 9200" $port (first .) (last .)) }}
 {{- end }}
 {{- end }}
 {{- end }}

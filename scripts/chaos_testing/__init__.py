@@ -1,0 +1,7 @@
+"""The implementation of `scripts/chaos`: mixed traffic on a real service while its processes are
+killed, and a complete count of the results.
+
+In the order of a run: `options` → `parts` (which process is which) → `faults` (what is done to
+them) → `traffic` (strict clients that reconnect) → `account` (lost, duplicated, corrupted; recovery
+times) → `__main__`. `kubernetes` does the same to a release of the Helm chart in a cluster.
+"""

@@ -1,0 +1,340 @@
+"""`scripts/chaos`: start a service, put load on it, kill its processes at random, count, and stop
+what was started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+
+from scripts.chaos_testing import failover
+from scripts.chaos_testing.account import Account, Strike, as_json, settle, table
+from scripts.chaos_testing.faults import FAULTS, LASTING, REAL, SIMULATED, choose
+from scripts.chaos_testing.kubernetes.command import main as kubernetes
+from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.prompts import PROMPTS
+from scripts.chaos_testing.records import look_up
+from scripts.chaos_testing.traffic import Client, End, Told, keep_busy
+from scripts.chaos_testing.watchdog import Watchdog
+from scripts.local import ports, processes, redis_server, service, surroundings
+from scripts.local.environment import ROOT
+
+_LOOK_UPS = 32
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos",
+        description="Run mixed traffic on a real service (Ray Serve, Redis, HAProxy) while its "
+        "processes are killed at random. Prints the outcome of the requests; exits "
+        "with 1 if one was lost, duplicated or corrupted. With --kubernetes it breaks a release in "
+        "your own cluster instead: see scripts/chaos --kubernetes --help. `scripts/chaos failover` "
+        "kills the primary of three Redis with Sentinel: see scripts/chaos failover --help.",
+    )
+    parser.add_argument("--minutes", type=float, help="how long to inject faults (3)")
+    parser.add_argument(
+        "--engine",
+        choices=("simulated", "vllm"),
+        default="simulated",
+        help="`simulated` needs no model",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of traffic and faults (0)")
+    parser.add_argument("--users", type=int, help="concurrent users (24; vllm: 6)")
+    parser.add_argument(
+        "--every-s", type=float, help="mean time between faults (7; vllm: 20; with --strikes: 3)"
+    )
+    parser.add_argument("--tokens", help="tokens of a response, from,to (20,300; vllm: 16,120)")
+    parser.add_argument(
+        "--faults", help=f"only these faults, separated by commas: {', '.join(FAULTS)}"
+    )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="inject each fault only after the service has recovered completely, to measure the "
+        "recovery time of each kind",
+    )
+    parser.add_argument(
+        "--strikes",
+        type=int,
+        metavar="N",
+        help="like --apart, and stop after N faults, each with streams in flight; --minutes (5 "
+        "per fault) is the limit",
+    )
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument(
+        "--logs", type=Path, help="copy the logs of the service's processes to this folder"
+    )
+    parser.add_argument(
+        "--without-fencing",
+        action="store_true",
+        help="turn off the journal's fencing, to check that this command can fail (it must then "
+        "report damage)",
+    )
+    options = parser.parse_args(arguments)
+    real = options.engine == "vllm"
+    options.users = options.users or (6 if real else 24)
+    options.tokens = tuple(
+        map(int, (options.tokens or ("16,120" if real else "20,300")).split(","))
+    )
+    options.every_s = options.every_s or (3.0 if options.strikes else 20.0 if real else 7.0)
+    options.apart = options.apart or bool(options.strikes)
+    options.minutes = options.minutes or (5.0 * options.strikes if options.strikes else 3.0)
+    options.names = (
+        options.faults.split(",") if options.faults else list(REAL if real else SIMULATED)
+    )
+    unknown = [name for name in options.names if name not in FAULTS]
+    if unknown:
+        parser.error(f"no such fault: {', '.join(unknown)}")
+    return options
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the service under test."""
+    args: dict[str, Any] = {
+        "workers": {
+            "max_running_requests": 64,
+            "health_check_period_s": 2.0,
+            "health_check_timeout_s": 5.0,
+        },
+        "ingress": {"heartbeat_s": 2.0, "disconnect_grace_s": 10.0},
+        "journal": {
+            "retention_s": 60.0 * options.minutes + 600
+        },  # every request is read again at the end
+    }
+    if options.engine == "simulated":
+        args["engine"] = {"kind": "simulated", "args": {"tokens_per_s": 50, "prefill_ms": 20}}
+        args["workers"]["replicas"] = 3
+    if options.without_fencing:
+        args["journal"]["fencing"] = False
+    return args
+
+
+async def expectations(options: argparse.Namespace, url: str, longest: int) -> dict[str, str]:
+    """The uninterrupted text of every prompt: computed for the simulated engine, otherwise
+    requested before the first fault.
+    """
+    if options.engine == "simulated":
+        from workers.simulated_engine import text_of
+
+        texts = {}
+        for prompt in PROMPTS:
+            words = text_of(
+                json.dumps([{"role": "user", "content": prompt}], separators=(",", ":")).encode()
+            )
+            texts[prompt] = "".join(next(words) for _ in range(longest))
+        return texts
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        told = [Told(prompt, longest, streamed=True) for prompt in PROMPTS]
+        client = Client(http, "hermes-tiny")
+        for one in told:
+            await client.ask(one)
+            assert one.done, f"before any fault: {one.failure or one.wrong}"
+    return {one.prompt: one.text for one in told}
+
+
+async def strike_on(
+    parts: Parts, options: argparse.Namespace, end: End, all_told: list[Told], strikes: list[Strike]
+) -> None:
+    """Inject one fault after another; faults that last overlap with the next ones."""
+    chance = random.Random(options.seed + 1)
+    stopped: set[int] = set()
+    lasting: set[asyncio.Task[None]] = set()
+
+    async def strike(name: str, pid: int) -> None:
+        one = Strike(
+            name, time.monotonic(), in_flight=sum(not t.done and t.accepted for t in all_told)
+        )
+        strikes.append(one)
+        print(
+            f"{one.at_s - began_s:7.1f} s  {name:<22} pid {pid}, {one.in_flight} streams in flight",
+            flush=True,
+        )
+        stopped.add(pid)
+        one.from_s = await FAULTS[name].strike(parts, pid)
+        stopped.discard(pid)
+
+    began_s = time.monotonic()
+    while time.monotonic() < end.at_s - 5 and len(strikes) != options.strikes:
+        await asyncio.sleep(chance.uniform(0.6, 1.4) * options.every_s)
+        if options.apart:
+            await asyncio.gather(*lasting)
+            await asyncio.to_thread(parts.until_whole)
+        if options.strikes and not any(told.arrivals_s and not told.done for told in all_told):
+            continue  # without a stream in flight the pause cannot be measured
+        struck = [s.name for s in strikes]
+        names = sorted(options.names, key=lambda name: (struck.count(name), chance.random()))
+        if any(not task.done() for task in lasting):
+            names = [name for name in names if name not in LASTING]
+        found = await asyncio.to_thread(choose, parts, names, stopped, chance)
+        if found is not None:
+            lasting.add(task := asyncio.create_task(strike(*found)))
+            await asyncio.wait({task}, timeout=0.1)
+    await asyncio.gather(*lasting)
+    if len(strikes) == options.strikes:
+        end.at_s = min(end.at_s, time.monotonic())
+
+
+async def tell_who_waits(end: End, all_told: list[Told]) -> None:
+    """After the end of the traffic, print every ten seconds which requests have not ended."""
+    while not end.over:
+        await asyncio.sleep(1)
+    while True:
+        await asyncio.sleep(10)
+        waiting = [
+            told.request_id or told.key
+            for told in all_told
+            if not (told.done or told.failure or told.wrong)
+        ]
+        over_s = time.monotonic() - end.at_s
+        print(
+            f"  {over_s:.0f} s after the end, {len(waiting)} requests still run: "
+            f"{' '.join(waiting[:3])}",
+            flush=True,
+        )
+
+
+async def disorder(
+    options: argparse.Namespace, running: service.Service
+) -> tuple[Account, list[Strike], list[Told]]:
+    """The run."""
+    texts = await expectations(options, running.url, options.tokens[1])
+    all_told: list[Told] = []
+    strikes: list[Strike] = []
+    parts = Parts(running)
+    end = End(time.monotonic() + options.minutes * 60)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        base_url=running.url, timeout=httpx.Timeout(8, pool=None), limits=limits
+    ) as http:
+        users = [
+            keep_busy(
+                Client(http, running.model),
+                random.Random(options.seed * 1000 + n),
+                PROMPTS,
+                options.tokens,
+                end,
+                all_told,
+            )
+            for n in range(options.users)
+        ]
+        telling = asyncio.create_task(tell_who_waits(end, all_told))
+        watchdog = Watchdog(parts.operator(), running.model)
+        watching = asyncio.create_task(watchdog.watch())
+        await asyncio.gather(*users, strike_on(parts, options, end, all_told, strikes))
+        telling.cancel()
+        watching.cancel()
+        gate = asyncio.Semaphore(
+            _LOOK_UPS
+        )  # httpx's pool takes time quadratic in its waiting requests
+        await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
+
+    def expected(told: Told) -> str:
+        if options.engine == "simulated":
+            return "".join(f"{word} " for word in texts[told.prompt].split(" ")[: told.tokens])
+        return texts[told.prompt]
+
+    if (
+        options.engine == "vllm"
+    ):  # the model determines the length of a token: the shorter text must begin the longer one
+        for told in all_told:
+            if (
+                told.done
+                and texts[told.prompt].startswith(told.text)
+                and told.state.get("output_tokens") == told.tokens
+            ):
+                told.text = texts[told.prompt]
+    account = settle(all_told, expected)
+    account.stood_still = [f"{name}: {problem}" for name, problem in watchdog.findings.items()]
+    account.longest_still_s = watchdog.longest_s
+    return account, strikes, all_told
+
+
+def start(state: Path, options: argparse.Namespace) -> service.Service:
+    """Start the service, a cable between it and Redis, and a separate clock for each of its
+    processes.
+    """
+    redis = redis_server.start(state / "redis")
+    cable_port = ports.free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.chaos_testing.cable",
+        str(cable_port),
+        str(redis.port),
+    ]
+    pids = {
+        "redis": redis.pid,
+        "cable": processes.start(command, state / "cable.log", os.environ, ROOT),
+    }
+    (state / "clocks").mkdir()
+    environment = {
+        "HERMES_CHAOS_CLOCKS": str(state / "clocks"),
+        "PYTHONPATH": str(ROOT / "scripts" / "chaos_testing" / "clocks"),
+    }
+    try:
+        running = service.start(
+            state,
+            ROOT / "cluster" / "local_cpu.yaml",
+            ports.free_port(),
+            settings(options),
+            redis_url=redis.url().replace(f":{redis.port}/", f":{cable_port}/"),
+            environment=environment,
+            tell=lambda line: print(f"  {line}"),
+            kept_logs=ROOT / ".hermes" / "chaos-logs",
+        )
+    except BaseException:
+        for pid in pids.values():
+            processes.end(pid)
+        raise
+    running.pids.update(pids)
+    running.save()
+    return running
+
+
+def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
+    """Ending this command by a signal also stops everything that it has started."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Run the command; returns its exit status."""
+    if "--kubernetes" in sys.argv:
+        # Before `surroundings`: kubectl and helm need this user's environment.
+        return kubernetes([word for word in sys.argv[1:] if word != "--kubernetes"])
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    if sys.argv[1:2] == ["failover"]:
+        return failover.main(sys.argv[2:])
+    options = parse(sys.argv[1:])
+    surroundings.leave()
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
+        try:
+            running = start(Path(folder), options)
+        except RuntimeError as error:
+            print(f"  ✗ {error}", file=sys.stderr)
+            return 2
+        try:
+            account, strikes, all_told = asyncio.run(disorder(options, running))
+        finally:
+            if options.logs:
+                Parts(running).save_logs(options.logs)
+            running.down()
+    print(table(account, strikes, all_told))
+    if options.json:
+        options.json.write_text(json.dumps(as_json(account, strikes, all_told), indent=2))
+    return 0 if account.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

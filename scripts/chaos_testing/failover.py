@@ -1,0 +1,212 @@
+"""`scripts/chaos failover`: kill the primary of three Redis with Sentinel under streams, again and
+again, and count what the new primary lacked and what the workers' writers restored.
+
+Without Ray: a writer and a subscription in this process (`streams`), on Redis and Sentinels as
+`helm/redis-ha.yaml` configures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from scripts.chaos_testing.streams import Load, Stream, load
+from scripts.local import ports, processes, surroundings
+from scripts.local.environment import ROOT
+from scripts.local.sentinels import Sentinels
+from serve_app.settings import Settings
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    delay_ms: int
+    """How late replicas get what the primary has accepted."""
+    min_replicas: int
+    """`min-replicas-to-write`."""
+
+
+@dataclass
+class Failover:
+    """One kill."""
+
+    pause_s: float
+    entries: int
+    """How many entries of running requests Redis had accepted."""
+    lacked: int
+    """How many of them the new primary did not have when the old one was gone."""
+    missing: int
+    """How many of them it did not have when every stream went on."""
+
+
+@dataclass
+class Outcome:
+    """One case after all its kills."""
+
+    case: Case
+    failovers: list[Failover] = field(default_factory=list)
+    streams: int = 0
+    whole: int = 0
+    accepted: int = 0
+    """Requests that were accepted and had no worker yet."""
+    forgotten: int = 0
+    """How many of them are gone."""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="scripts/chaos failover", description=__doc__)
+    parser.add_argument("--strikes", type=int, default=5, help="kills in each case (5)")
+    parser.add_argument("--streams", type=int, default=16, help="streams (16)")
+    parser.add_argument("--events-per-s", type=float, default=50, help="of each stream (50)")
+    parser.add_argument(
+        "--delays-ms", default="0", help="how late replicas get their data, with commas (0)"
+    )
+    parser.add_argument(
+        "--min-replicas", default="1", help="values of min-replicas-to-write, with commas (1)"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    options = parser.parse_args(arguments)
+    options.cases = [
+        Case(delay_ms, count)
+        for delay_ms in map(int, options.delays_ms.split(","))
+        for count in map(int, options.min_replicas.split(","))
+    ]
+    return options
+
+
+@contextmanager
+def group(folder: Path, case: Case) -> Iterator[Sentinels]:
+    """Redis and Sentinels, with late replicas if the case wants them."""
+    wires: dict[int, int] = {}
+
+    def announced(port: int) -> int:
+        if case.delay_ms and port not in wires:
+            wires[port] = ports.free_port()
+            command = [sys.executable, "-m", "scripts.chaos_testing.wire", "--delay-s"]
+            command += [str(case.delay_ms / 1000), f"{wires[port]}:{port}"]
+            started.append(processes.start(command, folder / "wire.log", os.environ, ROOT))
+        return wires.get(port, port)
+
+    started: list[int] = []
+    settings = {"min-replicas-to-write": case.min_replicas}
+    try:
+        sentinels = Sentinels(folder / "redis", settings=settings, announced=announced)
+        try:
+            yield sentinels
+        finally:
+            sentinels.stop()
+    finally:
+        for pid in started:
+            processes.end(pid)
+
+
+async def strike(sentinels: Sentinels, running: Load) -> Failover:
+    """Kill the primary, and wait until every stream goes on."""
+    await running.until_all_go_on()
+    await asyncio.sleep(random.uniform(0.2, 1.2))  # anywhere between two entries
+    primary = await asyncio.to_thread(sentinels.all_back)
+    killed_s = time.monotonic()
+    sentinels.kill(primary)
+    await asyncio.to_thread(sentinels.replicas_are_cut_off, primary)
+    accepted = {stream.key: stream.accepted for stream in running.streams}
+    had = {
+        port: await asyncio.to_thread(_ids, sentinels, port, running.streams)
+        for port in sentinels.ports_of
+        if port != primary
+    }
+    successor = await asyncio.to_thread(sentinels.until_failed_over, primary)
+    await running.until_all_go_on()
+    has = await asyncio.to_thread(_ids, sentinels, successor, running.streams)
+    return Failover(
+        max(stream.pause_s(killed_s) for stream in running.streams),
+        sum(map(len, accepted.values())),
+        sum(len(ids - had[successor][key]) for key, ids in accepted.items()),
+        sum(len(ids - has[key]) for key, ids in accepted.items()),
+    )
+
+
+def _ids(sentinels: Sentinels, port: int, streams: list[Stream]) -> dict[str, set[str]]:
+    """The ids of the entries that a server has of each stream."""
+    with sentinels.server(port) as server, server.pipeline(transaction=False) as pipeline:
+        for stream in streams:
+            pipeline.xrange(stream.key)
+        found = pipeline.execute()
+    return {s.key: {i for i, _ in entries} for s, entries in zip(streams, found, strict=True)}
+
+
+async def measure(folder: Path, case: Case, options: argparse.Namespace) -> Outcome:
+    """All kills of one case."""
+    outcome = Outcome(case)
+    with group(folder, case) as sentinels:
+        settings = Settings.model_validate({"redis": {"url": sentinels.url}})
+        async with load(settings, options.streams, options.events_per_s) as running:
+            for _ in range(options.strikes):
+                outcome.failovers.append(one := await strike(sentinels, running))
+                print(
+                    f"  replicas {case.delay_ms} ms late, min-replicas-to-write "
+                    f"{case.min_replicas}: pause {one.pause_s:.1f} s, the new primary lacked "
+                    f"{one.lacked} of {one.entries} entries, and {one.missing} at the end",
+                    flush=True,
+                )
+            await running.finish()
+            outcome.streams = len(running.streams)
+            outcome.whole = sum(stream.whole for stream in running.streams)
+            outcome.accepted = len(running.waiting)
+            outcome.forgotten = await running.forgotten()
+    return outcome
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """The table that the terminal shows at the end, in the form of the documents."""
+    lines = [
+        "| replicas late by | `min-replicas-to-write` | pause p50 / max, s | entries the new "
+        "primary lacked, per kill | still lacked later | streams whole | waiting requests "
+        "forgotten |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        pauses_s = [one.pause_s for one in outcome.failovers]
+        lacked = [one.lacked for one in outcome.failovers]
+        lines.append(
+            f"| {outcome.case.delay_ms} ms | {outcome.case.min_replicas} "
+            f"| {statistics.median(pauses_s):.1f} / {max(pauses_s):.1f} "
+            f"| {min(lacked)} to {max(lacked)} | {sum(one.missing for one in outcome.failovers)} "
+            f"| {outcome.whole} of {outcome.streams} "
+            f"| {outcome.forgotten} of {outcome.accepted} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit status."""
+    options = parse(arguments)
+    surroundings.leave()
+    logging.getLogger("hermes").addHandler(logging.NullHandler())  # the table tells enough
+    outcomes = []
+    for case in options.cases:
+        with tempfile.TemporaryDirectory(prefix="failover-") as folder:
+            outcomes.append(asyncio.run(measure(Path(folder), case, options)))
+    print(table(outcomes))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
+    return 0 if all(map(is_well, outcomes)) else 1
+
+
+def is_well(outcome: Outcome) -> bool:
+    """Whether no stream has lost anything."""
+    restored = not any(one.missing for one in outcome.failovers)
+    return restored and outcome.whole == outcome.streams

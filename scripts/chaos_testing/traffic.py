@@ -1,0 +1,191 @@
+"""Strict clients: they check every event's number, compare every text, and survive every
+disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+GIVE_UP_S = 120.0
+_RETRY_S = 0.1
+_PASSING = ("journal_unavailable", "storage_full", "queue_full")
+
+
+@dataclass
+class Told:
+    """What one client has seen of its request."""
+
+    prompt: str
+    tokens: int
+    streamed: bool
+    key: str = field(default_factory=lambda: f"chaos-{uuid.uuid4().hex}")
+    request_id: str = ""
+    accepted: bool = False
+    last_id: int = 0
+    text: str = ""
+    done: bool = False
+    breaks: int = 0
+    failure: str = ""
+    """The reason of an explicit failure."""
+    wrong: list[str] = field(default_factory=list)
+    """A violation: an event twice, or missing."""
+    arrivals_s: list[float] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    """Sends requests one after another, and follows each to its end."""
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        model: str,
+        path: str = "/v1/chat/completions",
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self._give_up_s = give_up_s
+        self._http = http
+        self._model = model
+        self._path = path
+
+    async def ask(self, told: Told) -> None:
+        """Run one request to its end, over as many connections as necessary."""
+        deadline_s = time.monotonic() + self._give_up_s
+        while not (told.done or told.failure or told.wrong):
+            try:
+                if told.last_id:
+                    await self._events(told)
+                elif told.streamed:
+                    await self._stream(told)
+                else:
+                    await self._whole(told)
+            except httpx.TransportError as error:
+                told.breaks += 1
+                broken: Exception = error
+            else:
+                broken = ConnectionError("the stream ended early")
+            if not (told.done or told.failure or told.wrong):
+                if time.monotonic() > deadline_s:
+                    told.failure = f"client gave up: {broken!r}"
+                await asyncio.sleep(_RETRY_S)
+
+    async def read_again(self, told: Told) -> None:
+        """Read all events of a request by its ID, over as many connections as necessary."""
+        while not (told.done or told.failure or told.wrong):
+            with contextlib.suppress(httpx.TransportError):
+                await self._events(told)
+            await asyncio.sleep(0 if told.done else _RETRY_S)
+
+    def _body(self, told: Told) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "messages": [{"role": "user", "content": told.prompt}],
+            "max_tokens": told.tokens,
+            "temperature": 0,
+            "stream": told.streamed,
+            "ignore_eos": True,
+        }
+
+    async def _stream(self, told: Told) -> None:
+        headers = {"idempotency-key": told.key}
+        async with self._http.stream(
+            "POST", self._path, json=self._body(told), headers=headers
+        ) as response:
+            await self._read(told, response)
+
+    async def _events(self, told: Told) -> None:
+        headers = {"last-event-id": str(told.last_id)}
+        url = f"/v1/requests/{told.request_id}/events"
+        async with self._http.stream("GET", url, headers=headers) as response:
+            await self._read(told, response)
+
+    async def _whole(self, told: Told) -> None:
+        answer = await self._http.post(
+            self._path, json=self._body(told), headers={"idempotency-key": told.key}
+        )
+        if not self._accepted(told, answer):
+            return
+        choice = answer.json()["choices"][0]
+        told.text, told.done = choice["message"]["content"], True
+
+    def _accepted(self, told: Told, answer: httpx.Response) -> bool:
+        # Ray's Python proxy, HAProxy's fallback while no ingress is alive, adds an id of its
+        # own.
+        request_id = answer.headers.get("x-request-id", "").partition(",")[0]
+        if request_id.startswith("req_"):
+            told.request_id = request_id
+        if answer.status_code == 200:
+            told.accepted = True
+            return True
+        reason = answer.headers.get("x-hermes-reason", "")
+        if reason and reason not in _PASSING:
+            told.failure = reason
+        return False  # HAProxy's own answers, or an unreachable or full Redis: try again
+
+    async def _read(self, told: Told, response: httpx.Response) -> None:
+        if not self._accepted(told, response):
+            await response.aread()
+            return
+        rest = b""
+        async for chunk in response.aiter_raw():
+            *blocks, rest = (rest + chunk).split(b"\n\n")
+            for block in blocks:
+                self._take(told, block)
+                if told.wrong or told.done or told.failure:
+                    return
+
+    def _take(self, told: Told, block: bytes) -> None:
+        while block.startswith(b":"):  # a comment is a line before an event
+            _, _, block = block.partition(b"\n")
+        head, _, data = block.partition(b"\ndata: ")
+        number = int(head.removeprefix(b"id: "))
+        if number != told.last_id + 1:
+            told.wrong.append(f"event {number} after event {told.last_id}")
+            return
+        told.last_id = number
+        told.arrivals_s.append(time.monotonic())
+        if data == b"[DONE]":
+            told.done = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            told.failure = event["error"]["code"]
+            return
+        for choice in event["choices"]:
+            told.text += choice["delta"].get("content") or ""
+
+
+@dataclass
+class End:
+    """When a run ends: at a time (`time.monotonic`), or earlier."""
+
+    at_s: float
+
+    @property
+    def over(self) -> bool:
+        """Whether no new request should begin."""
+        return time.monotonic() >= self.at_s
+
+
+async def keep_busy(
+    client: Client,
+    chance: random.Random,
+    prompts: list[str],
+    tokens: tuple[int, int],
+    end: End,
+    all_told: list[Told],
+) -> None:
+    """One user, who sends request after request until the run ends."""
+    while not end.over:
+        told = Told(chance.choice(prompts), chance.randint(*tokens), chance.random() < 0.75)
+        all_told.append(told)
+        await client.ask(told)

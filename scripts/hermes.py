@@ -1,0 +1,25 @@
+"""One command of `hermes` under the name that it has in a clone: `scripts/<name>`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from scripts.local.environment import ROOT
+from scripts.local.service import Service
+from serve_app.cli import dead_letters, deploy_code
+
+_COMMANDS = {"deploy": deploy_code.app, "dead-letters": dead_letters.app}
+_QUICKSTART = ROOT / ".hermes" / "quickstart"
+
+
+def main(name: str, words: list[str]) -> None:
+    """Run it. Dead letters are those of the running quickstart, where there is one."""
+    running = Service.load(_QUICKSTART) if name == "dead-letters" else None
+    if running is not None and running.running:
+        os.environ.setdefault("HERMES_REDIS_URL", running.redis_url)
+    _COMMANDS[name](args=words, prog_name=f"scripts/{name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

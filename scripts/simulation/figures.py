@@ -1,0 +1,182 @@
+"""What came of a simulation, in figures: of all requests, of each class and of each tenant."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from scripts.benchmark.stats import percentile
+from serve_app.policy.classes import CLASSES
+
+from .service import Outcome
+from .work import Record
+
+_TENANTS = 8
+"""Of more tenants, the ones with the most tokens are shown."""
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a request must keep to count as good: both times."""
+
+    ttft_s: float
+    per_token_s: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """The figures of some of the requests. Times are of requests that were answered."""
+
+    name: str
+    requests: int
+    answered: int
+    expired: int
+    refused: int
+    open: int
+    """Neither answered nor given up when the simulation stopped."""
+    tokens: int
+    share: float
+    """Of all generated tokens."""
+    wait_p50_s: float
+    wait_p99_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    per_token_p50_ms: float
+    per_token_p99_ms: float
+    whole_p50_s: float
+    whole_p99_s: float
+    good: float
+    """Share of the requests that arrived and kept their SLO; NaN without one."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A simulation in figures."""
+
+    policy: str
+    seed: int
+    simulated_s: float
+    wall_s: float
+    groups: list[Group]
+    tokens_per_s: float
+    slots_used: float
+    """Mean share of the slots over the time of the simulation."""
+    idle_slot_s: float
+    """Time for which slots were free while requests waited, summed over the slots."""
+    kv_used_max: float
+    engine: dict[str, float]
+    """vLLM's counters, summed over the engines."""
+    claims: int
+
+
+def figures(outcome: Outcome, seed: int, slos: dict[str, Slo]) -> Figures:
+    """Count."""
+    records = outcome.records
+    total = sum(record.tokens for record in records) or 1
+    groups = [_group("all", records, total, slos)]
+    for name in CLASSES:
+        _append(
+            groups, name, [one for one in records if one.work.request_class == name], total, slos
+        )
+    by_tenant: dict[str, list[Record]] = {}
+    for record in records:
+        by_tenant.setdefault(record.work.tenant, []).append(record)
+    largest = sorted(by_tenant, key=lambda name: -outcome.served.get(name, 0))[:_TENANTS]
+    for name in sorted(largest) if len(by_tenant) > 1 else ():
+        _append(groups, name, by_tenant[name], total, slos)
+    end_s = outcome.end_s or 1e-9
+    busy_s, idle_s = slot_times(outcome)
+    engine: dict[str, float] = {}
+    for metrics in (one.metrics() for one in outcome.engines):
+        for name, value in metrics.items():
+            if name.endswith("_total"):
+                engine[name] = engine.get(name, 0.0) + value
+    return Figures(
+        outcome.policy,
+        seed,
+        outcome.end_s,
+        outcome.wall_s,
+        groups,
+        total / end_s,
+        busy_s / end_s / outcome.cluster.slots,
+        idle_s,
+        max((sample[1] for one in outcome.engines for sample in one.samples.taken), default=0.0),
+        engine,
+        outcome.round_trips,
+    )
+
+
+def _append(
+    groups: list[Group], name: str, records: Sequence[Record], total: int, slos: dict[str, Slo]
+) -> None:
+    if records:
+        groups.append(_group(name, records, total, slos))
+
+
+def _group(name: str, records: Sequence[Record], total: int, slos: dict[str, Slo]) -> Group:
+    answered = [record for record in records if record.answered]
+
+    def times(measure: Callable[[Record], float], scale: float = 1.0) -> tuple[float, float]:
+        values = [measure(record) * scale for record in answered]
+        return percentile(values, 50), percentile(values, 99)
+
+    tokens = sum(record.tokens for record in records)
+    wait, ttft = times(lambda one: one.wait_s), times(lambda one: one.ttft_s)
+    per_token = times(lambda one: one.per_token_s, 1e3)
+    whole = times(lambda one: one.whole_s)
+    judged = [record for record in records if record.work.request_class in slos]
+    good = sum(_keeps(record, slos) for record in judged)
+    expired = sum(record.expired for record in records)
+    refused = sum(record.refused for record in records)
+    return Group(
+        name,
+        len(records),
+        len(answered),
+        expired,
+        refused,
+        len(records) - len(answered) - expired - refused,
+        tokens,
+        tokens / total,
+        *wait,
+        *ttft,
+        *per_token,
+        *whole,
+        good / len(judged) if judged else float("nan"),
+    )
+
+
+def _keeps(record: Record, slos: dict[str, Slo]) -> bool:
+    slo = slos[record.work.request_class]
+    return record.answered and record.ttft_s <= slo.ttft_s and record.per_token_s <= slo.per_token_s
+
+
+def slot_times(outcome: Outcome) -> tuple[float, float]:
+    """Seconds for which slots were used, and free while requests waited; summed over the slots."""
+    changes = waiting_and_running(outcome.records, outcome.end_s)
+    busy_s = idle_s = 0.0
+    for (now_s, waiting, running), (next_s, _, _) in pairwise(changes):
+        free = outcome.cluster.slots - running
+        busy_s += running * (next_s - now_s)
+        idle_s += max(0, min(waiting, free)) * (next_s - now_s)
+    return busy_s, idle_s
+
+
+def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[float, int, int]]:
+    """At every change: the time, and how many requests wait and run from then on."""
+    changes: list[tuple[float, int, int]] = [(end_s, 0, 0)]
+    for record in records:
+        if record.refused:
+            continue
+        changes.append((record.arrived_s, 1, 0))
+        if record.started_s is not None:
+            changes.append((record.started_s, -1, 1))
+            if record.ended_s is not None:
+                changes.append((record.ended_s, 0, -1))
+    changes.sort()
+    found: list[tuple[float, int, int]] = []
+    waiting = running = 0
+    for now_s, more_waiting, more_running in changes:
+        waiting, running = waiting + more_waiting, running + more_running
+        if found and found[-1][0] == now_s:
+            found.pop()
+        found.append((now_s, waiting, running))
+    return found

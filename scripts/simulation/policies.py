@@ -1,0 +1,96 @@
+"""The orders of work that `--policy` compares."""
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from serve_app.policy.classes import CLASSES
+from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
+from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.request_queue.entry import QueueEntry
+
+from .work import Record
+
+_WITHOUT_AGEING = 100.0
+"""Milliseconds per token: more than waits make up for, and less than deadlines cut off."""
+_FAR_AHEAD = 64.0
+
+
+class ArrivalOrder:
+    """Plain first come, first served, behind the interface of the live scheduler."""
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._running = 0
+        self._waiting: list[QueueEntry] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return iter(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether no request may start before another has ended."""
+        return self._running >= self.capacity
+
+    def wanted(self) -> Claim | None:
+        """The oldest of each class, because any of them may be the oldest of all."""
+        if self.full:
+            return None
+        return Claim(CLASSES, self.capacity - self._running, wait=not self._waiting)
+
+    def add(self, entry: QueueEntry) -> None:
+        """A request has been claimed."""
+        insort(self._waiting, entry, key=lambda one: one.enqueued_ms)
+
+    def next(self, now_ms: int) -> QueueEntry | None:
+        """The oldest."""
+        if not self._waiting or self.full:
+            return None
+        self._running += 1
+        return self._waiting.pop(0)
+
+    def adopt(self, entries: Iterable[QueueEntry]) -> list[QueueEntry]:
+        """See `Scheduler.adopt`."""
+        adopted = list(entries)
+        self._running += len(adopted)
+        return adopted
+
+    def ended(self, *_: object) -> None:
+        """A request no longer runs."""
+        self._running -= 1
+
+
+class KnownLengths(Lengths):
+    """Tells what each request will write, which nobody can know."""
+
+    useful = True
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        super().__init__()
+        self._records = records
+
+    def predict(self, request: Any) -> Prediction:
+        """The truth."""
+        tokens = float(self._records[request.request_id].work.output_tokens)
+        return Prediction(tokens, tokens, tokens)
+
+
+def _knowing(records: Mapping[str, Record], rules: Rules) -> Scheduler[QueueEntry]:
+    scheduler: Scheduler[QueueEntry] = Scheduler(rules)
+    scheduler.lengths = KnownLengths(records)
+    return scheduler
+
+
+_SHORTEST = DEFAULT_RULES._replace(short_first_ms_per_token=_WITHOUT_AGEING, claim_ahead=_FAR_AHEAD)
+POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
+    "hermes": lambda _: Scheduler(),
+    "fcfs": lambda _: ArrivalOrder(),
+    "oracle": lambda records: _knowing(records, DEFAULT_RULES),
+    "shortest": lambda records: _knowing(records, _SHORTEST),
+}
+"""`hermes` is what runs live; `oracle` is the same with every length known; `shortest` also knows
+them, and never lets a long request go before a short one of its tenant.
+"""

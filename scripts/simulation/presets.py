@@ -1,0 +1,219 @@
+"""Named workloads. To add one: a function that makes its sources from a seed, with `@preset`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import NamedTuple
+
+from . import traces
+from .engines import load_engine
+from .figures import Slo
+from .service import Cluster
+from .simulate import Fault, simulate
+from .work import Work
+from .workloads import (
+    Kind,
+    Lengths,
+    Make,
+    Source,
+    Talk,
+    bursts,
+    closed_loop,
+    conversations,
+    mixed,
+    open_loop,
+    poisson,
+    schedule,
+)
+
+CHAT = Kind(Lengths(180, 2.0, 1500), Lengths(120, 2.0, 800))
+BATCH = Kind(Lengths(400, 1.8, 1500), Lengths(250, 1.8, 1000), "batch")
+REALTIME = replace(CHAT, request_class="realtime")
+SLOS = {"realtime": Slo(1.0, 0.05), "standard": Slo(3.0, 0.1), "batch": Slo(120.0, 1.0)}
+_CAPACITY_SLOTS = 2.0
+_CAPACITY_S = 40.0
+_CAPACITY_WORKS = 500
+
+
+class Plan(NamedTuple):
+    """A workload on a cluster."""
+
+    cluster: Cluster
+    sources: Sequence[Source]
+    until_s: float | None = None
+    slos: Mapping[str, Slo] = SLOS
+    faults: Sequence[Fault] = ()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named workload."""
+
+    name: str
+    about: str
+    make: Callable[[Cluster, int], Plan]
+    slots: int = 32
+    """Slots of each engine, unless the command line says otherwise."""
+
+
+PRESETS: dict[str, Preset] = {}
+
+
+def preset(
+    name: str, about: str, slots: int = 32
+) -> Callable[[Callable[[Cluster, int], Plan]], Callable[[Cluster, int], Plan]]:
+    """Give a workload its name."""
+
+    def named(make: Callable[[Cluster, int], Plan]) -> Callable[[Cluster, int], Plan]:
+        PRESETS[name] = Preset(name, about, make, slots)
+        return make
+
+    return named
+
+
+def capacity_per_s(cluster: Cluster, make: Make) -> float:
+    """Requests of a kind that a cluster ends in a second when more always wait; simulated."""
+    users = round(cluster.slots * _CAPACITY_SLOTS)
+    outcome = simulate(
+        cluster, [closed_loop(users, make, _CAPACITY_S, "capacity")], until_s=_CAPACITY_S
+    )
+    half_s = _CAPACITY_S / 2
+    late = [one for one in outcome.records if one.answered and (one.ended_s or 0.0) > half_s]
+    return len(late) / half_s
+
+
+def loaded(
+    cluster: Cluster, make: Make, load: float, duration_s: float, seed: str, begin_s: float = 0.0
+) -> Source:
+    """Independent clients who cause `load` times what the cluster can do."""
+    rate_per_s = capacity_per_s(cluster, make) * load
+    return open_loop(poisson(rate_per_s, duration_s, seed, begin_s), make, seed)
+
+
+def speed_for(timed: Sequence[tuple[float, Work]], cluster: Cluster, load: float) -> float:
+    """How many times as fast a trace must arrive to be `load` times what the cluster can do."""
+    every = max(1, len(timed) // _CAPACITY_WORKS)
+    works = cycle(work for _, work in timed[::every])
+    rate_per_s = len(timed) / (timed[-1][0] - timed[0][0])
+    return load * capacity_per_s(cluster, lambda _: next(works)) / rate_per_s
+
+
+@preset("interactive-and-batch", "realtime and batch requests, both always waiting")
+def _interactive_and_batch(cluster: Cluster, seed: int) -> Plan:
+    users = 3 * cluster.slots
+    sources = [
+        closed_loop(users, REALTIME, 120, f"{seed}/realtime"),
+        closed_loop(users, replace(CHAT, request_class="batch"), 120, f"{seed}/batch"),
+    ]
+    return Plan(cluster, sources, 120)
+
+
+@preset("flood", "5,000 batch requests arrive at once among realtime ones (40 % load)")
+def _flood(cluster: Cluster, seed: int) -> Plan:
+    sources = [
+        loaded(cluster, REALTIME, 0.4, 240, f"{seed}/realtime"),
+        open_loop([60 + 1e-3 * number for number in range(5000)], BATCH, f"{seed}/batch"),
+    ]
+    return Plan(cluster, sources, 240)
+
+
+@preset("no-flood", "the realtime requests of `flood` alone, to compare with")
+def _no_flood(cluster: Cluster, seed: int) -> Plan:
+    return Plan(cluster, [loaded(cluster, REALTIME, 0.4, 240, f"{seed}/realtime")], 240)
+
+
+@preset("noisy-tenant", "one tenant sends ten times as much as a light one; 90 % load")
+def _noisy_tenant(cluster: Cluster, seed: int) -> Plan:
+    light, noisy = (replace(CHAT, tenant=name) for name in ("light", "noisy"))
+    rate_per_s = 0.9 * capacity_per_s(cluster, CHAT)
+    sources = [
+        open_loop(poisson(rate_per_s / 11, 300, f"{seed}/light"), light, f"{seed}/light"),
+        open_loop(bursts(rate_per_s * 10 / 11, 3, 300, f"{seed}/noisy"), noisy, f"{seed}/noisy"),
+    ]
+    return Plan(cluster, sources)
+
+
+@preset("quiet-tenants", "`noisy-tenant`, but ten tenants like the light one do what that one did")
+def _quiet_tenants(cluster: Cluster, seed: int) -> Plan:
+    rate_per_s = 0.9 * capacity_per_s(cluster, CHAT) / 11
+    names = ("light", *(f"other-{number}" for number in range(10)))
+    sources = [
+        open_loop(
+            poisson(rate_per_s, 300, f"{seed}/{name}"), replace(CHAT, tenant=name), f"{seed}/{name}"
+        )
+        for name in names
+    ]
+    return Plan(cluster, sources)
+
+
+@preset("two-tenants", "two tenants always waiting; one's answers and prompts are ten times longer")
+def _two_tenants(cluster: Cluster, seed: int) -> Plan:
+    short = Kind(Lengths(60, 1.3, 300), Lengths(60, 1.3, 300), tenant="short")
+    long = Kind(Lengths(600, 1.3, 3000), Lengths(600, 1.3, 3000), tenant="long")
+    users = 3 * cluster.slots
+    sources = [closed_loop(users, kind, 200, f"{seed}/{kind.tenant}") for kind in (short, long)]
+    return Plan(cluster, sources, 200)
+
+
+@preset("long-generations", "as many 3,500-token answers as slots, among short requests", 16)
+def _long_generations(cluster: Cluster, seed: int) -> Plan:
+    long = Kind(Lengths(100, 1.0), Lengths(3500, 1.0), tenant="long")
+    short = Kind(Lengths(60, 1.5, 300), Lengths(40, 1.5, 200), tenant="short")
+    sources = [
+        open_loop([0.01 * number for number in range(cluster.slots)], long, f"{seed}/long"),
+        loaded(cluster, short, 0.4, 120, f"{seed}/short"),
+    ]
+    return Plan(cluster, sources)
+
+
+@preset("mixed", "realtime, standard and batch requests of six tenants in bursts; 90 % load")
+def _mixed(cluster: Cluster, seed: int) -> Plan:
+    tenants = [f"tenant-{number}" for number in range(6)]
+    kinds = [
+        (weight / (1 + place), replace(kind, tenant=tenant))
+        for place, tenant in enumerate(tenants)
+        for weight, kind in ((3, REALTIME), (4, CHAT), (2, BATCH))
+    ]
+    make = mixed(*kinds)
+    rate_per_s = 0.9 * capacity_per_s(cluster, make)
+    return Plan(cluster, [open_loop(bursts(rate_per_s, 2, 300, f"{seed}"), make, f"{seed}/mixed")])
+
+
+@preset("clients", "24 kinds of clients of one tenant, each with its own lengths; 90 % load")
+def _clients(cluster: Cluster, seed: int) -> Plan:
+    kinds = [
+        (1.0, Kind(Lengths(100, 1.5), Lengths(20 * 1.2**number, 1.6, 3000), name=f"kind-{number}"))
+        for number in range(24)
+    ]
+    return Plan(cluster, [loaded(cluster, mixed(*kinds), 0.9, 300, f"{seed}/clients")])
+
+
+@preset(
+    "azure", "3,000 requests of Azure's trace, all of one tenant and class; 90 % load", slots=128
+)
+def _azure(cluster: Cluster, seed: int) -> Plan:
+    timed = traces.azure_part(seed, 3000, cluster.engine.longest())
+    speed = speed_for(timed, cluster, 0.9)
+    return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in timed))])
+
+
+@preset("conversations", "conversations with thinking in between; their beginning is in the cache")
+def _conversations(cluster: Cluster, seed: int) -> Plan:
+    talk = Talk(Lengths(5, 1.6), Lengths(120, 2.0), Lengths(150, 1.8), 10.0, 3500, tenants=4)
+    return Plan(cluster, [conversations(poisson(1.5, 300, f"{seed}"), talk, f"{seed}")])
+
+
+DEFAULT_ENGINE = "tiny-cpu"
+
+
+def cluster_of(
+    chosen: Preset | None,
+    engine: str,
+    replicas: int,
+    slots: int,
+    ingresses: int,
+    gather_ms: float = 0.0,
+) -> Cluster:
+    """The cluster that the command line asks for."""
+    default = chosen.slots if chosen else 128
+    return Cluster(load_engine(engine), replicas, slots or default, ingresses, gather_ms=gather_ms)

@@ -1,0 +1,80 @@
+"""A request before and after: what a client asks for, and what became of it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What one client asks for. `output_tokens` is the truth, which no decision may use."""
+
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int = 0
+    """What the client allows; 0: exactly `output_tokens`."""
+    tenant: str = "tenant-0"
+    session: str = ""
+    request_class: str = "standard"
+    base: int = 0
+    """Identity of the text: equal for all turns of a conversation. 0: like no other."""
+    prefix: tuple[int, ...] = ()
+    """Identities of the KV blocks at the beginning of the prompt, where others may share them."""
+    deadline_s: float = 3600.0
+    kind: str = ""
+    """As `serve_app.policy.work.Work`: what else shows of its length."""
+
+    @property
+    def most_tokens(self) -> int:
+        """The most that it may generate."""
+        return self.max_tokens or self.output_tokens
+
+
+@dataclass(slots=True)
+class Record:
+    """One request of a simulation. Times are virtual seconds; None: it has not happened."""
+
+    request_id: str
+    work: Work
+    arrived_s: float
+    started_s: float | None = None
+    """When an ingress sent it to an engine."""
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    engine: str = ""
+    attempts: int = 0
+    tokens: int = 0
+    """Generated so far."""
+    hit_tokens: int = 0
+    preemptions: int = 0
+    expired: bool = False
+    refused: bool = False
+    """Too long for the engine."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether all of its tokens were generated."""
+        return self.ended_s is not None and not self.expired
+
+    @property
+    def wait_s(self) -> float:
+        """From its arrival to its start."""
+        assert self.started_s is not None
+        return self.started_s - self.arrived_s
+
+    @property
+    def ttft_s(self) -> float:
+        """From its arrival to its first token."""
+        assert self.first_token_s is not None
+        return self.first_token_s - self.arrived_s
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean time between its tokens."""
+        assert self.first_token_s is not None
+        assert self.ended_s is not None
+        return (self.ended_s - self.first_token_s) / max(1, self.tokens - 1)
+
+    @property
+    def whole_s(self) -> float:
+        """From its arrival to its end."""
+        assert self.ended_s is not None
+        return self.ended_s - self.arrived_s

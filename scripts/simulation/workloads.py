@@ -1,0 +1,172 @@
+"""Work over time, equal for equal seeds: arrivals, users who wait for answers, conversations."""
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from .service import VirtualService
+from .work import Work
+
+Source = Callable[[VirtualService], Awaitable[None]]
+"""Submits work until it is done. What it has submitted may still run then."""
+Make = Callable[[random.Random], Work]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Log-normal numbers of tokens: half are below `median`, a sixth above `median * spread`."""
+
+    median: float
+    spread: float = 2.0
+    most: int = 100_000
+
+    def draw(self, rng: random.Random) -> int:
+        """One number."""
+        drawn = rng.lognormvariate(math.log(self.median), math.log(self.spread))
+        return max(1, min(self.most, round(drawn)))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requests of one kind."""
+
+    prompt: Lengths
+    output: Lengths
+    request_class: str = "standard"
+    tenant: str = "tenant-0"
+    max_tokens: int = 0
+    """0: clients know how long their answer becomes."""
+    name: str = ""
+    """What shows of it, beside prompt and limit, before it is computed."""
+
+    def __call__(self, rng: random.Random) -> Work:
+        output = self.output.draw(rng)
+        return Work(
+            self.prompt.draw(rng),
+            min(output, self.max_tokens or output),
+            self.max_tokens,
+            self.tenant,
+            request_class=self.request_class,
+            kind=self.name,
+        )
+
+
+def mixed(*kinds: tuple[float, Make]) -> Make:
+    """One of several kinds, by weight."""
+    weights = [weight for weight, _ in kinds]
+    return lambda rng: rng.choices(kinds, weights)[0][1](rng)
+
+
+def poisson(rate_per_s: float, duration_s: float, seed: str, begin_s: float = 0.0) -> list[float]:
+    """Arrivals of independent clients."""
+    return bursts(rate_per_s, 1.0, duration_s, seed, begin_s)
+
+
+def bursts(
+    rate_per_s: float, cv: float, duration_s: float, seed: str, begin_s: float = 0.0
+) -> list[float]:
+    """Arrivals with Gamma-distributed times between them.
+
+    Args:
+        cv: coefficient of variation of those times: 1 is Poisson, more comes in bursts.
+    """
+    rng = random.Random(seed)
+    shape = 1 / (cv * cv)
+    arrivals_s: list[float] = []
+    now_s = rng.gammavariate(shape, 1 / (rate_per_s * shape))
+    while now_s < duration_s:
+        arrivals_s.append(begin_s + now_s)
+        now_s += rng.gammavariate(shape, 1 / (rate_per_s * shape))
+    return arrivals_s
+
+
+def open_loop(arrivals_s: Iterable[float], make: Make, seed: str) -> Source:
+    """Clients who do not wait for each other."""
+
+    def timed() -> Iterator[tuple[float, Work]]:
+        rng = random.Random(seed)
+        for arrival_s in arrivals_s:
+            yield arrival_s, make(rng)
+
+    return schedule(timed)
+
+
+def schedule(timed: Callable[[], Iterator[tuple[float, Work]]]) -> Source:
+    """Work at given times, in order."""
+
+    async def source(service: VirtualService) -> None:
+        for arrival_s, work in timed():
+            if arrival_s > service.now_s:
+                await asyncio.sleep(arrival_s - service.now_s)
+            service.submit(work)
+
+    return source
+
+
+def closed_loop(
+    users: int, make: Make, duration_s: float, seed: str, think_s: float = 0.0
+) -> Source:
+    """Users who send their next request after the answer to the last, and some thinking."""
+
+    async def user(service: VirtualService, number: int) -> None:
+        rng = random.Random(f"{seed}/{number}")
+        while service.now_s < duration_s:
+            await service.submit(make(rng))
+            if think_s:
+                await asyncio.sleep(rng.expovariate(1 / think_s))
+
+    async def source(service: VirtualService) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(users):
+                group.create_task(user(service, number))
+
+    return source
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation: each turn's prompt is all that was said before, and something new."""
+
+    turns: Lengths
+    question: Lengths
+    answer: Lengths
+    think_s: float
+    most_tokens: int
+    """A conversation ends before it has more tokens."""
+    request_class: str = "standard"
+    tenants: int = 1
+
+
+def conversations(begins_s: Iterable[float], talk: Talk, seed: str) -> Source:
+    """Conversations that begin at given times; a turn follows the answer to the one before it."""
+
+    async def speak(service: VirtualService, number: int) -> None:
+        rng = random.Random(f"{seed}/{number}")
+        tenant = f"tenant-{rng.randrange(talk.tenants)}"
+        said = 0
+        for _ in range(talk.turns.draw(rng)):
+            prompt, answer = said + talk.question.draw(rng), talk.answer.draw(rng)
+            said = prompt + answer
+            if said > talk.most_tokens:
+                return
+            await service.submit(
+                Work(
+                    prompt,
+                    answer,
+                    tenant=tenant,
+                    session=f"{seed}-{number}",
+                    request_class=talk.request_class,
+                    base=(number + 1) << 32,
+                )
+            )
+            await asyncio.sleep(rng.expovariate(1 / talk.think_s))
+
+    async def source(service: VirtualService) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, begin_s in enumerate(begins_s):
+                await asyncio.sleep(max(0.0, begin_s - service.now_s))
+                group.create_task(speak(service, number))
+
+    return source

@@ -1,0 +1,3 @@
+"""From a validated request to an accepted one: limits, idempotency keys, the journal's first
+entry.
+"""

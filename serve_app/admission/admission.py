@@ -1,0 +1,162 @@
+"""Accepts requests: checks the limits, then writes journal, body and queue entry. A request is
+accepted only once these are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from serve_app import timings
+from serve_app.admission.idempotency import Held, KeyedRequests, Outrun, digest
+from serve_app.admission.limits import AdmissionLimits
+from serve_app.admission.submission import Expect, Receipt, Submission
+from serve_app.admission.transaction import accept
+from serve_app.clock import RedisClock
+from serve_app.contract import Reason
+from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
+from serve_app.journal.facts import RequestFacts
+from serve_app.journal.store import JournalStore
+from serve_app.observability.logs import about
+from serve_app.observability.metrics import Telemetry
+from serve_app.redis.connection import Command
+from serve_app.redis.link import RedisLink
+from serve_app.request_queue.queue import RequestQueue
+
+log = logging.getLogger("hermes.ingress")
+
+
+Send = Callable[[Sequence[Command]], Awaitable[None]]
+Unsure = Callable[[str, RequestFacts, Callable[[], None]], None]
+"""Called with the id and facts of a request that Redis may have accepted although its submitter was
+told otherwise; the callee must cancel it unless somebody reads it. Call the third argument when
+that is done.
+"""
+
+
+class Admission:
+    """Accepts the requests of one process."""
+
+    def __init__(
+        self,
+        store: JournalStore,
+        queue: RequestQueue,
+        link: RedisLink,
+        keyed: KeyedRequests,
+        limits: AdmissionLimits,
+        clock: RedisClock,
+        telemetry: Telemetry,
+        unsure: Unsure,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._keyed = keyed
+        self._limits = limits
+        self._clock = clock
+        self._telemetry = telemetry
+        self._unsure = unsure
+        self._send: Send = partial(accept, link)
+
+    async def submit(
+        self, submission: Submission, expect: Expect = lambda _: lambda: None
+    ) -> Receipt:
+        """Accept a submission, or find the tenant's earlier request with the same idempotency key.
+
+        If this is cancelled after the request was sent, or if Redis does not answer, the request is
+        passed to `unsure`.
+
+        Raises:
+            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `idempotency_conflict`.
+            RedisUnavailable: Redis cannot be reached.
+        """
+        facts = self._facts(submission)
+        if submission.idempotency_key:
+            return await self._submit_keyed(submission, facts, expect)
+        request_id = f"req_{secrets.token_hex(16)}"
+        return await self._accept(request_id, submission, facts, expect, self._send)
+
+    async def _submit_keyed(
+        self, submission: Submission, facts: RequestFacts, expect: Expect
+    ) -> Receipt:
+        """Accept one of several simultaneous repeats; the others find it when they look again."""
+        line = submission.line
+        digested = digest(line.path.encode(), line.query.encode(), submission.body)
+        facts = msgspec.structs.replace(facts, idempotency=digested)
+        for _ in range(timings.KEYED_TRIES):
+            held = await self._keyed.held(facts.tenant, submission.idempotency_key)
+            if held.facts is not None and held.facts.idempotency != digested:
+                raise RequestRefused(
+                    Reason.IDEMPOTENCY_CONFLICT,
+                    "This Idempotency-Key was used with another request; a key stands for one "
+                    "request.",
+                    param="idempotency-key",
+                )
+            if held.stands:
+                return _repeat(held, facts)
+            send = partial(self._keyed.accept, held, facts)
+            with suppress(Outrun):
+                return await self._accept(held.request_id, submission, facts, expect, send)
+        raise RedisUnavailable("the requests of this key keep changing")
+
+    async def _accept(
+        self,
+        request_id: str,
+        submission: Submission,
+        facts: RequestFacts,
+        expect: Expect,
+        send: Send,
+    ) -> Receipt:
+        place = self._limits.enter(facts.tenant, facts.request_class, len(submission.body))
+        begun = partial(self._limits.leave, place)
+        forget = expect(request_id)
+        try:
+            await send(
+                [
+                    *self._store.first_entry(request_id, submission.line, submission.body, facts),
+                    self._queue.enqueueing(request_id, facts, submission.work),
+                ]
+            )
+        except (
+            AnswerLost,
+            asyncio.CancelledError,
+        ):  # Redis may have received it nevertheless, or may still receive it
+            forget()
+            self._unsure(request_id, facts, begun)
+            raise
+        except BaseException:
+            forget()
+            begun()
+            raise
+        finally:
+            self._limits.answered(place)
+        self._telemetry.admitted(facts.request_class)
+        extra = about(request_id, facts.tenant, trace=facts.trace)
+        log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
+        return Receipt(request_id, facts, begun)
+
+    def _facts(self, submission: Submission) -> RequestFacts:
+        now_ms = self._clock.now_ms()
+        return RequestFacts(
+            request_class=submission.request_class,
+            tenant=submission.tenant,
+            session=submission.session,
+            model=submission.model,
+            streamed=submission.streamed,
+            admitted_ms=now_ms,
+            deadline_ms=now_ms + int(submission.timeout_s * 1000),
+            wake=submission.wake,
+            client_request_id=submission.client_request_id,
+            trace=submission.trace,
+        )
+
+
+def _repeat(held: Held, facts: RequestFacts) -> Receipt:
+    extra = about(held.request_id, facts.tenant)
+    log.info("request %s joined again by its Idempotency-Key", held.request_id, extra=extra)
+    return Receipt(held.request_id, held.facts or facts, lambda: None, True, held.ended)

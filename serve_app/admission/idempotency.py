@@ -1,0 +1,157 @@
+"""Which request an `Idempotency-Key` stands for: one at a time, and a new one after a temporary
+failure.
+
+The id of the first request with a key derives from the key, so its journal itself remembers the
+key. A later request has an id of its own, to which the string `{ns}:i:<id of the first>` points.
+The admission writes this string, and it outlives the journal that it points to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from serve_app import timings
+from serve_app.admission.transaction import check_accepted
+from serve_app.contract import State
+from serve_app.errors import LASTING
+from serve_app.journal.entries import Entry
+from serve_app.journal.facts import RequestFacts
+from serve_app.journal.reader import JournalReader
+from serve_app.journal.store import JournalStore
+from serve_app.redis.connection import Command, connect
+from serve_app.redis.keyspace import later_request_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import Reply, all_answered
+from serve_app.settings import Settings
+
+
+class Condition(NamedTuple):
+    """That Redis would still give these answers. The Redis keys that can change them are
+    watched.
+    """
+
+    watched: tuple[str, ...]
+    questions: list[Command]
+    answers: list[Reply]
+
+
+class Held(NamedTuple):
+    """What an idempotency key stands for at the moment.
+
+    Args:
+        request_id: the request that the key stands for; otherwise the id for the next request.
+        stands: whether the key stands for a request.
+        ended: whether that request has ended.
+        facts: of the last request with this key, if it is still known.
+        condition: under which a new request may be admitted.
+        name: the string that will hold the new request's id, if that does not derive from the key.
+    """
+
+    request_id: str
+    stands: bool
+    ended: bool
+    facts: RequestFacts | None
+    condition: Condition
+    name: str = ""
+
+
+class Outrun(Exception):
+    """Something has changed since the key was read; for example, another repeat was faster."""
+
+
+class KeyedRequests:
+    """Requests by their idempotency keys."""
+
+    def __init__(self, settings: Settings, store: JournalStore, link: RedisLink) -> None:
+        self._settings = settings
+        self._store = store
+        self._link = link
+
+    async def held(self, tenant: str, key: str) -> Held:
+        """Read what a tenant's key stands for.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        first_id = f"req_{digest(tenant.encode(), key.encode())}"
+        name = later_request_key(self._settings.namespace, first_id)
+        request_id, later_id = "", first_id
+        while request_id != later_id:
+            request_id = later_id
+            last = ("XREVRANGE", self._store.key(request_id), "+", "-", "COUNT", "1")
+            questions: list[Command] = [("GET", name), last]
+            # The answers are older than the outline: a decision based on it holds while they stay
+            # as they are.
+            answers, entries = await asyncio.gather(
+                self._link.call(questions), self._store.outline(request_id)
+            )
+            later_id = all_answered(answers)[0].decode() if answers[0] else first_id
+        condition = Condition((name, self._store.key(first_id)), questions, answers)
+        if not entries and request_id == first_id:
+            return Held(first_id, False, False, None, condition)
+        facts, ending = _known(entries or ())
+        if entries and not _passes(ending):
+            return Held(request_id, True, ending is not None, facts, condition)
+        return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
+
+    async def accept(self, held: Held, facts: RequestFacts, commands: Sequence[Command]) -> None:
+        """Accept the next request of a key; of several simultaneous repeats, one is accepted.
+
+        This takes a connection of its own (`WATCH` applies to a connection) and two more round
+        trips.
+
+        Args:
+            commands: the commands that write the request.
+
+        Raises:
+            Outrun: the request was not accepted, because something has changed.
+            RedisUnavailable: Redis cannot be reached; if it is `AnswerLost`, it is unknown whether
+                the request was accepted.
+        """
+        keep_ms = self._store.keep_ms(facts) + timings.KEY_OUTLIVES_MS
+        naming: list[Command] = (
+            [("SET", held.name, held.request_id, "PX", keep_ms)] if held.name else []
+        )
+        watched, questions, answers = held.condition
+        within_s = self._settings.redis.response_timeout_s
+        connection = await connect(self._settings.redis)
+        try:
+            _, *now = await connection.ask([("WATCH", *watched), *questions], within_s)
+            if now != answers:
+                raise Outrun
+            replies = await connection.ask([("MULTI",), *commands, *naming, ("EXEC",)], within_s)
+        finally:
+            connection.abort()
+        check_accepted(replies)
+        if replies[-1] is None:
+            raise Outrun
+
+
+def digest(*parts: bytes) -> str:
+    """32 hex digits over the parts; where one part ends and the next begins matters."""
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "big"))
+        made.update(part)
+    return made.hexdigest()
+
+
+def _known(entries: Sequence[Entry]) -> tuple[RequestFacts | None, Entry | None]:
+    """Facts and ending of a request. Only a written ending counts, never a reader's opinion of the
+    journal.
+    """
+    reader = JournalReader()
+    for entry in entries:
+        reader.feed(entry)
+    return reader.facts, next((entry for entry in entries if entry.ends), None)
+
+
+def _passes(ending: Entry | None) -> bool:
+    """Whether a request failed for a temporary reason, so that a repeat may succeed."""
+    if ending is None or ending.state is State.COMPLETED:
+        return False
+    return ending.reason not in LASTING

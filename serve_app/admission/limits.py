@@ -1,0 +1,84 @@
+"""The limits on what one ingress admits: how many requests wait, how large they are, and how full
+Redis is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from serve_app import timings
+from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.admission.waiting_limits import Ticket, WaitingLimits
+from serve_app.contract import Reason
+from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.loops import jittered
+from serve_app.request_queue.depths import Depth, QueueDepths
+from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.ingress")
+
+
+class Place(NamedTuple):
+    """What one request uses of the limits."""
+
+    ticket: Ticket
+    redis_bytes: int
+
+
+class AdmissionLimits:
+    """All limits together, kept up to date by `watch`. Checking them costs no round trip."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.memory = MemoryLimit(settings)
+        self.waiting = WaitingLimits(settings)
+        self._queue = settings.queue
+        self._depths: Mapping[str, Depth] = {}
+
+    def enter(self, tenant: str, request_class: str, body_bytes: int) -> Place:
+        """Count a request that is about to be written to Redis, until `answered` and `leave`.
+
+        Raises:
+            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`.
+        """
+        depth = self._depths.get(request_class)
+        if depth is not None and depth.waiting >= self._queue.max_waiting(request_class):
+            raise RequestRefused(
+                Reason.QUEUE_FULL,
+                f"{depth.waiting} requests of class '{request_class}' wait already; please try "
+                "again later.",
+                retry_after_s=timings.RETRY_AFTER_S,
+            )
+        ticket = self.waiting.enter(tenant, request_class, body_bytes)
+        try:
+            return Place(ticket, self.memory.take(body_bytes))
+        except RequestRefused:
+            self.waiting.leave(ticket)
+            raise
+
+    def answered(self, place: Place) -> None:
+        """Redis has accepted or rejected the request, or its answer is lost."""
+        self.memory.answered(place.redis_bytes)
+
+    def leave(self, place: Place) -> None:
+        """The request no longer waits. A second call changes nothing."""
+        self.waiting.leave(place.ticket)
+
+    async def watch(self, depths: QueueDepths, ingresses: Callable[[], int]) -> None:
+        """Keep the limits up to date, forever. Requests admitted between two reads are few compared
+        with the limits.
+
+        Args:
+            ingresses: how many ingresses share the limits.
+        """
+        while True:
+            try:
+                self.memory.looking()
+                self._depths, memory = await depths.look()
+                self.memory.told(memory, ingresses())
+                self.waiting.divide(ingresses(), self.memory.room_bytes)
+            except RedisUnavailable as error:
+                log.debug("cannot read the queues' depths: %s", error)
+            await asyncio.sleep(jittered(timings.DEPTHS_LOOK_S))

@@ -1,0 +1,115 @@
+"""How full Redis is, and whether a request still fits. Above a share of Redis's memory, only
+endings may be written. Pure.
+
+A full Redis rejects every append, including those that would free memory, so requests are refused
+earlier: large ones at `redis.max_memory_share`, small ones halfway between that and the end. A
+client that sends large requests therefore does not block everybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from serve_app import timings
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.redis.memory import Memory
+from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.ingress")
+
+_SMALL_BYTES = 16 * 1024
+_ENTRIES_BYTES = 4_000
+"""Memory for a waiting request besides its body, and for the first entry of its answer."""
+_ALLOCATED = 1.25
+"""Factor on a body: the most that Redis's allocator uses for it."""
+
+
+class MemoryLimit:
+    """Redis's memory as this ingress knows it: the last reading, and what it has admitted since."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ingresses = 1
+        self._taken_bytes = 0
+        """Bytes that were ever admitted."""
+        self._on_their_way_bytes = 0
+        self._seen_bytes = 0
+        self.seen: Memory | None = None
+        """The last reading; None before the first one, and if Redis does not report its memory."""
+        self.warnings: tuple[str, ...] = ()
+        """Problems with Redis's configuration, for its operator."""
+        self._refused = False
+
+    @property
+    def room_bytes(self) -> float:
+        """What requests may use of Redis's memory in total; infinite if Redis has no limit."""
+        limit_bytes = self.seen.limit_bytes if self.seen is not None else 0
+        return self._settings.redis.max_memory_share * limit_bytes if limit_bytes else math.inf
+
+    def looking(self) -> None:
+        """Redis is about to be asked. Its answer will include everything that it has acknowledged
+        so far.
+        """
+        self._seen_bytes = self._taken_bytes - self._on_their_way_bytes
+
+    def told(self, memory: Memory | None, ingresses: int) -> None:
+        """Redis has answered (None: it refuses `INFO`, so there is no limit). The capacity is
+        divided among `ingresses`.
+        """
+        self.seen = memory
+        self._ingresses = max(1, ingresses)
+        if memory is None and not self._refused:
+            log.warning(
+                "Redis refuses INFO to this user, so its memory is unknown and no request is "
+                "refused because of it"
+            )
+        self._refused = memory is None
+        warnings = tuple(self._what_is_wrong(memory)) if memory is not None else self.warnings
+        for warning in warnings:
+            if warning not in self.warnings:
+                log.warning("Redis: %s", warning)
+        self.warnings = warnings
+
+    def take(self, body_bytes: int) -> int:
+        """Count a body that is about to be admitted. Pass the result to `answered`.
+
+        Raises:
+            RequestRefused: `storage_full`.
+        """
+        cost_bytes = int(body_bytes * _ALLOCATED) + _ENTRIES_BYTES
+        memory, share = self.seen, self._settings.redis.max_memory_share
+        if memory is not None and memory.limit_bytes:
+            if body_bytes <= _SMALL_BYTES:
+                share = (1 + share) / 2
+            room_bytes = (share * memory.limit_bytes - memory.used_bytes) / self._ingresses
+            # Redis briefly holds a body twice: as received, and as stored.
+            if (
+                self._taken_bytes - self._seen_bytes + self._on_their_way_bytes + cost_bytes
+                > room_bytes
+            ):
+                raise RequestRefused(
+                    Reason.STORAGE_FULL,
+                    "The service's storage is nearly full; please try again later, or send a "
+                    "shorter request.",
+                    retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,
+                )
+        self._taken_bytes += cost_bytes
+        self._on_their_way_bytes += cost_bytes
+        return cost_bytes
+
+    def answered(self, cost_bytes: int) -> None:
+        """Redis has accepted or rejected the request."""
+        self._on_their_way_bytes -= cost_bytes
+
+    def _what_is_wrong(self, memory: Memory) -> list[str]:
+        wrong = memory.wrong_settings()
+        needed_bytes, room = 4 * self._settings.ingress.max_body_bytes, self.room_bytes
+        if memory.limit_bytes and needed_bytes > room:
+            wrong.append(
+                f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use "
+                f"{room:,.0f}, too few for four "
+                f"bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it"
+            )
+        return wrong

@@ -1,0 +1,128 @@
+"""The command `deploy`: deploys a Serve config file to a Ray cluster, together with the code."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from serve_app.cli import serve_api
+from serve_app.cli.console import fail, new_app
+from serve_app.errors import SettingsError
+from serve_app.settings import load_settings
+from serve_app.settings.workers import no_place
+
+CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")
+EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js"]
+
+app = new_app()
+
+
+@app.command("deploy")
+def deploy(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            exists=True,
+            dir_okay=False,
+            help="Serve config file, such as cluster/local_cpu.yaml",
+        ),
+    ],
+    address: Annotated[
+        str, typer.Option(help="address of the cluster's dashboard")
+    ] = "http://127.0.0.1:8265",
+    render: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="write a config for `serve deploy` to this file instead of deploying",
+        ),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="how long to wait until it runs")] = 600.0,
+) -> None:
+    """Deploy a Serve config file to a Ray cluster that has only Ray and vLLM installed.
+
+    Uploads the project's packages, and the small libraries that neither Ray nor vLLM installs
+    (redis, hiredis, fastapi-offline), to the cluster's own package store, and names them in the
+    application's runtime_env; every node fetches them from there. The rest is `serve deploy`.
+    """
+    document: dict[str, Any] = yaml.safe_load(config.read_text())
+    try:
+        for application in document["applications"]:
+            check_places(load_settings(application["args"]).workers.ray_resource, address)
+        with_code(document, address)
+        if render:
+            render.write_text(yaml.safe_dump(document, sort_keys=False))
+            print(f"serve deploy --address {address} {render}")
+            return
+        serve_api.deploy(address, document)
+        wait_running(address, timeout_s)
+    except (SettingsError, RuntimeError, OSError) as error:
+        fail(str(error))
+
+
+def check_places(resource: str, address: str) -> None:
+    """Before anything is deployed, because Serve would wait for such a node without an end.
+
+    Raises:
+        SettingsError: no node offers the workers' resource.
+    """
+    if resource and resource not in serve_api.offered(address):
+        raise SettingsError(f"settings: {no_place(resource)}")
+
+
+def with_code(
+    document: dict[str, Any], address: str, folders: Sequence[Path] | None = None
+) -> None:
+    """Upload packages (`folders`: instead of those here) and name them in every application's
+    `runtime_env`.
+    """
+    # Import Ray here: it takes seconds, which no other command needs to wait for.
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    client = ServeSubmissionClient(address)
+    carried = {
+        "py_modules": [str(path) for path in folders or map(_folder, CARRIED)],
+        "excludes": EXCLUDED,
+    }
+    client._upload_py_modules_if_needed(carried)
+    for application in document["applications"]:
+        application.setdefault("runtime_env", {})["py_modules"] = carried["py_modules"]
+
+
+def _folder(name: str) -> Path:
+    module = importlib.import_module(name)
+    assert module.__file__ is not None
+    return Path(module.__file__).parent
+
+
+def wait_running(address: str, timeout_s: float) -> None:
+    """Wait until Serve reports that the application runs.
+
+    Raises:
+        RuntimeError: it failed or took too long.
+    """
+    deadline = time.monotonic() + timeout_s
+    console = Console(highlight=False)
+    said = ""
+    with console.status("deploying"):
+        while True:
+            status = serve_api.application_status(address)
+            line = f"{status.get('status', 'unknown')}"
+            if line != said:
+                console.print(f"  {line}")
+                said = line
+            if line == "RUNNING":
+                return
+            if line in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise RuntimeError(f"the deployment failed: {serve_api.failure(status)}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not running after {timeout_s:.0f} s")
+            time.sleep(0.5)

@@ -1,0 +1,149 @@
+"""Which processes are alive, and their capacity: leases in Redis, renewed twice a second.
+
+The sorted sets `{ns}:ingresses` and `{ns}:workers` have `IngressLease` and `WorkerLease` as
+members. The score is the end of the lease in milliseconds by Redis's clock, because nodes' clocks
+may differ.
+
+During an upgrade without downtime two Ray clusters share the namespace. Their names sort by start
+time. Once the newer cluster is complete, the older one claims nothing more and only finishes its
+own requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from redis.asyncio import Redis
+
+from serve_app import timings
+from serve_app.clock import RedisClock
+from serve_app.cluster.members import Members, Trust
+from serve_app.contract import IngressLease, WorkerLease
+from serve_app.errors import RedisUnavailable
+from serve_app.loops import Loops
+from serve_app.redis.client import redis_call
+from serve_app.redis.keyspace import ingresses_key, workers_key
+
+log = logging.getLogger("hermes.membership")
+
+T = TypeVar("T", IngressLease, WorkerLease)
+
+
+class Membership:
+    """Renews one lease and, in an ingress, reads all of them. It passes Redis's time on to
+    `clock`.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        namespace: str,
+        on_change: Callable[[Members], None] | None = None,
+        clock: RedisClock | None = None,
+        loops: Loops | None = None,
+    ) -> None:
+        self._redis = redis
+        self._clock = clock or RedisClock()
+        self._loops = loops or Loops()
+        self._ingresses = ingresses_key(namespace)
+        self._workers = workers_key(namespace)
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+        self._key = ""
+        self._member: Callable[[], str] = str
+        self._held = ""
+        self.members = Members()
+        self.reachable = False
+        self._trust = Trust()
+
+    async def join_as_ingress(self, lease: Callable[[], IngressLease]) -> None:
+        """Acquire and keep the lease of an ingress; `lease` is called at every renewal."""
+        await self._join(self._ingresses, lambda: lease().encode())
+
+    async def join_as_worker(self, replica: str, capacity: int) -> None:
+        """Acquire and keep the lease of a worker."""
+        await self._join(self._workers, WorkerLease(replica, capacity).encode)
+
+    async def _join(self, key: str, member: Callable[[], str]) -> None:
+        self._key, self._member = key, member
+        await self._renew()
+        self._task = self._loops.keep("membership", self._keep)
+
+    async def leave(self) -> None:
+        """Delete the lease."""
+        if self._task is not None:
+            await self._loops.end(self._task)
+        if self._held:
+            try:
+                await redis_call(lambda: self._redis.zrem(self._key, self._held))
+            except RedisUnavailable as error:
+                log.warning("membership: cannot delete the lease, it will expire: %s", error)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(timings.LEASE_RENEW_S)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        began_s = self._clock.local.monotonic_s()
+        before, self._held = self._held, self._member()
+        try:
+            now_ms = await self._redis_ms()
+            asked_s = self._clock.local.monotonic_s()
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.time()
+            pipeline.zadd(self._key, {self._held: now_ms + timings.LEASE_MS})
+            if before not in ("", self._held):
+                pipeline.zrem(self._key, before)
+            pipeline.zremrangebyscore(self._key, "-inf", now_ms)
+            pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
+            pipeline.zrangebyscore(self._workers, now_ms, "+inf")
+            clock, *_, ingresses, workers = await redis_call(lambda: pipeline.execute())
+        except RedisUnavailable as error:
+            if self.reachable:
+                log.warning("membership: %s", error)
+            self.reachable = False
+            self._trust.failed()
+            self._tell(Members(self.members.ingresses, self.members.workers, trusted=False))
+            return
+        self.reachable = True
+        self._clock.told(clock, asked_s)
+        self._tell(
+            self._trust.judged(
+                began_s,
+                self._clock.local.monotonic_s(),
+                _decoded(IngressLease.decode, ingresses),
+                _decoded(WorkerLease.decode, workers),
+            )
+        )
+
+    async def _redis_ms(self) -> int:
+        if not self._clock.known:
+            asked_s = self._clock.local.monotonic_s()
+            self._clock.told(await redis_call(lambda: self._redis.time()), asked_s)
+        return self._clock.now_ms()
+
+    def _tell(self, members: Members) -> None:
+        self.members = members
+        if self._on_change is not None:
+            self._on_change(members)
+
+
+def _decoded(decode: Callable[[bytes], T], members: Iterable[bytes]) -> tuple[T, ...]:
+    """The members that can be decoded, by name; one malformed member must not hide the others.
+
+    Args:
+        members: by the end of their leases. A process whose renewal was cut off may have two.
+    """
+    found: dict[str, T] = {}
+    for member in members:
+        try:
+            lease = decode(member)
+        except ValueError:
+            log.warning("membership: ignoring a malformed member: %r", member[:200])
+        else:
+            found[lease.name] = lease
+    return tuple(found[name] for name in sorted(found))

@@ -1,0 +1,100 @@
+"""Who is alive, as one reading of the leases says, and what may be concluded from it. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from serve_app import timings
+from serve_app.contract import IngressLease, WorkerLease
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """One reading of the leases."""
+
+    ingresses: tuple[IngressLease, ...] = ()
+    workers: tuple[WorkerLease, ...] = ()
+    trusted: bool = False
+    """Whether a process that is not `living` is dead. A Redis that was unreachable or slow also
+    prevents renewals.
+    """
+    lately: frozenset[str] = frozenset()
+    """Processes that are missing now, but had a lease a moment ago, while readings are slow."""
+
+    @property
+    def living(self) -> frozenset[str]:
+        """Ingresses and workers that hold a lease, or may only have been too slow to renew it."""
+        return self.lately.union(self.names, (name for name, _ in self.workers))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all ingresses."""
+        return tuple(ingress.name for ingress in self.ingresses)
+
+    def ingresses_of(self, cluster: str) -> int:
+        """How many ingresses a Ray cluster has."""
+        return len(self.others("", cluster))
+
+    def others(self, name: str, cluster: str) -> list[IngressLease]:
+        """The ingresses of a Ray cluster without the one of this name."""
+        return [one for one in self.ingresses if one.cluster == cluster and one.name != name]
+
+    def superseded(self, cluster: str) -> bool:
+        """Whether a newer Ray cluster is complete."""
+        return any(ingress.complete and ingress.cluster > cluster for ingress in self.ingresses)
+
+
+class Trust:
+    """Decides whether a missing lease means death, from how quickly the leases were read
+    (docs/adr/0010, 0013). Pure.
+    """
+
+    def __init__(self) -> None:
+        self._quick_since_s = math.inf
+        self._steady_since_s = math.inf
+        self._looked_s = -math.inf
+        self._seen_s: dict[str, float] = {}
+
+    def failed(self) -> None:
+        """Redis did not answer, so nobody can have renewed a lease."""
+        self._quick_since_s = self._steady_since_s = math.inf
+
+    def judged(
+        self,
+        began_s: float,
+        now_s: float,
+        ingresses: tuple[IngressLease, ...],
+        workers: tuple[WorkerLease, ...],
+    ) -> Members:
+        """A reading that began at `began_s` was answered.
+
+        After readings that were quick for the length of a lease, every living process has renewed
+        its lease meanwhile, so a missing process is dead at once. That does not hold if Redis is
+        slow, or if this process was paused or its machine is busy. Then it takes `LEASE_PATIENCE_S`
+        of answered readings, and only a process that was in none of them is dead. So the wait ends,
+        however slow the machine is.
+        """
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        self._quick_since_s = min(self._quick_since_s, now_s)
+        self._steady_since_s = min(self._steady_since_s, now_s)
+        if (
+            now_s - began_s > timings.LEASE_QUICK_S
+            or gap_s > timings.LEASE_RENEW_S + timings.LEASE_QUICK_S
+        ):
+            self._quick_since_s = now_s
+        if now_s - began_s > timings.LEASE_STEADY_S or gap_s > timings.LEASE_PATIENCE_S / 2:
+            self._steady_since_s = now_s
+        present = [*(ingress.name for ingress in ingresses), *(name for name, _ in workers)]
+        self._seen_s.update(dict.fromkeys(present, now_s))
+        self._seen_s = {
+            name: seen_s
+            for name, seen_s in self._seen_s.items()
+            if now_s - seen_s <= timings.LEASE_PATIENCE_S
+        }
+        if now_s - self._quick_since_s > timings.LEASE_MS / 1000:
+            return Members(ingresses, workers, trusted=True)
+        lately = frozenset(self._seen_s).difference(present)
+        return Members(
+            ingresses, workers, now_s - self._steady_since_s > timings.LEASE_PATIENCE_S, lately
+        )

@@ -1,0 +1,124 @@
+"""Which replicas of a deployment can take work, and which request was sent to which replica. Pure.
+
+It combines two views: Ray Serve's set of running replicas (a draining replica has left it, but
+still works) and the workers' leases (a replica that hangs or has a sick engine has lost its lease,
+but Serve still sends to it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from serve_app import timings
+from serve_app.contract import Cause
+
+
+class Replicas:
+    """The replicas of one engine deployment, as this process sees them."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[str, Cause], None]] = []
+        self._serving: frozenset[str] = frozenset()
+        self._leased: frozenset[str] | None = None
+        self._unblamed: frozenset[str] = frozenset()
+        self._placed: dict[str, str] = {}
+        self._avoided: dict[str, float] = {}
+        self.version = 0
+
+    def listen(self, listener: Callable[[str, Cause], None]) -> None:
+        """Call `listener(request_id, cause)` for every request whose replica has left one of the
+        views.
+        """
+        self._listeners.append(listener)
+
+    def place(self, request_id: str, replica: str) -> None:
+        """The request is being sent to a replica."""
+        self._placed[request_id] = replica
+
+    def release(self, request_id: str) -> None:
+        """Nobody waits for the request's replica any more."""
+        self._placed.pop(request_id, None)
+
+    def avoid(self, request_id: str, now_s: float) -> None:
+        """A call to this request's replica failed. It may be dead although neither Serve nor its
+        lease shows it yet.
+        """
+        replica = self._placed.get(request_id)
+        if replica is not None:
+            self._avoided[replica] = now_s + timings.REPLICA_AVOID_S
+            self.version += 1
+
+    def forgive(self, now_s: float) -> None:
+        """Use replicas again that have been avoided for long enough."""
+        over = [replica for replica, until_s in self._avoided.items() if until_s <= now_s]
+        for replica in over:
+            del self._avoided[replica]
+            self.version += 1
+
+    def serving(self, replicas: Iterable[str]) -> None:
+        """Ray Serve's running replicas have changed."""
+        now = frozenset(replicas)
+        left, self._serving = self._serving - now, now
+        self.version += 1
+        self._lose(left, Cause.DRAINED)
+
+    def leased(self, replicas: Iterable[str] | None) -> None:
+        """The workers that hold a lease; None if unknown, such as while Redis is unreachable."""
+        now = None if replicas is None else frozenset(replicas)
+        if now == self._leased:
+            return
+        before, self._leased = self._leased, now
+        self.version += 1
+        if now is None:
+            return
+        missing = frozenset(self._placed.values()) - now
+        self._unblamed = (self._unblamed if before is not None else self._serving | missing) - now
+        self._lose(missing & self._unblamed, Cause.AWAY)
+        self._lose(missing - self._unblamed, Cause.HUNG)
+
+    def mine(self, workers: Iterable[tuple[str, int]]) -> dict[str, int]:
+        """The leased workers of this Ray cluster and their capacity, out of all that share the
+        namespace.
+
+        During an upgrade without downtime there are two clusters; the new one must claim nothing
+        before its own engines are ready.
+        """
+        return {name: capacity for name, capacity in workers if name in self._serving}
+
+    def able(self) -> frozenset[str]:
+        """Replicas that can take work: leased, running, and without a recent failed call, unless
+        calls failed at all of them.
+        """
+        there = self._serving if self._leased is None else self._serving & self._leased
+        return there - self._avoided.keys() or there
+
+    def fate(self, replica: str) -> Cause | None:
+        """Why a replica's work does not continue, as far as is known; None if it does.
+
+        Serve knows of a death before the lease expires, but does not distinguish it from draining.
+        """
+        if self._serving and replica not in self._serving:
+            return Cause.DRAINED
+        if self._leased is None or replica in self._leased:
+            return None
+        return Cause.AWAY if replica in self._unblamed else Cause.HUNG
+
+    def _lose(self, replicas: frozenset[str], cause: Cause) -> None:
+        if not replicas:
+            return
+        for request_id in [name for name, at in self._placed.items() if at in replicas]:
+            for listener in self._listeners:
+                listener(request_id, cause)
+
+
+_of_process: dict[str, Replicas] = {}
+
+
+def of(deployment: str) -> Replicas:
+    """The replicas of a deployment, by its name; all callers in this process share one object.
+
+    Ray Serve creates the router, so the object cannot be passed to it. Serve also pickles the
+    router's module by value. Therefore call this through the module (`replicas.of`); a function
+    imported by name might be a copy.
+    """
+    return _of_process.setdefault(deployment, Replicas())

@@ -1,0 +1,127 @@
+"""`Placement` as Ray Serve's request router (an alpha extension point of Ray 2.60).
+
+Serve pickles this module by value, and during an upgrade sends it to ingresses of other versions as
+well. If they cannot load it, Serve no longer tells them which replicas run. Therefore our own
+modules are imported only in `initialize_state`, which Serve does not call in those ingresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+log = logging.getLogger("hermes.router")
+
+
+class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """Routes `execute(request_id, epoch, session, cause)` by its session, and counts what this
+    process sends.
+
+    Each ingress has one router, so over all ingresses the load bound holds plus at most one request
+    per ingress.
+    """
+
+    ask_again_s = 1.0
+    """Pause before the GCS is asked again for a replica, after it did not answer."""
+    _news: Sequence[Any] | None = None
+    """The running replicas that Serve has told last, until they are known here."""
+    _asking: asyncio.Task[None] | None = None
+
+    def initialize_state(self, load_factor: float, virtual_nodes: int, capacity: int) -> None:
+        """Serve calls this with `request_router_kwargs`, which are the arguments of `Placement`."""
+        from serve_app.cluster import replicas
+        from serve_app.policy.placement import Placement
+
+        self._placement = Placement(load_factor, virtual_nodes, capacity)
+        self._shared = replicas.of(self._deployment_id.name)
+        self._version = -1
+        self._by_name: dict[str, ReplicaID] = {}
+
+    def _update_running_replicas(self, running_replicas: Sequence[Any]) -> None:
+        """Serve (2.60) calls this on the event loop of all requests, and asks the GCS there for
+        every replica that is new to it. A GCS that is busy, or has just restarted, would hold all
+        requests meanwhile. So a thread asks, and what is known already is used at once.
+        """
+        self._news = running_replicas
+        known = [info for info in running_replicas if info.replica_id in self._replicas]
+        super()._update_running_replicas(known)
+        if len(known) == len(running_replicas):
+            self._news = None
+        elif self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._ask(), name="new-replicas")
+
+    async def _ask(self) -> None:
+        while (news := self._news) is not None:
+            unknown = [info for info in news if info.replica_id not in self._replicas]
+            try:
+                made = await asyncio.to_thread(self._made, unknown)
+            except Exception as error:  # whatever Ray raises for a GCS that does not answer
+                log.warning("router: cannot ask for %d new replicas: %r", len(unknown), error)
+                await asyncio.sleep(self.ask_again_s)
+                continue
+            if news is self._news:  # otherwise Serve has told others meanwhile
+                self._news = None
+                known = [self._replicas.get(info.replica_id) for info in news]
+                self.update_replicas([*filter(None, known), *made])
+
+    def _made(self, unknown: Sequence[Any]) -> list[RunningReplica]:
+        """What Serve needs to call these replicas, without those that are dead already."""
+        made = []
+        for info in unknown:
+            try:
+                made.append(self.create_replica_wrapper(info))
+            except ValueError as error:  # Serve will tell that it has gone
+                log.info("router: %s has gone: %s", info.replica_id, error)
+        return made
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve calls this whenever the running replicas change."""
+        super().update_replicas(replicas)
+        by_name = {replica.replica_id.unique_id: replica.replica_id for replica in replicas}
+        if by_name.keys() != self._by_name.keys():
+            self._by_name = by_name
+            self._shared.serving(by_name)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """One replica, or none if none can take work."""
+        if pending_request is None:
+            return []
+        pending_request.routing_context.should_backoff = (
+            True  # an empty answer must not spin Serve's loop
+        )
+        if self._version != self._shared.version:
+            self._version = self._shared.version
+            self._placement.rebuild(self._shared.able())
+        request_id, session = pending_request.args[0], pending_request.args[2]
+        internal_id = pending_request.metadata.internal_request_id
+        # routed again, because the previous replica did not accept it
+        self._placement.ended(internal_id)
+        try:
+            name = self._placement.choose(session or request_id)
+        except LookupError:
+            return []
+        replica = self.curr_replicas.get(self._by_name[name])
+        if replica is None:
+            return []
+        self._placement.began(internal_id, name)
+        self._shared.place(request_id, name)
+        return [[replica]]
+
+    async def _select_from_candidate_replicas(
+        self, candidates: list[RunningReplica], backoff_index: int
+    ) -> RunningReplica | None:
+        # Serve would ask the replica for its queue length (one call whenever its cache is 10 s
+        # old); but its capacity is known: dispatchers start no more than the workers publish.
+        return self.curr_replicas.get(candidates[0].replica_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Serve calls this exactly once for every request that was sent."""
+        self._placement.ended(internal_request_id)

@@ -1,0 +1,195 @@
+"""Everything that crosses a process: the words and values that ingresses and workers exchange.
+Pure.
+
+The words are stored and sent exactly as defined here, and different versions of the service work
+side by side during an upgrade. Therefore never rename a word, and let readers tolerate words that
+they do not know. `journal/entries.py` and `journal/wakes.py` define the entries of journals and
+wake-ups, `request_queue/entry.py` a queue entry.
+"""
+
+from __future__ import annotations
+
+from collections import UserString
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class State(StrEnum):
+    """The state of a request. All but the first two are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @classmethod
+    def _missing_(cls, value: object) -> State:
+        """Only a newer version writes an unknown state, and only into an ending."""
+        return cls.FAILED
+
+
+class Reason(StrEnum):
+    """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
+
+    INVALID_API_KEY = "invalid_api_key"
+    KEY_NOT_PERMITTED = "key_not_permitted"
+    MALFORMED_JSON = "malformed_json"
+    INVALID_REQUEST = "invalid_request"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TOO_LARGE = "body_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    QUEUE_FULL = "queue_full"
+    STORAGE_FULL = "storage_full"
+    TENANT_LIMIT = "tenant_limit"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    JOURNAL_UNAVAILABLE = "journal_unavailable"
+    JOURNAL_LOST = "journal_lost"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    ENGINE_ERROR = "engine_error"
+    ATTEMPT_LOST = "attempt_lost"
+    POISON = "poison"
+    LOOP_HELD = "loop_held"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    INTERNAL = "internal"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason:
+        """A newer version has ended the request for a reason that this version does not know."""
+        return cls.INTERNAL
+
+
+class Cause(StrEnum):
+    """Why an attempt ended before its request did."""
+
+    NOT_OPENED = "not_opened"
+    """No worker opened the attempt in time after the call was sent."""
+    LOST = "lost"
+    """The engine or the worker died."""
+    HUNG = "hung"
+    """The worker's lease expired while Redis was there to renew it: the request may be the cause.
+    """
+    AWAY = "away"
+    """The worker's lease expired, but perhaps it could not be renewed: no request is to blame."""
+    DRAINED = "drained"
+    """The replica left Ray Serve's set of running replicas."""
+    ENGINE_FAILED = "engine_failed"
+    """The worker gave the attempt up because its engine is sick."""
+    DEADLINE = "deadline"
+    """The request's deadline passed, and no worker reported it."""
+
+
+class Outcome(StrEnum):
+    """How an attempt of a worker ended."""
+
+    ENDED = "ended"
+    """The request has ended."""
+    FENCED = "fenced"
+    """Another attempt owns the journal, or the journal is gone."""
+
+
+class Written(NamedTuple):
+    """What a request has written by its end."""
+
+    tokens: int
+    whole: bool = True
+    """Whether the answer ended by itself. The length of one that was broken off says nothing about
+    other requests.
+    """
+    begun: bool = True
+    """Whether a worker has worked on it. A request that was cancelled while it waited has used
+    nothing.
+    """
+
+
+class Answer(NamedTuple):
+    """A worker's answer to `execute`."""
+
+    outcome: Outcome
+    written: Written | None = None
+    """What the request has written; None if the worker does not know, or is of version 0.1.0."""
+
+    def encode(self) -> str | UserString:
+        """The answer as it crosses the process.
+
+        Version 0.1.0 understands nothing but the word of the outcome, and loads no class that it
+        does not have. So this is a text of the standard library, equal to that word, and what was
+        written is an attribute of it.
+        """
+        word = str(self.outcome)
+        if self.written is None:
+            return word
+        text = UserString(word)
+        vars(text)["written"] = tuple(self.written)
+        return text
+
+    @classmethod
+    def decode(cls, text: Any) -> Answer:
+        """Parse an answer; raises ValueError if its word is unknown."""
+        written: tuple[Any, ...] | None = getattr(text, "written", None)
+        return cls(Outcome(text), None if written is None else Written(*written[:3]))
+
+
+Execute = Callable[[str, int, str, str], Awaitable[Answer]]
+"""`execute(request_id, epoch, session, cause)`, with positional arguments. `cause` says why the
+previous attempt ended, and is empty for the first. Raises `WorkerLost` if the outcome is unknown.
+"""
+
+
+class WorkerLost(Exception):
+    """The replica died or became unreachable during a call."""
+
+
+class IngressLease(NamedTuple):
+    """The lease of an ingress, a member of `{ns}:ingresses`:
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>`.
+    """
+
+    name: str
+    cluster: str = ""
+    complete: bool = False
+    """Whether the ingress sees every replica that its Ray cluster is meant to have."""
+    running: int = 0
+    """Requests that it has started and that use an engine, or will at once."""
+    waiting: int | None = None
+    """Requests that it has claimed and not started; None if an older version does not say."""
+
+    def encode(self) -> str:
+        """The member of the sorted set."""
+        words = [self.name, self.cluster, str(int(self.complete))]
+        if self.waiting is not None:
+            words += [str(self.running), str(self.waiting)]
+        return "|".join(words)
+
+    @classmethod
+    def decode(cls, member: bytes) -> IngressLease:
+        """Parse a member; raises ValueError if it is not text, or has a malformed number."""
+        name, cluster, complete, *use = [*member.decode().split("|"), "", ""]
+        if len(use) < 4:
+            return cls(name, cluster, complete == "1")
+        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]))
+
+
+class WorkerLease(NamedTuple):
+    """The lease of a worker, a member of `{ns}:workers`: `<name>|<capacity>`."""
+
+    name: str
+    capacity: int
+    """How many requests its engine runs at a time."""
+
+    def encode(self) -> str:
+        """The member of the sorted set."""
+        return f"{self.name}|{self.capacity}"
+
+    @classmethod
+    def decode(cls, member: bytes) -> WorkerLease:
+        """Parse a member; raises ValueError if it has no capacity or is not text."""
+        name, _, capacity = member.decode().rpartition("|")
+        return cls(name, int(capacity))

@@ -1,0 +1,3 @@
+"""A request from its queue entry to its end: claim, order, attempts, adoption, deadlines,
+quarantine.
+"""

@@ -1,0 +1,215 @@
+"""Claims, orders and runs requests. Every ingress has one dispatcher, which also takes over the
+claims of dead ingresses.
+
+`Scheduler` alone decides which request starts when; the dispatcher claims what it asks for and
+starts what it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from serve_app import timings
+from serve_app.clock import RedisClock
+from serve_app.cluster.members import Members
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import IngressLease, Written
+from serve_app.dispatch.attempts import Attempts
+from serve_app.errors import RedisUnavailable
+from serve_app.loops import Loops, ended, jittered
+from serve_app.observability.logs import Outage, about
+from serve_app.observability.order_metrics import OrderTelemetry
+from serve_app.policy.capacity import allowance, hardly_any_elsewhere
+from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
+from serve_app.request_queue.abandoned import AbandonedClaims
+from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue.queue import RequestQueue
+
+log = logging.getLogger("hermes.dispatcher")
+
+
+class Dispatcher:
+    """Claims requests while the engines have capacity, and attends to each until it has ended."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        abandoned: AbandonedClaims,
+        attempts: Attempts,
+        replicas: Replicas,
+        name: str,
+        cluster: str,
+        clock: RedisClock,
+        loops: Loops | None = None,
+        rules: Rules = DEFAULT_RULES,
+        telemetry: OrderTelemetry | None = None,
+    ) -> None:
+        self._queue = queue
+        self._abandoned = abandoned
+        self._attempts = attempts
+        self._replicas = replicas
+        self._name = name
+        self._cluster = cluster
+        self._clock = clock
+        self._loops = loops or Loops()
+        self._telemetry = telemetry
+        self._superseded = False
+        self._running: dict[asyncio.Task[Written | None], QueueEntry] = {}
+        self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
+        self._changed = asyncio.Event()
+        """Set when the capacity or its use has changed."""
+        self._members = Members()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that this dispatcher has claimed and that have not ended."""
+        return len(self._running) + len(self._scheduler)
+
+    def lease(self, complete: bool) -> IngressLease:
+        """What other ingresses need to know to divide the engines' capacity: requests that use no
+        engine take no room from them.
+        """
+        running = len(self._running) - self._attempts.waits.without_engine()
+        waiting = len(self._scheduler)
+        return IngressLease(self._name, self._cluster, complete, running, waiting)
+
+    async def start(self) -> None:
+        """Start claiming."""
+        self._tasks = [
+            self._loops.keep("dispatcher", self._run),
+            self._loops.keep("take-over", self._take_over),
+            self._loops.keep("watchdog", self._tell_who_waits),
+        ]
+
+    async def stop(self) -> None:
+        """Claim nothing more; another ingress takes over what has been claimed."""
+        await self._loops.end(*self._tasks)
+        await ended(list(self._running))
+
+    def on_members(self, members: Members) -> None:
+        """Divide the capacity of this Ray cluster's engines among its living ingresses.
+
+        Once a newer cluster is complete, it gets all requests that are not yet claimed. If this
+        cluster started more, they would be cut off when it ends, and requests to a new version
+        would be answered by the old one.
+        """
+        self._members = members
+        self._replicas.forgive(self._clock.local.monotonic_s())
+        self._replicas.leased(members.living if members.trusted else None)
+        capacity = sum(self._replicas.mine(members.workers).values())
+        superseded = members.superseded(self._cluster)
+        if superseded != self._superseded:
+            log.info(
+                "dispatcher: %s",
+                "a newer Ray cluster takes all new requests" if superseded else "claiming again",
+            )
+        self._superseded = superseded
+        others = members.others(self._name, self._cluster)
+        mine = allowance(capacity, others, waiting=len(self._scheduler) > 0)
+        self._scheduler.capacity = mine
+        self._scheduler.ahead = hardly_any_elsewhere(capacity, others, mine)
+        self._scheduler.claiming = not superseded
+        if self._telemetry is not None:
+            self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
+        self._changed.set()
+
+    async def _run(self) -> None:
+        outage = Outage(log, "dispatcher: cannot claim")
+        while True:
+            if (wanted := self._scheduler.wanted()) is not None:
+                await self._claim(wanted, outage)
+            while (entry := self._scheduler.next(self._clock.now_ms())) is not None:
+                self._start(entry)
+            if self._scheduler.wanted() is None:
+                # Every reading of the members sets it too, because deadlines of waiting requests
+                # pass.
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _claim(self, wanted: Claim, outage: Outage) -> None:
+        try:
+            claimed = await self._queue.claim(wanted.of_each, wanted.classes, wanted.wait)
+        except RedisUnavailable as error:
+            outage.failed(error)
+            await asyncio.sleep(jittered(timings.CLAIM_RETRY_S))
+            return
+        outage.over()
+        for entry in claimed:
+            self._scheduler.add(entry)
+
+    async def _take_over(self) -> None:
+        """Run claims that nobody works on: those of dead ingresses, and those of this ingress whose
+        answer was lost.
+
+        Claims of dead ingresses are taken over only if an ingress without a lease is certainly
+        dead; after an outage of Redis, no ingress has a lease. Claims of this ingress need no such
+        certainty, because it knows which of them it has received.
+        """
+        outage = Outage(log, "dispatcher: cannot take over")
+        while True:
+            await asyncio.sleep(jittered(timings.TAKE_OVER_S))
+            certain = self._members.trusted and not self._superseded
+            try:
+                taken = await self._abandoned.take_over(
+                    self._members.living if certain else None, self._claimed()
+                )
+            except RedisUnavailable as error:
+                outage.failed(error)
+                continue
+            outage.over()
+            if taken:
+                log.info("dispatcher: took over %d requests that no ingress worked on", len(taken))
+                await self._carry_on(taken)
+
+    async def _carry_on(self, taken: Sequence[QueueEntry]) -> None:
+        """Attend to requests at once whose attempts may run already; the others wait their turn."""
+        begun = await self._attempts.begun(taken)
+        for entry in taken:
+            if entry.key not in begun:
+                self._scheduler.add(entry)
+        for entry in self._scheduler.adopt(entry for entry in taken if entry.key in begun):
+            self._start(entry)
+        self._changed.set()
+
+    def _claimed(self) -> list[QueueEntry]:
+        """The queue entries that this ingress works on, started or not."""
+        return [*self._running.values(), *self._scheduler]
+
+    async def _tell_who_waits(self) -> None:
+        """Log which requests make no progress, and why."""
+        while True:
+            await asyncio.sleep(timings.WAITING_TELL_S)
+            waiting = self._attempts.waits.longer_than(
+                timings.WAITING_TELL_S, now_s := self._clock.local.monotonic_s()
+            )
+            for request_id, what, since_s in waiting[: timings.WAITING_TELL_AT_MOST]:
+                log.warning(
+                    "dispatcher: request %s has waited for %.0f s: %s",
+                    request_id,
+                    now_s - since_s,
+                    what,
+                    extra=about(request_id, reason=what),
+                )
+            if len(waiting) > timings.WAITING_TELL_AT_MOST:
+                log.warning("dispatcher: and %d more", len(waiting) - timings.WAITING_TELL_AT_MOST)
+
+    def _start(self, entry: QueueEntry) -> None:
+        task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
+        self._running[task] = entry
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[Written | None]) -> None:
+        entry = self._running.pop(task)
+        failed = task.cancelled() or task.exception() is not None
+        written = None if failed else task.result()
+        settled = self._scheduler.ended(entry, written, self._clock.now_ms())
+        if settled is not None and self._telemetry is not None:
+            order = self._scheduler
+            self._telemetry.ended(settled, order.lengths.useful, order.classes.promotions)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The entry remains claimed, and is taken up again from the queue.
+            log.error("dispatcher: %s failed: %r", task.get_name(), error)

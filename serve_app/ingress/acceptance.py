@@ -1,0 +1,79 @@
+"""Submits a request for a connection that waits for the answer, and follows the accepted
+request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from serve_app import timings
+from serve_app.admission.admission import Admission
+from serve_app.admission.submission import Submission
+from serve_app.contract import Reason
+from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.ingress.disconnects import Disconnects
+from serve_app.journal.facts import RequestFacts
+from serve_app.journal.follower import Follower
+from serve_app.journal.followers import Followers
+from serve_app.observability.logs import about
+
+log = logging.getLogger("hermes.ingress")
+
+
+class Acceptance:
+    """Accepts the requests of one ingress's connections.
+
+    Args:
+        within_s: how long accepting a request may take.
+    """
+
+    def __init__(
+        self, admission: Admission, followers: Followers, disconnects: Disconnects, within_s: float
+    ) -> None:
+        self._admission = admission
+        self._followers = followers
+        self._disconnects = disconnects
+        self._within_s = within_s
+
+    async def accept(self, submission: Submission) -> tuple[Follower, RequestFacts]:
+        """Submit a request, or join the earlier one that it repeats.
+
+        Returns:
+            The follower that reads its journal, and the request's facts.
+
+        Raises:
+            RequestRefused: as `Admission.submit`, and `journal_unavailable`.
+        """
+        try:
+            async with asyncio.timeout(self._within_s):
+                return await self._submit(submission)
+        except (RedisUnavailable, TimeoutError) as error:
+            log.warning(
+                "request refused: journal_unavailable: %s",
+                str(error) or f"not accepted in {self._within_s:g} s",
+                extra=about("", submission.tenant, Reason.JOURNAL_UNAVAILABLE, submission.trace),
+            )
+            raise RequestRefused(
+                Reason.JOURNAL_UNAVAILABLE,
+                "The service cannot accept requests at the moment; please try again.",
+                retry_after_s=timings.RETRY_AFTER_S,
+            ) from None
+
+    async def _submit(self, submission: Submission) -> tuple[Follower, RequestFacts]:
+        followed: list[Follower] = []
+
+        def expect(request_id: str) -> Callable[[], None]:
+            """Follow the journal before the request is written, so that no wake-up is missed."""
+            followed.append(self._followers.follow_new(request_id))
+            return partial(self._followers.leave, followed[-1])
+
+        receipt = await self._admission.submit(submission, expect)
+        if receipt.repeat:
+            follower = await self._disconnects.attach(receipt.request_id, 0, receipt.ended)
+        else:
+            follower = followed[-1]
+            follower.on_begun = receipt.begun
+        return follower, receipt.facts

@@ -1,0 +1,144 @@
+"""API keys: who may send requests, and for which tenant. Only hashes are stored, and the file may
+change at any time.
+
+A line of the file is `<tenant> sha256:<64 hex digits>`; empty lines and anything after `#` are
+ignored. A key is 256 random bits (`scripts/api-key`), so a plain hash is enough: no dictionary
+attack is possible. `@metrics` instead of a tenant marks a key that opens `/metrics` and nothing
+else; a tenant's key does not open `/metrics`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve_app import timings
+from serve_app.clock import SYSTEM, Clock
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused, SettingsError
+from serve_app.settings import DEFAULT_TENANT, AuthSettings
+
+log = logging.getLogger("hermes.ingress")
+
+SCRAPER = "@metrics"
+"""Stands for the reader of metrics; the names of tenants contain no `@`."""
+
+_LINE = re.compile(r"(?P<tenant>@metrics|[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+
+
+class ApiKeys:
+    """The API keys of one ingress.
+
+    Raises:
+        SettingsError: the file cannot be read, or a line of it is malformed.
+    """
+
+    def __init__(self, settings: AuthSettings, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
+        self._required = settings.required
+        self._path = Path(settings.keys_file)
+        self._tenants: Mapping[bytes, str] = {}
+        self._version: tuple[int, ...] = ()
+        self._looked_s = self._clock.monotonic_s()
+        if self._required:
+            self._version = self._stat()
+            self._tenants = parse(self._path.read_text())
+
+    def tenant(self, authorization: str) -> str:
+        """The tenant whose key the `Authorization` header contains.
+
+        Raises:
+            RequestRefused: `invalid_api_key`, `key_not_permitted`.
+        """
+        if not self._required:
+            return DEFAULT_TENANT
+        found = self._whose(authorization)
+        if found == SCRAPER:
+            raise RequestRefused(Reason.KEY_NOT_PERMITTED, "This API key is for /metrics only.")
+        return found
+
+    def check_scraper(self, authorization: str) -> None:
+        """Check that the `Authorization` header contains a key for `/metrics`.
+
+        Raises:
+            RequestRefused: `invalid_api_key`, `key_not_permitted`.
+        """
+        if self._required and self._whose(authorization) != SCRAPER:
+            raise RequestRefused(
+                Reason.KEY_NOT_PERMITTED,
+                "The metrics cover all tenants and need a key of their own: ask the operator for "
+                "one (scripts/api-key --metrics).",
+            )
+
+    def _whose(self, authorization: str) -> str:
+        self._look()
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise RequestRefused(
+                Reason.INVALID_API_KEY,
+                "You didn't provide an API key; send it as 'Authorization: Bearer <key>'.",
+            )
+        presented = hashlib.sha256(key.strip().encode()).digest()
+        found = ""
+        for (
+            digest,
+            tenant,
+        ) in self._tenants.items():  # always compare all of them, so that timing reveals nothing
+            if hmac.compare_digest(digest, presented):
+                found = tenant
+        if not found:
+            raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
+        return found
+
+    def _look(self) -> None:
+        """Read the file again if it has changed; a malformed file changes nothing."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s < timings.KEYS_FILE_LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            version = self._stat()
+            if version == self._version:
+                return
+            self._version = version
+            self._tenants = parse(self._path.read_text())
+            log.info("API keys reloaded: %d", len(self._tenants))
+        except (SettingsError, OSError, UnicodeDecodeError) as error:
+            log.error("cannot reload API keys, keeping the old ones: %s", error)
+
+    def _stat(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise SettingsError(
+                f"settings: auth.keys_file '{self._path}': {error.strerror}"
+            ) from None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def parse(text: str) -> dict[bytes, str]:
+    """The tenant of each key, by the key's SHA-256.
+
+    Raises:
+        SettingsError: a line is malformed; the message has its number, never its content.
+    """
+    tenants: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        match = _LINE.fullmatch(line)
+        if (
+            match is None or match["tenant"] == DEFAULT_TENANT
+        ):  # the tenant of all requests if no key is required
+            raise SettingsError(
+                f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>' "
+                "(a tenant is named "
+                f"with letters, digits, '_', '.' and '-', and not '{DEFAULT_TENANT}')"
+            )
+        tenants[bytes.fromhex(match["digest"])] = match["tenant"]
+    return tenants

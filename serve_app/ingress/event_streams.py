@@ -1,0 +1,72 @@
+"""A request's response as server-sent events, for a reader who reconnects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from serve_app.errors import RedisUnavailable
+from serve_app.ingress.answer import Answer, Answers
+from serve_app.ingress.connection_limits import ConnectionLimit
+from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.refusals import journal_unavailable
+from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.journal.entries import Entry, decode_line, has_ended
+from serve_app.journal.ids import REQUEST_ID
+
+
+class EventStreams:
+    """What one ingress needs to serve the events of any request."""
+
+    def __init__(
+        self,
+        disconnects: Disconnects,
+        answers: Answers,
+        slow_readers: SlowReaders,
+        connections: ConnectionLimit,
+    ) -> None:
+        self._disconnects = disconnects
+        self._answers = answers
+        self.slow_readers = slow_readers
+        self.connections = connections
+
+    async def attach(self, request_id: str, seen: int, entries: list[Entry]) -> Answer:
+        """The answer with the events after number `seen`.
+
+        Raises:
+            RequestRefused: `journal_unavailable`.
+        """
+        try:
+            follower = await self._disconnects.attach(request_id, seen, has_ended(entries))
+        except RedisUnavailable:
+            raise journal_unavailable() from None
+        path = decode_line(entries[0]).path if entries[0].id == REQUEST_ID else ""
+        return self._answers.of(
+            follower, path, follower.reader.facts, streamed=True, as_events=True
+        )
+
+
+class EventStream(Response):
+    """The response to one reader; FastAPI returns it unchanged.
+
+    Args:
+        seen: the number of the last event that the reader has.
+        entries: the outline of the request's journal.
+    """
+
+    def __init__(
+        self, streams: EventStreams, request_id: str, tenant: str, seen: int, entries: list[Entry]
+    ) -> None:
+        super().__init__()
+        self._streams = streams
+        self._request_id = request_id
+        self._tenant = tenant
+        self._seen = seen
+        self._entries = entries
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        streams = self._streams
+        with streams.connections.hold(self._tenant):
+            answer = await streams.attach(self._request_id, self._seen, self._entries)
+            await streams.slow_readers.serve(answer, scope, receive, send)

@@ -1,0 +1,89 @@
+"""The outermost layer: checks limits and API keys before anything is parsed, and answers refusals
+from all layers.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress import docs_page
+from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.connection_limits import ConnectionLimit
+from serve_app.ingress.inference import Receive, Scope
+from serve_app.ingress.refusals import Send, note_refusal, send_refusal
+from serve_app.ingress.validation.bodies import INFERENCE_PATHS
+from serve_app.ingress.validation.headers import check_headers
+from serve_app.observability.logs import about
+from serve_app.observability.metrics import Telemetry
+
+log = logging.getLogger("hermes.ingress")
+
+_OPEN_PATHS = ("/healthz", "/readyz", *docs_page.OPEN_PATHS)
+"""Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
+_METRICS_PATH = "/metrics"
+
+
+class Guard:
+    """ASGI middleware. It sets `scope["state"]["tenant"]` to the request's tenant."""
+
+    def __init__(
+        self,
+        app: Any,
+        api_keys: ApiKeys,
+        connections: ConnectionLimit,
+        max_header_bytes: int,
+        telemetry: Telemetry,
+    ) -> None:
+        self._app = app
+        self._api_keys = api_keys
+        self._connections = connections
+        self._max_header_bytes = max_header_bytes
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._pass(scope, receive, send)
+        except RequestRefused as refusal:
+            note_refusal(self._telemetry, refusal, scope.get("state", {}).get("tenant", ""))
+            await send_refusal(send, refusal)
+        except Exception as error:
+            self._note_defect(error)
+            await send_refusal(
+                send, RequestRefused(Reason.INTERNAL, "The service failed on this request.")
+            )
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_headers(scope["headers"], self._max_header_bytes)
+        authorization = next(
+            (v for k, v in scope["headers"] if k.lower() == b"authorization"), b""
+        ).decode("latin-1")
+        path = scope["path"]
+        if path == _METRICS_PATH:
+            self._api_keys.check_scraper(authorization)
+        elif path not in _OPEN_PATHS:
+            tenant = self._api_keys.tenant(authorization)
+            scope["state"] = {**scope.get("state", {}), "tenant": tenant}
+            if path in INFERENCE_PATHS:  # short requests, such as `DELETE`, are not limited
+                with self._connections.hold(tenant):
+                    await self._app(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _note_defect(self, error: Exception) -> None:
+        """Count and log a defect in our code."""
+        self._telemetry.refused(Reason.INTERNAL)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        log.error(
+            "request failed: internal: %r at %s:%d",
+            error,
+            where.filename,
+            where.lineno,
+            extra=about(reason=Reason.INTERNAL),
+        )

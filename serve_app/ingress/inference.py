@@ -1,0 +1,109 @@
+"""The endpoint of all inference paths: read, validate, submit, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.acceptance import Acceptance
+from serve_app.ingress.answer import Answer, Answers
+from serve_app.ingress.refusals import Send, send_refusal
+from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.ingress.submissions import Submissions
+from serve_app.ingress.validation.headers import check_content_type
+from serve_app.ingress.validation.validator import Validator
+from serve_app.observability.tracing import SERVER, Span, Tracing
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class InferenceEndpoint:
+    """A plain ASGI endpoint: the hot path uses neither dependency injection nor a response
+    class.
+    """
+
+    def __init__(
+        self,
+        max_body_bytes: int,
+        validator: Validator,
+        submissions: Submissions,
+        acceptance: Acceptance,
+        answers: Answers,
+        slow_readers: SlowReaders,
+        tracing: Tracing,
+    ) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._validator = validator
+        self._submissions = submissions
+        self._acceptance = acceptance
+        self._answers = answers
+        self._slow_readers = slow_readers
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+        what = {
+            "http.request.method": "POST",
+            "http.route": scope["path"],
+            "url.path": scope["path"],
+        }
+        caller = headers.get("traceparent", "")
+        with self._tracing.begin(f"POST {scope['path']}", caller, what, SERVER) as span:
+            answer = await self._accept(scope, receive, headers, span)
+            try:
+                await self._slow_readers.serve(answer, scope, receive, send)
+                span.tell({"http.response.status_code": answer.status})
+            except RequestRefused as refusal:
+                span.refused(refusal.status, refusal.reason)
+                await send_refusal(send, refusal, answer.own_headers())
+
+    async def _accept(
+        self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span
+    ) -> Answer:
+        check_content_type(headers.get("content-type", ""))
+        body = await _read_body(headers, receive, self._max_body_bytes)
+        path = scope["path"]
+        request = await self._validator.parse(path, body)
+        query = scope["query_string"].decode("latin-1")
+        submission = self._submissions.of(
+            scope["state"]["tenant"], path, query, headers, body, request, span.traceparent
+        )
+        follower, facts = await self._acceptance.accept(submission)
+        span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
+        return self._answers.of(follower, path, facts, facts.streamed)
+
+
+async def _read_body(headers: dict[str, str], receive: Receive, limit_bytes: int) -> bytes:
+    announced = headers.get("content-length", "0")
+    if (
+        announced.isascii()
+        and announced.isdigit()
+        and (len(announced) > 18 or int(announced) > limit_bytes)
+    ):
+        raise _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestRefused(
+                Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
+            )
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limit_bytes: int) -> RequestRefused:
+    return RequestRefused(
+        Reason.BODY_TOO_LARGE, f"The request body is longer than {limit_bytes} bytes."
+    )

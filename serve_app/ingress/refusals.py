@@ -1,0 +1,55 @@
+"""Answers, counts and logs refused requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.answer import ResponseStart
+from serve_app.observability.logs import about
+from serve_app.observability.metrics import Telemetry
+
+log = logging.getLogger("hermes.ingress")
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+async def send_refusal(
+    send: Send, refusal: RequestRefused, more_headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer with a refusal."""
+    body = refusal.body()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **(more_headers or {}),
+        **refusal.headers(),
+    }
+    encoded = [
+        (name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()
+    ]
+    await send(ResponseStart(type="http.response.start", status=refusal.status, headers=encoded))
+    await send({"type": "http.response.body", "body": body})
+
+
+def note_refusal(telemetry: Telemetry, refusal: RequestRefused, tenant: str) -> None:
+    """Count a refusal, and log it."""
+    telemetry.refused(refusal.reason)
+    log.info(
+        "request refused: %s: %s",
+        refusal.reason,
+        refusal.message,
+        extra=about("", tenant, refusal.reason),
+    )
+
+
+def journal_unavailable() -> RequestRefused:
+    """The refusal of a query about a request while Redis cannot be reached."""
+    return RequestRefused(
+        Reason.JOURNAL_UNAVAILABLE,
+        "The journal cannot be reached at the moment; please try again.",
+        retry_after_s=1,
+    )

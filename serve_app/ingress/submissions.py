@@ -1,0 +1,117 @@
+"""Turns an HTTP request into a submission, as its headers and fields determine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.admission.submission import Submission
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.client_ids import client_request_id
+from serve_app.journal.facts import RequestLine
+from serve_app.policy.affinity import session_key
+from serve_app.policy.classes import (
+    CLASSES,
+    CRITICAL,
+    DEFAULT_CLASS,
+    PUBLIC_CLASSES,
+    SERVICE_TIERS,
+)
+from serve_app.policy.work import work_of
+from serve_app.settings import Settings
+
+# Headers that the engine's server may need; credentials and cookies never enter the journal.
+_KEPT_HEADERS = ("content-type", "accept")
+
+
+class Submissions:
+    """Creates the submissions of one ingress.
+
+    Args:
+        wake: the channel on which this ingress learns of new journal entries.
+    """
+
+    def __init__(self, settings: Settings, wake: str) -> None:
+        self._model = settings.model.name
+        self._ingress = settings.ingress
+        self._critical_tenants = frozenset(settings.auth.critical_tenants)
+        self._wake = wake
+
+    def of(
+        self,
+        tenant: str,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        request: Mapping[str, Any],
+        trace: str,
+    ) -> Submission:
+        """The submission of one request.
+
+        Args:
+            headers: by lower-case name.
+            request: the validated body.
+            trace: its `traceparent`; empty if it is not traced.
+
+        Raises:
+            RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
+                class that the tenant may not use.
+        """
+        kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
+        return Submission(
+            tenant=tenant,
+            line=RequestLine("POST", path, query, kept),
+            body=body,
+            model=self._model,
+            request_class=self._request_class(tenant, headers, request),
+            session=session_key(headers, request),
+            timeout_s=self._timeout_s(headers),
+            work=work_of(path, body, request),
+            streamed=request.get("stream") is True,
+            wake=self._wake,
+            client_request_id=client_request_id(headers),
+            idempotency_key=headers.get("idempotency-key", ""),
+            trace=trace,
+        )
+
+    def _request_class(
+        self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any]
+    ) -> str:
+        named = headers.get("x-hermes-class")
+        if named is None:
+            tier = request.get("service_tier")
+            return SERVICE_TIERS.get(str(tier), DEFAULT_CLASS)
+        if named not in CLASSES:
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                f"The header x-hermes-class must be one of {', '.join(PUBLIC_CLASSES)}, not "
+                f"'{named[:40]}'.",
+                param="x-hermes-class",
+            )
+        if named == CRITICAL and tenant not in self._critical_tenants:
+            raise RequestRefused(
+                Reason.KEY_NOT_PERMITTED,
+                f"Requests of the class '{CRITICAL}' are for the operators of this service; please "
+                f"use one of {', '.join(PUBLIC_CLASSES)}.",
+                param="x-hermes-class",
+            )
+        return named
+
+    def _timeout_s(self, headers: Mapping[str, str]) -> float:
+        text = headers.get("x-request-timeout-seconds")
+        if text is None:
+            return self._ingress.request_timeout_s
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            timeout_s = -1.0
+        if not 0 < timeout_s < float("inf"):
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                "The header x-request-timeout-seconds must be a positive number of seconds, not "
+                f"'{text[:40]}'.",
+                param="x-request-timeout-seconds",
+            )
+        return min(timeout_s, self._ingress.max_request_timeout_s)

@@ -1,0 +1,1 @@
+"""What is validated before any work on a request: headers, JSON structure, fields and limits."""

@@ -1,0 +1,251 @@
+"""Validates a request as far as possible before an engine sees it. Pure: bytes in, a parsed request
+or a refusal out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.limits import check_limits
+from serve_app.ingress.validation.structure import NotJson, read, too_many
+from serve_app.settings.limits import RequestLimits
+
+INFERENCE_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
+
+_DEFAULT_LIMITS = RequestLimits()
+_MAX_PLACE_CHARS = 200
+_INT32 = 2**31 - 1
+"""The range of the engine's tensors."""
+# How pydantic names a branch of a union in an error's location; other names contain brackets.
+_UNION_BRANCHES = ("str", "int", "bool", "float")
+
+
+class _Loose(BaseModel):
+    """Checks only what every engine agrees on; the engine's own server checks the rest."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+
+
+_Count = Annotated[int, Field(ge=0, le=_INT32)]
+_CountOrAll = Annotated[int, Field(ge=-1, le=_INT32)]
+_Limit = Annotated[int, Field(ge=1, le=_INT32)]
+_Ids = Annotated[list[_Count], Field(fail_fast=True)]
+_TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
+class _Common(_Loose):
+    """Fields of every endpoint, and those of vLLM's own fields whose numbers reach its engine
+    unchecked.
+    """
+
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    truncate_prompt_tokens: _CountOrAll | None = None
+    cache_salt: str | None = None
+    dimensions: _Limit | None = None
+
+
+class _Sampling(_Common):
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: _CountOrAll | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    max_tokens: _Limit | None = None
+    max_completion_tokens: _Limit | None = None
+    max_output_tokens: _Limit | None = None
+    min_tokens: _Count | None = None
+    n: int | None = Field(None, ge=1, le=128)
+    best_of: int | None = Field(None, ge=1, le=128)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-100, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logprobs: bool | int | None = None
+    top_logprobs: _Count | None = None
+    prompt_logprobs: _Count | None = None
+    logprob_token_ids: _Ids | None = None
+    logit_bias: dict[_TokenId, float] | None = None
+    stop: str | _Texts | None = None
+    stop_token_ids: _Ids | None = None
+    allowed_token_ids: _Ids | None = None
+    bad_words: _Texts | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    priority: int | None = None
+    thinking_token_budget: _CountOrAll | None = None
+    stream_interval: _Limit | None = None
+    routed_experts_prompt_start: _Count | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class _Message(_Loose):
+    role: str
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+
+
+class _Function(_Loose):
+    name: str
+
+
+class _Tool(_Loose):
+    # vLLM supports no other type, but reads `function` of every tool before it checks the type.
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Chat(_Sampling):
+    messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
+    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
+
+
+class _Completion(_Sampling):
+    # OpenAI: "defaults to <|endoftext|>"; vLLM and every peer want a prompt. Its type:
+    # `_check_prompt`.
+    prompt: Any
+    max_tokens: _Count | None = None
+
+
+class _Responses(_Sampling):
+    input: str | list[Any]
+    max_tool_calls: _Count | None = None
+
+
+_SHAPES: dict[str, type[_Loose]] = {
+    "/v1/chat/completions": _Chat,
+    "/v1/completions": _Completion,
+    "/v1/responses": _Responses,
+    "/v1/embeddings": _Common,
+    "/tokenize": _Common,
+}
+_PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
+"""Fields that may hold token ids, perhaps very many. They are not validated by a model, which would
+copy them.
+"""
+
+
+def schema(path: str) -> dict[str, Any]:
+    """The JSON Schema for the bodies of one of `INFERENCE_PATHS`; the engine's server checks
+    more.
+    """
+    return _SHAPES.get(path, _Loose).model_json_schema(ref_template="#/components/schemas/{model}")
+
+
+def parse(
+    path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_LIMITS
+) -> Mapping[str, Any]:
+    """Parse and validate a body as a JSON object. Of strings longer than a megabyte, the result
+    holds only the beginning.
+
+    Args:
+        path: one of `INFERENCE_PATHS`.
+        model: the served model.
+
+    Raises:
+        RequestRefused: `malformed_json`, `invalid_request` or `model_not_found`, in OpenAI's
+            wording where it has one.
+    """
+    if path == "/tokenize" and len(body) > limits.max_tokenize_bytes:
+        raise too_many("bytes", limits.max_tokenize_bytes)
+    try:
+        request = read(body, limits)
+    except NotJson as error:
+        raise RequestRefused(
+            Reason.MALFORMED_JSON, f"The body is not valid JSON: {error}."
+        ) from None
+    if not isinstance(request, dict):
+        raise RequestRefused(Reason.INVALID_REQUEST, "The body must be a JSON object.")
+    name = request.get("model")
+    if name is None and path.startswith("/v1/"):
+        raise RequestRefused(
+            Reason.INVALID_REQUEST, "You must provide a model parameter.", param="model"
+        )
+    if isinstance(name, str) and name != model:
+        raise RequestRefused(
+            Reason.MODEL_NOT_FOUND,
+            f"The model '{name[:200]}' does not exist; '{model}' is served here.",
+            param="model",
+        )
+    check_limits(path, request, limits)
+    try:
+        _SHAPES.get(path, _Loose).model_validate(request)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    if (field := _PROMPTS.get(path)) and field in request:
+        _check_prompt(request[field], field, chats=path == "/v1/embeddings")
+    return request
+
+
+def _check_prompt(prompt: Any, field: str, chats: bool) -> None:
+    """Check a prompt: a text, texts, token ids or lists of token ids. With `chats`, messages too,
+    which vLLM's own server checks.
+    """
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list):
+        raise _no_prompt(field)
+    kinds = set(map(type, prompt))
+    if not kinds or kinds == {str} or (chats and kinds == {dict}):
+        return
+    if kinds == {list}:
+        for index, item in enumerate(prompt):
+            if chats and item and type(item[0]) is dict:
+                continue
+            _check_ids(item, f"{field}[{index}]")
+    else:
+        _check_ids(prompt, field)
+
+
+def _check_ids(ids: list[Any], place: str) -> None:
+    kinds = set(map(type, ids))
+    if kinds - {int}:
+        index = next(index for index, item in enumerate(ids) if type(item) is not int)
+        raise _no_prompt(f"{place}[{index}]")
+    if ids and not (min(ids) >= 0 and max(ids) <= _INT32):
+        raise RequestRefused(
+            Reason.INVALID_REQUEST, f"Invalid value for '{place}': no such token id.", param=place
+        )
+
+
+def _no_prompt(place: str) -> RequestRefused:
+    message = (
+        f"Invalid value for '{place}': it must be a text, a list of texts, or (lists of) token ids."
+    )
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=place)
+
+
+def _refusal(error: ValidationError) -> RequestRefused:
+    # The deepest error: it belongs to the best-fitting branch of a union.
+    first = max(
+        error.errors(include_url=False, include_input=False), key=lambda item: len(item["loc"])
+    )
+    place = ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part.isidentifier() and part not in _UNION_BRANCHES:
+            place += f".{part}" if place else part
+    place = place[:_MAX_PLACE_CHARS]
+    message = f"Invalid value for '{place}': {first['msg']}."
+    if first["type"] == "missing":
+        message = f"Missing required parameter: '{place}'."
+    if first["type"] == "too_short":
+        message = f"Invalid '{place}': empty array. Expected an array with at least one element."
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=place or None)

@@ -1,0 +1,300 @@
+"""Limits on what one request may ask of an engine: how many, how long, and what is forbidden. Pure.
+
+Wrong types are ignored here: the models in `bodies` refuse them afterwards, when no list is long
+enough to be expensive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.structure import too_many
+from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
+
+_LENGTHS = {
+    "messages": ("messages", "max_messages"),
+    "tools": ("tools", "max_tools"),
+    "stop": ("texts", "max_stop"),
+    "stop_token_ids": ("token ids", "max_stop_token_ids"),
+    "logit_bias": ("entries", "max_logit_bias"),
+    "allowed_token_ids": ("token ids", "max_allowed_token_ids"),
+    "logprob_token_ids": ("token ids", "max_stop_token_ids"),
+    "bad_words": ("texts", "max_bad_words"),
+    "guided_choice": ("texts", "max_choices"),
+    "choice": ("texts", "max_choices"),
+}
+"""Lists and objects: what they contain, and which limit applies."""
+
+_CHARS = {
+    "stop": "max_stop_chars",
+    "bad_words": "max_bad_word_chars",
+    "regex": "max_regex_chars",
+    "whitespace_pattern": "max_regex_chars",
+    "pattern": "max_regex_chars",
+    "grammar": "max_grammar_chars",
+    "structural_tag": "max_grammar_chars",
+    "choice": "max_choice_chars",
+    "guided_regex": "max_regex_chars",
+    "guided_grammar": "max_grammar_chars",
+    "guided_choice": "max_choice_chars",
+    "cache_salt": "max_name_chars",
+    "prompt_cache_key": "max_name_chars",
+    "safety_identifier": "max_name_chars",
+    "session_id": "max_name_chars",
+    "user": "max_name_chars",
+}
+"""Texts, or lists of texts."""
+
+_EXPRESSIONS = (
+    "regex",
+    "whitespace_pattern",
+    "pattern",
+    "grammar",
+    "guided_regex",
+    "guided_grammar",
+)
+_SCHEMAS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "text",
+    "tools",
+    "chat_template_kwargs",
+)
+_SCHEMA_WRAPPER_DEPTH = 4
+"""Levels of a request around a JSON schema."""
+_COUNTS = {
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+}
+_REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
+"""Matches `{n}` and `{n,m}`."""
+_MOST_DIGITS = 6
+_MEDIA = ("image_url", "audio_url", "video_url", "file_url")
+
+
+def check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Refuse requests that would stall an engine or reach into it.
+
+    Raises:
+        RequestRefused: `invalid_request`; the message names the field and the limit.
+    """
+    _check_fields(request, limits)
+    _check_lengths(request, limits)
+    structured = request.get("structured_outputs")
+    if isinstance(structured, dict):
+        _check_lengths(structured, limits, "structured_outputs.")
+    _check_logprobs(request, limits)
+    _check_sequences(path, request, limits)
+    _check_schemas(request, limits)
+    for name in ("messages", "input"):
+        _check_media(request.get(name), name, limits)
+
+
+def _refused(message: str, param: str) -> RequestRefused:
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+
+
+def _check_fields(request: Mapping[str, Any], limits: RequestLimits) -> None:
+    for name in HARMFUL_FIELDS:
+        if request.get(name) is not None and name not in limits.allowed_fields:
+            raise _refused(f"The field '{name}' is not allowed here; remove it.", name)
+    kwargs = request.get("chat_template_kwargs")
+    own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
+    if own_template and "chat_template" not in limits.allowed_fields:
+        raise _refused(
+            "Custom chat templates are not allowed here.",
+            "chat_template_kwargs.chat_template",
+        )
+    if request.get("priority"):
+        raise _refused(
+            "Set the priority with the header x-hermes-class or with service_tier.",
+            "priority",
+        )
+
+
+def _check_lengths(fields: Mapping[str, Any], limits: RequestLimits, place: str = "") -> None:
+    for name in _LENGTHS.keys() & fields.keys():
+        what, limit_name = _LENGTHS[name]
+        limit: int = getattr(limits, limit_name)
+        value = fields[name]
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise too_many(what, limit, place + name)
+    for name in _CHARS.keys() & fields.keys():
+        limit = getattr(limits, _CHARS[name])
+        value = fields[name]
+        for text in value if isinstance(value, list) else (value,):
+            if isinstance(text, str) and len(text) > limit:
+                raise _refused(
+                    f"A text in '{place}{name}' is longer than {limit} characters.", place + name
+                )
+            if isinstance(text, str) and name in _EXPRESSIONS:
+                _check_repeats(text, place + name, limits)
+
+
+def _check_logprobs(request: Mapping[str, Any], limits: RequestLimits) -> None:
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        value = request.get(name)
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not 0 <= value <= limits.max_logprobs
+        ):
+            raise _refused(f"'{name}' must be from 0 to {limits.max_logprobs}.", name)
+
+
+def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Check how many answers an engine would write at a time, or how many texts it would embed."""
+    prompts = 1
+    if path == "/v1/completions":
+        prompts = _prompts(request.get("prompt"))
+    elif path == "/v1/embeddings":
+        inputs = _prompts(request.get("input", request.get("messages")))
+        if inputs > limits.max_inputs:
+            raise too_many("texts", limits.max_inputs, "input")
+    elif path == "/v1/responses" and _prompts(request.get("input")) > limits.max_messages:
+        raise too_many("items", limits.max_messages, "input")
+    for name in ("n", "best_of"):
+        count = request.get(name)
+        each = count if isinstance(count, int) else 1
+        if prompts * each > limits.max_sequences:
+            message = (
+                f"{prompts} prompts times {name}={each} are more than {limits.max_sequences} "
+                "answers."
+            )
+            raise _refused(message, name if each > 1 else "prompt")
+        if request.get("use_beam_search") and each > limits.max_beams:
+            raise _refused(f"A beam search may have '{name}' up to {limits.max_beams} here.", name)
+    if request.get("use_beam_search") and not limits.max_beams:
+        raise _refused("Beam search is not allowed here.", "use_beam_search")
+
+
+def _prompts(value: Any) -> int:
+    """The prompts of a request. Each text or list of token ids is one prompt; a flat list of token
+    ids is one.
+    """
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        return len(value)
+    return 1
+
+
+def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Check JSON schemas wherever a request may contain one, and similar inputs of templates and
+    grammars.
+    """
+    size = 0
+    for name in _SCHEMAS:
+        value = request.get(name)
+        if isinstance(value, dict | list):
+            _check_schema(value, name, limits, limits.max_schema_depth + _SCHEMA_WRAPPER_DEPTH)
+            size += len(msgspec.json.encode(value))
+    structured = request.get("structured_outputs")
+    inner = structured if isinstance(structured, dict) else {}
+    texts = {f"structured_outputs.{name}": inner.get(name) for name in ("json", "structural_tag")}
+    for name, text in {"guided_json": request.get("guided_json"), **texts}.items():
+        if isinstance(text, str):
+            size += len(text)
+            if size <= limits.max_schema_bytes:
+                _check_schema(_decoded(text), name, limits, limits.max_schema_depth)
+    if size > limits.max_schema_bytes:
+        raise _refused(
+            f"The tools and JSON schemas of the request are {size} bytes long; at most "
+            f"{limits.max_schema_bytes} are allowed.",
+            next(name for name in _SCHEMAS if name in request),
+        )
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # the engine's server reports what is wrong with it
+
+
+def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) -> None:
+    if levels <= 0:
+        raise too_many(
+            "levels of nested lists and objects in a schema", limits.max_schema_depth, place
+        )
+    if isinstance(value, dict):
+        pattern = value.get("pattern")
+        if isinstance(pattern, str):
+            if len(pattern) > limits.max_regex_chars:
+                raise _refused(
+                    f"A pattern in '{place}' is longer than {limits.max_regex_chars} characters.",
+                    place,
+                )
+            _check_repeats(pattern, place, limits)
+        for name in _COUNTS & value.keys():
+            count = value[name]
+            if (
+                isinstance(count, int | float) and count > limits.max_repeats
+            ):  # one of vLLM's backends unrolls repeats
+                raise too_many(f"repeats ({name})", limits.max_repeats, place)
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for item in value:
+        if isinstance(item, dict | list):
+            _check_schema(item, place, limits, levels - 1)
+
+
+def _check_repeats(expression: str, place: str, limits: RequestLimits) -> None:
+    for counts in _REPEATS.findall(expression):
+        for count in counts:
+            digits = count.lstrip("0")
+            if len(digits) > _MOST_DIGITS or int(digits or 0) > limits.max_repeats:
+                raise too_many("repeats in an expression", limits.max_repeats, place)
+
+
+def _check_media(value: Any, place: str, limits: RequestLimits) -> None:
+    """Allow the engine's server to fetch only from the hosts that the settings list."""
+    for key, url in _media_urls(value):
+        if url[:5].lower() == "data:":
+            continue
+        host = _host(url)
+        if host not in limits.media_domains:
+            message = (
+                f"Media from '{host[:100] or url[:40]}' cannot be fetched here; send them as a "
+                "data: URL."
+            )
+            raise _refused(message, f"{place}.{key}")
+
+
+def _media_urls(value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in _MEDIA:
+                url = item.get("url") if isinstance(item, dict) else item
+                if isinstance(url, str) and url:
+                    yield key, url
+            elif isinstance(item, dict | list):
+                yield from _media_urls(item)
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict | list):
+                yield from _media_urls(item)
+
+
+def _host(url: str) -> str:
+    """The host of an http(s) URL that all parsers read alike; empty for any other URL."""
+    if not url.isascii() or not url.isprintable() or any(char in url for char in " \\@"):
+        return ""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "" if parts.scheme in ("http", "https") else ""
+    except ValueError:
+        return ""

@@ -1,0 +1,206 @@
+"""Parses a body's bytes into values at bounded cost, whatever the bytes are. Pure.
+
+A list of nulls needs more memory than its text, and one call of a decoder blocks the whole process.
+Values are therefore counted in the bytes before any is created. Long texts are checked piece by
+piece, and only their beginning is kept. Finally numbers and depth are checked everywhere.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.settings.limits import RequestLimits
+
+_PIECE_BYTES = 1 << 20
+"""Bytes checked in one step, which takes a few milliseconds."""
+_BEGINNING_BYTES = 1 << 20
+"""How much of a longer text is kept; more characters than any limit on the length of a text."""
+_LARGE_DEPTH = 16
+"""Allowed depth of values larger than a piece, because each level is scanned again."""
+_MAX_INT, _MIN_INT = 2**63 - 1, -(2**63)
+
+Buffer = bytes | msgspec.Raw
+
+_decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_QUOTE = re.compile(b'"')
+_NO_MARKS = bytes(set(range(256)) - set(b",[{"))
+_NO_MARKS_OR_QUOTES = bytes(set(range(256)) - set(b'",[{'))
+_SURROGATE_HIGH, _SURROGATE_LOW = rb"[dD][89abAB][0-9a-fA-F]{2}", rb"[dD][c-fC-F][0-9a-fA-F]{2}"
+_TEXT = re.compile(
+    rb"(?:[^\"\\\x00-\x1f]{1,65536}+|\\[\"\\/bfnrt]|\\u"
+    + _SURROGATE_HIGH
+    + rb"\\u"
+    + _SURROGATE_LOW
+    + rb"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}){1,16384}+"
+)
+"""Matches a part of a JSON text between its quotes, without lone surrogates and without
+backtracking.
+"""
+
+
+class NotJson(Exception):
+    """The bytes are not JSON; the message says where."""
+
+
+def read(body: bytes, limits: RequestLimits) -> Any:
+    """Parse a body. Of texts longer than a megabyte, only the beginning is kept.
+
+    Raises:
+        NotJson: the body is not JSON.
+        RequestRefused: `invalid_request`: it exceeds the limits, or contains a number of more than
+            64 bits.
+    """
+    _count(body, limits)
+    try:
+        value = _load(body.strip(), _LARGE_DEPTH)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(str(error)) from None
+    if type(value) in _LOOKED_INTO:
+        _check(value, limits)
+    return value
+
+
+def _count(body: bytes, limits: RequestLimits) -> None:
+    """Refuse too many values before any of them is created."""
+    texts = body.count(b'"') // 2
+    values, containers = _marks(piece.translate(None, _NO_MARKS) for piece in _pieces(body))
+    if not _too_many(values, containers, texts, limits):
+        return  # the usual case: this count even includes the content of texts
+    texts, outside = 0, []
+    for piece in _unescaped(body):
+        parts = piece.translate(None, _NO_MARKS_OR_QUOTES)
+        quotes = parts.count(b'"')
+        if texts + quotes > 2 * limits.max_texts:
+            raise too_many("texts", limits.max_texts)
+        outside.append(b"".join(parts.split(b'"')[texts % 2 :: 2]))
+        texts += quotes
+    values, containers = _marks(outside)
+    if problem := _too_many(values, containers, texts // 2, limits):
+        raise too_many(*problem)
+
+
+def _marks(pieces: Iterable[bytes]) -> tuple[int, int]:
+    """Upper bounds for the number of values, and of lists and objects."""
+    values = containers = 0
+    for piece in pieces:
+        values += len(piece)
+        containers += len(piece) - piece.count(b",")
+    return values, containers
+
+
+def _too_many(
+    values: int, containers: int, texts: int, limits: RequestLimits
+) -> tuple[str, int] | None:
+    if values > limits.max_values:
+        return "values", limits.max_values
+    if containers > limits.max_containers:
+        return "lists and objects", limits.max_containers
+    return ("texts", limits.max_texts) if texts > limits.max_texts else None
+
+
+def too_many(what: str, limit: int, param: str | None = None) -> RequestRefused:
+    """The refusal of a request with too many, too long or too deep values."""
+    place = f"'{param}'" if param else "The request"
+    return RequestRefused(
+        Reason.INVALID_REQUEST, f"{place} contains more than {limit} {what}.", param=param
+    )
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    if len(body) <= _PIECE_BYTES:
+        yield body
+        return
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
+
+
+def _unescaped(body: bytes) -> Iterator[bytes]:
+    """The body without escaped backslashes and quotes: every remaining quote begins or ends a
+    text.
+    """
+    rest = b""
+    for piece in _pieces(body):
+        piece = rest + piece
+        odd = (len(piece) - len(piece.rstrip(b"\\"))) % 2
+        rest = piece[len(piece) - odd :]
+        yield piece[: len(piece) - odd].replace(b"\\\\", b"").replace(b'\\"', b"")
+    yield rest
+
+
+def _load(raw: Buffer, depth: int) -> Any:
+    """Like `msgspec.json.decode`, except that long texts are shortened and each step is short."""
+    if len(raw) <= _PIECE_BYTES:
+        return _decode(raw)
+    if depth < 0:
+        raise RecursionError("it is nested too deeply")
+    view = memoryview(raw)
+    kind = view[0]
+    if kind == ord("{"):
+        return {name: _load(value, depth - 1) for name, value in _decode_fields(view).items()}
+    if kind == ord("[") and _QUOTE.search(view):
+        return [_load(value, depth - 1) for value in _decode_items(view)]
+    return _long_text(view) if kind == ord('"') else _decode(view)
+
+
+def _long_text(quoted: memoryview) -> str:
+    """The beginning of a text, after all of it was checked."""
+    whole = bytes(quoted)
+    if whole.isascii() and b"\\" not in whole:  # as in media: quick to check in one step, and small
+        return str(_decode(whole))[:_BEGINNING_BYTES]
+    position, end = 1, len(quoted) - 1
+    kept = b""
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    while position < end:
+        part = _TEXT.match(quoted, position, min(end, position + _PIECE_BYTES // 2))
+        if part is None:
+            raise NotJson(f"a string contains an invalid character (near byte {position} of it)")
+        utf8.decode(part.group())
+        position = part.end()
+        if len(kept) < _BEGINNING_BYTES:
+            kept += part.group()
+    utf8.decode(b"", True)
+    text: str = _decode('"' + kept.decode("utf-8", "ignore") + '"')
+    return text
+
+
+def _check(value: Any, limits: RequestLimits, place: str = "", level: int = 1) -> None:
+    """Refuse numbers of more than 64 bits and values that are nested too deeply, anywhere."""
+    kind = type(value)
+    if kind is int:
+        if not _MIN_INT <= value <= _MAX_INT:
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                f"Invalid value for '{place}': the number has more than 64 bits.",
+                param=place,
+            )
+    elif level > limits.max_depth:
+        raise too_many("levels of nested lists and objects", limits.max_depth)
+    elif kind is dict:
+        for name, item in value.items():
+            if type(item) in _LOOKED_INTO:
+                _check(item, limits, f"{place}.{name[:64]}" if place else name[:64], level + 1)
+    else:
+        _check_list(value, limits, place, level)
+
+
+def _check_list(items: list[Any], limits: RequestLimits, place: str, level: int) -> None:
+    kinds = set(map(type, items))
+    if kinds == {int} and min(items) >= _MIN_INT and max(items) <= _MAX_INT:
+        return  # token ids, perhaps very many
+    if kinds & _LOOKED_INTO:
+        for index, item in enumerate(items):
+            if type(item) in _LOOKED_INTO:
+                _check(item, limits, f"{place}[{index}]", level + 1)
+
+
+_LOOKED_INTO = {int, dict, list}

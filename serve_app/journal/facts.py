@@ -1,0 +1,73 @@
+"""The JSON in entries: about a request, an attempt, an ending and a response. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RequestLine(msgspec.Struct, frozen=True):
+    """The HTTP request without its body, with only the headers that the engine's server needs."""
+
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+
+
+class RequestFacts(msgspec.Struct, frozen=True):
+    """What was decided about a request when it was admitted. Times are Unix milliseconds."""
+
+    request_class: str
+    tenant: str
+    session: str
+    model: str
+    streamed: bool
+    admitted_ms: int
+    deadline_ms: int
+    wake: str
+    client_request_id: str = ""
+    idempotency: str = ""
+    """Digest of path and body, if the client sent an `Idempotency-Key`."""
+    trace: str = ""
+    """The `traceparent` of the HTTP request, if it is traced."""
+
+
+class AttemptFacts(msgspec.Struct, frozen=True):
+    """Which worker works on the request, and since when."""
+
+    replica: str
+    engine: str
+    opened_ms: int
+    cause: str = ""
+    """The `Cause` for which the dispatcher gave up the previous attempt; empty for the first. A
+    newer version may write a word that this version does not know.
+    """
+    fingerprint: str = ""
+    """Of model, weights and engine; only an equal one can continue the response."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What remains known of a finished request after its entries are trimmed. Times are Unix
+    milliseconds.
+    """
+
+    request: RequestFacts | None
+    attempt: AttemptFacts | None
+    attempts: int
+    ended_ms: int
+    first_output_ms: int | None = None
+    output_tokens: int = 0
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Status and headers of the engine's response."""
+
+    status: int
+    headers: list[tuple[str, str]]
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the body is a stream of server-sent events."""
+        return any(
+            k == "content-type" and v.startswith("text/event-stream") for k, v in self.headers
+        )

@@ -1,0 +1,1 @@
+"""What operators see: metrics, their snapshots in Redis, traces and log lines."""

@@ -1,0 +1,180 @@
+"""Every metric, and the pages that show them. Owns prometheus_client.
+
+There are two ways to scrape; never use both (docs/operations.md). `/metrics` on any ingress replica
+is one page for the whole application: it merges the snapshots that every process writes to Redis,
+and labels each sample with its `replica`. The page of a single process (`telemetry.process_port`)
+is for a scraper that discovers every pod.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+from serve_app import __version__
+from serve_app.contract import Reason, State
+
+_WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class Telemetry:
+    """The metrics of one process, in a registry of their own beside the default one (which holds
+    vLLM's and the process's).
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        duration = partial(Histogram, registry=self.registry, buckets=_WAIT_S)
+        self._admitted = counter(
+            "hermes_requests_admitted", "Requests accepted into the journal.", ["class"]
+        )
+        self._refused = counter(
+            "hermes_requests_refused", "Requests refused before acceptance.", ["reason"]
+        )
+        self._ended = counter(
+            "hermes_requests_ended", "Requests that ended.", ["class", "state", "reason"]
+        )
+        self._attempts = counter(
+            "hermes_attempts",
+            "Attempts dispatched; `retry` counts those after the first.",
+            ["kind"],
+        )
+        self._queue_wait = duration(
+            "hermes_queue_wait_time_seconds",
+            "Time from the queue entry to the start of its first attempt.",
+            ["class"],
+        )
+        self._processing = duration(
+            "hermes_batch_processing_time_seconds",
+            "Time from the opening of an attempt to its end, in the engine's running batch.",
+            ["class"],
+        )
+        self._ttft = duration(
+            "hermes_time_to_first_token_seconds",
+            "Time from admission to the first output.",
+            ["class"],
+        )
+        self._inter_token = duration(
+            "hermes_inter_token_time_seconds",
+            "Time between two outputs of one request.",
+            buckets=_TOKEN_S,
+        )
+        self._end_to_end = duration(
+            "hermes_end_to_end_time_seconds", "Time from admission to the end.", ["class"]
+        )
+        self._tokens = counter(
+            "hermes_tokens", "Tokens read (prompt) and written (output).", ["kind"]
+        )
+        self._loop_restarts = counter(
+            "hermes_loop_restarts",
+            "Background loops that ended unexpectedly and were restarted.",
+            ["loop"],
+        )
+        self._engines_ready = gauge(
+            "hermes_engines_ready",
+            "Engines that this ingress can send work to (0 in a worker's process).",
+        )
+        self._redis_forgets = gauge(
+            "hermes_redis_forgets",
+            "1 if Redis lost accepted requests at its last restart (0 in a worker's process).",
+        )
+        self._in_flight = gauge("hermes_in_flight_requests", "Requests that this replica works on.")
+        self._prepare_series()
+
+    def _prepare_series(self) -> None:
+        self._output_tokens = self._tokens.labels("output")
+        self._observe_inter_token = self._inter_token.observe
+        Gauge(
+            "hermes_build_info",
+            "Always 1; the version of this process's code.",
+            ["version"],
+            registry=self.registry,
+        ).labels(__version__).set(1)
+        for reason in Reason:  # start the series at 0, see `loop_kept`
+            self._refused.labels(str(reason))
+        for kind in ("first", "retry"):
+            self._attempts.labels(kind)
+
+    # -- every process ----------------------------------------------------------------------------
+
+    def loop_kept(self, name: str) -> None:
+        """A background loop starts. This creates the series at 0: `increase()` does not see a
+        series that first appears at 1.
+        """
+        self._loop_restarts.labels(name)
+
+    def loop_restarted(self, name: str) -> None:
+        """A background loop ended unexpectedly."""
+        self._loop_restarts.labels(name).inc()
+
+    # -- ingress ----------------------------------------------------------------------------------
+
+    def admitted(self, request_class: str) -> None:
+        """A request was accepted."""
+        self._admitted.labels(request_class).inc()
+
+    def refused(self, reason: Reason) -> None:
+        """A request was refused."""
+        self._refused.labels(str(reason)).inc()
+
+    def claimed(self, request_class: str, waited_s: float) -> None:
+        """A queue entry was claimed."""
+        self._queue_wait.labels(request_class).observe(max(0.0, waited_s))
+
+    def attempted(self, epoch: int) -> None:
+        """An attempt was sent to a worker."""
+        self._attempts.labels("first" if epoch == 1 else "retry").inc()
+
+    def engines_ready(self, engines: int) -> None:
+        """How many engines this ingress can send work to."""
+        self._engines_ready.set(engines)
+
+    def redis_forgets(self, forgets: bool) -> None:
+        """Whether Redis lost accepted requests at its last restart."""
+        self._redis_forgets.set(forgets)
+
+    # -- worker -----------------------------------------------------------------------------------
+
+    def working_on(self, requests: int) -> None:
+        """How many requests the engine holds."""
+        self._in_flight.set(requests)
+
+    def first_token(self, request_class: str, since_admission_s: float) -> None:
+        """The first output of a request arrived."""
+        self._ttft.labels(request_class).observe(max(0.0, since_admission_s))
+
+    def output(self, tokens: int, since_last_s: float | None) -> None:
+        """An engine output arrived (hot path: called for every token)."""
+        self._output_tokens.inc(tokens)
+        if since_last_s is not None:
+            self._observe_inter_token(since_last_s)
+
+    def prompt(self, tokens: int) -> None:
+        """The prompt's length became known."""
+        self._tokens.labels("prompt").inc(tokens)
+
+    def processed(self, request_class: str, processing_s: float, since_admission_s: float) -> None:
+        """An attempt ended a request."""
+        self._processing.labels(request_class).observe(max(0.0, processing_s))
+        self._end_to_end.labels(request_class).observe(max(0.0, since_admission_s))
+
+    def ended(self, request_class: str, state: State, reason: Reason | None) -> None:
+        """A request ended."""
+        self._ended.labels(request_class, str(state), str(reason or "")).inc()
+
+    # -- pages ------------------------------------------------------------------------------------
+
+    def page(self) -> bytes:
+        """This process's metrics, including vLLM's and the process's own."""
+        return generate_latest(self.registry) + generate_latest(REGISTRY)

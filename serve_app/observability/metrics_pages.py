@@ -1,0 +1,99 @@
+"""Pages of metrics: merging those of many processes, and the gauges that belong to none of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+log = logging.getLogger("hermes.telemetry")
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Families:
+    """Already collected families, as a collector."""
+
+    def __init__(self, families: Mapping[str, Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return list(self._families.values())
+
+
+def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry | None = None) -> bytes:
+    """Merge pages: every sample gets a label `replica` with the name of its page. `extra` is added
+    unchanged.
+    """
+    families: dict[str, Metric] = {}
+    for replica, page in pages.items():
+        for family in _families_of(replica, page):
+            target = families.get(family.name)
+            if target is None:
+                target = families[family.name] = Metric(
+                    family.name, family.documentation, family.type
+                )
+            for sample in family.samples:
+                target.samples.append(sample._replace(labels={**sample.labels, "replica": replica}))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    return generate_latest(registry) + (generate_latest(extra) if extra is not None else b"")
+
+
+def _families_of(replica: str, page: bytes) -> list[Metric]:
+    """The families of a page; none if the page cannot be parsed, so that the others are still
+    shown.
+    """
+    try:
+        return list(text_string_to_metric_families(page.decode()))
+    except (ValueError, LookupError) as error:
+        log.error("ignoring malformed metrics of %s: %r", replica, error)
+        return []
+
+
+def queue_gauges(
+    depths: Mapping[str, tuple[int, int, int, float]], redis_bytes: tuple[int, int] | None = None
+) -> CollectorRegistry:
+    """The state of queue and Redis, which belongs to no single replica.
+
+    Args:
+        depths: `{class: (waiting, claimed, limit, oldest_s)}`.
+        redis_bytes: Redis's used memory and its limit (0: none); None if Redis does not report
+            them.
+    """
+    registry = CollectorRegistry()
+    waiting = Gauge(
+        "hermes_queue_depth", "Requests that wait in the queue.", ["class"], registry=registry
+    )
+    claimed = Gauge(
+        "hermes_queue_claimed", "Requests claimed and not ended.", ["class"], registry=registry
+    )
+    limit = Gauge("hermes_queue_limit", "Requests that may wait.", ["class"], registry=registry)
+    oldest = Gauge(
+        "hermes_queue_oldest_age_seconds",
+        "Age of the oldest waiting request.",
+        ["class"],
+        registry=registry,
+    )
+    for name, (n_waiting, n_claimed, bound, oldest_s) in depths.items():
+        waiting.labels(name).set(n_waiting)
+        claimed.labels(name).set(n_claimed)
+        limit.labels(name).set(bound)
+        oldest.labels(name).set(oldest_s)
+    if redis_bytes is not None:
+        used = Gauge(
+            "hermes_redis_used_bytes",
+            "Redis's used memory, as counted towards its limit.",
+            registry=registry,
+        )
+        used.set(redis_bytes[0])
+        most = Gauge(
+            "hermes_redis_limit_bytes",
+            "Redis's `maxmemory`; 0 if there is none.",
+            registry=registry,
+        )
+        most.set(redis_bytes[1])
+    return registry

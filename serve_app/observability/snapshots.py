@@ -1,0 +1,88 @@
+"""Metrics pages of all processes, in Redis, for the ingress that answers `/metrics`.
+
+`{ns}:metrics:<replica>` holds a zlib-compressed Prometheus page, which expires when its process
+stops renewing it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from redis.asyncio import Redis
+
+from serve_app import timings
+from serve_app.errors import RedisUnavailable
+from serve_app.loops import Loops
+from serve_app.observability.metrics import Telemetry
+from serve_app.redis.client import redis_call
+from serve_app.redis.keyspace import metrics_key
+
+log = logging.getLogger("hermes.telemetry")
+
+
+class Snapshots:
+    """Writes this process's page, and reads all pages."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        namespace: str,
+        replica: str,
+        telemetry: Telemetry,
+        period_s: float,
+        loops: Loops | None = None,
+    ) -> None:
+        self._redis = redis
+        self._loops = loops or Loops(telemetry)
+        self._namespace = namespace
+        self._replica = replica
+        self._telemetry = telemetry
+        self._period_s = period_s
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start writing snapshots."""
+        self._task = self._loops.keep("metrics-snapshots", self._keep)
+
+    async def stop(self) -> None:
+        """Stop writing snapshots."""
+        if self._task is not None:
+            await self._loops.end(self._task)
+
+    async def _keep(self) -> None:
+        expires_s = max(timings.SNAPSHOT_KEPT_S, round(4 * self._period_s))
+        while True:
+            try:
+                await self._leave(zlib.compress(self._telemetry.page(), 1), expires_s)
+            except RedisUnavailable as error:
+                log.debug("cannot write the metrics snapshot: %s", error)
+            except Exception as error:  # a collector failed: the next page may be complete
+                log.error("cannot assemble the metrics page: %r", error)
+            await asyncio.sleep(self._period_s)
+
+    async def _leave(self, page: bytes, expires_s: int) -> None:
+        key = metrics_key(self._namespace, self._replica)
+        await redis_call(lambda: self._redis.set(key, page, ex=expires_s))
+
+    async def pages(self, replicas: Iterable[str]) -> dict[str, bytes]:
+        """Pages by replica. This process's own page is always fresh, and is the only one when Redis
+        is unreachable.
+        """
+        pages = {self._replica: self._telemetry.page()}
+        others = [name for name in replicas if name != self._replica]
+        try:
+            keys = [metrics_key(self._namespace, name) for name in others]
+            found: list[Any] = await redis_call(lambda: self._redis.mget(keys)) if keys else []
+        except RedisUnavailable:
+            found = []
+        for name, page in zip(others, found, strict=False):
+            if page:
+                try:
+                    pages[name] = zlib.decompress(page)
+                except zlib.error as error:
+                    log.error("ignoring malformed metrics of %s: %s", name, error)
+        return pages

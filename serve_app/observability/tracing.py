@@ -1,0 +1,128 @@
+"""Traces: HTTP, queue, dispatch and engine of one request in one trace. Owns opentelemetry.
+
+The journal and the queue entry store the request's W3C `traceparent`, so every process that works
+on the request adds to the same trace, even after failures. Without `telemetry.traces_endpoint`
+nothing is recorded, and only the empty API is loaded. Source: https://www.w3.org/TR/trace-context/,
+https://opentelemetry.io/docs/specs/otel/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from serve_app import timings
+from serve_app.errors import RequestRefused
+from serve_app.settings import TelemetrySettings
+
+Facts = Mapping[str, str | int | float | bool]
+
+SERVER = trace.SpanKind.SERVER
+CLIENT = trace.SpanKind.CLIENT
+INTERNAL = trace.SpanKind.INTERNAL
+
+_NAMES = TraceContextTextMapPropagator()
+_SERVERS_FAULT = 500
+
+
+class Span:
+    """A span as a context manager: it ends the span, and marks it if the block raised an error."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:
+        """The `traceparent` for child spans; empty if tracing is off."""
+        carrier: dict[str, str] = {}
+        _NAMES.inject(carrier, trace.set_span_in_context(self._span))
+        return carrier.get("traceparent", "")
+
+    def tell(self, facts: Facts) -> None:
+        """Add attributes, with OpenTelemetry's names or our own names that begin with `hermes.`."""
+        self._span.set_attributes(dict(facts))
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if isinstance(error, RequestRefused):
+            self.refused(error.status, error.reason)
+        elif error is not None:
+            self._fail(type(error).__name__)
+        self._span.end()
+
+    def refused(self, status: int, reason: str) -> None:
+        """The HTTP answer was this refusal. The span is an error only if the server is at fault."""
+        self._span.set_attributes({"http.response.status_code": status, "error.type": str(reason)})
+        if status >= _SERVERS_FAULT:
+            self._fail(str(reason))
+
+    def _fail(self, name: str) -> None:
+        self._span.set_attribute("error.type", name)
+        self._span.set_status(trace.Status(trace.StatusCode.ERROR, name))
+
+
+_NOTHING = Span(trace.INVALID_SPAN)
+
+
+class Tracing:
+    """The tracer of one process.
+
+    Args:
+        service: `service.name` of its spans.
+        replica: `service.instance.id` of its spans.
+    """
+
+    def __init__(self, settings: TelemetrySettings, service: str, replica: str) -> None:
+        self._tracer: trace.Tracer | None = None
+        if not settings.traces_endpoint:
+            return
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(settings.traces_sample_ratio)),
+            resource=Resource.create({"service.name": service, "service.instance.id": replica}),
+        )
+        exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, schedule_delay_millis=timings.TRACES_EXPORT_MS)
+        )
+        self._tracer = self._provider.get_tracer("hermes-serve")
+
+    def begin(
+        self,
+        name: str,
+        parent: str,
+        facts: Facts,
+        kind: trace.SpanKind = INTERNAL,
+        began_ms: int | None = None,
+    ) -> Span:
+        """Start a span, now or at a Unix time in milliseconds.
+
+        Args:
+            parent: a `traceparent`; if it is empty or malformed, the span starts a new trace.
+        """
+        if self._tracer is None:
+            return _NOTHING
+        context = _NAMES.extract({"traceparent": parent})
+        began_ns = None if began_ms is None else began_ms * 1_000_000
+        return Span(self._tracer.start_span(name, context, kind, dict(facts), start_time=began_ns))
+
+    async def stop(self) -> None:
+        """Export the remaining spans."""
+        if self._tracer is not None:
+            await asyncio.to_thread(self._provider.shutdown)

@@ -1,0 +1,117 @@
+"""Which class goes next: shares between interactive and batch work, and ageing. Pure.
+
+`critical` goes before all others, and only operators may use it. The rest is shared by what was
+served, in token cost (`serve_app/policy/fairness.py`): while interactive work (`realtime` and
+`standard`) and `batch` both wait, interactive work gets `interactive_share` and `batch` the rest.
+Whoever waits alone gets everything. What interactive work leaves of its share it may use a little
+later, up to `interactive_credit` times what runs at a time, so that a short burst does not wait
+behind `batch`. `realtime` goes before `standard`, until the oldest `standard`
+request has waited for `ageing_s`; from then on `standard` gets `aged_share` of the interactive
+work.
+
+So each class waits for a bounded time, however much more urgent work arrives. Let R be the cost
+that the engines serve per second, c the number of requests that run at a time, L the largest cost
+of one request, and W the cost of the requests of its own class that start before it:
+
+    batch:     wait ≤ ((W + 2·L) / batch_share + (interactive_credit + 1)·c·L) / R
+    standard:  wait ≤ ageing_s + ((V + 2·L) / interactive_share + c·L) / R,
+               where V = (W + 2·L) / aged_share and batch_share = 1 - interactive_share
+
+because the counters of two parties that both wait differ by at most L / share in each direction
+(and the credit), and at the beginning c requests are running. `critical` work is not part of any
+share: it comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from serve_app.policy.fairness import VirtualCounters
+
+CRITICAL = "critical"
+"""Operators' own requests; `auth.critical_tenants` says who may send them."""
+CLASSES = (CRITICAL, "realtime", "standard", "batch")
+"""The most urgent class first."""
+PUBLIC_CLASSES = CLASSES[1:]
+"""What every tenant may choose."""
+DEFAULT_CLASS = "standard"
+
+# OpenAI's service_tier: https://platform.openai.com/docs/guides/priority-processing and
+# /flex-processing
+SERVICE_TIERS = {"priority": "realtime", "auto": "standard", "default": "standard", "flex": "batch"}
+
+_INTERACTIVE, _BATCH = "interactive", "batch"
+_GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": _BATCH}
+
+
+class ClassRules(NamedTuple):
+    """How the classes share."""
+
+    interactive_share: float = 0.7
+    ageing_s: float = 10.0
+    aged_share: float = 0.1
+    interactive_credit: float = 4.0
+
+
+class ClassOrder:
+    """Chooses the class of the next request, and counts what each has been served."""
+
+    def __init__(self, rules: ClassRules) -> None:
+        share = rules.interactive_share
+        self._ageing_ms = rules.ageing_s * 1000
+        self._credit = rules.interactive_credit / share
+        self._groups = VirtualCounters({_INTERACTIVE: share, _BATCH: 1 - share})
+        aged = rules.aged_share
+        self._aged = VirtualCounters({"realtime": 1 - aged, "standard": aged})
+        self.promotions = 0
+        """How often a request went before a more urgent class because of its age."""
+
+    def begins_to_wait(self, request_class: str, running_cost: float) -> None:
+        """A class has waiting requests again.
+
+        Args:
+            running_cost: what all running requests cost together.
+        """
+        if request_class == CRITICAL:
+            return
+        group = _GROUPS[request_class]
+        self._groups.begins(group, self._credit * running_cost if group == _INTERACTIVE else 0.0)
+        if request_class != "batch":
+            self._aged.begins(request_class)
+
+    def waits_no_more(self, request_class: str, others: Mapping[str, int]) -> None:
+        """No request of a class waits. `others`: the classes of which some wait."""
+        group = _GROUPS.get(request_class)
+        if group is not None and not any(_GROUPS.get(name) == group for name in others):
+            self._groups.ends(group)
+        if group == _INTERACTIVE:
+            self._aged.ends(request_class)
+
+    def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
+        """The class of the next request.
+
+        Args:
+            oldest_ms: when the oldest waiting request of each class was enqueued, in Unix
+                milliseconds; only classes of which some wait, and at least one.
+        """
+        if CRITICAL in oldest_ms:
+            return CRITICAL
+        interactive = [name for name in ("realtime", "standard") if name in oldest_ms]
+        if not interactive or ("batch" in oldest_ms and self._groups.least() == _BATCH):
+            return "batch"
+        if len(interactive) == 1 or now_ms - oldest_ms["standard"] < self._ageing_ms:
+            return interactive[0]
+        chosen = self._aged.least()
+        self.promotions += chosen == "standard"
+        return chosen
+
+    def charge(self, request_class: str, cost: float) -> None:
+        """A request of a class was served this much, or less than was charged before if it is
+        negative.
+        """
+        if request_class == CRITICAL:
+            return
+        self._groups.charge(_GROUPS[request_class], cost)
+        if request_class != "batch":
+            self._aged.charge(request_class, cost)

@@ -1,0 +1,257 @@
+"""The order of work: which claimed request starts now, and what to claim next. Pure.
+
+Three questions, each answered by one policy: which class goes next
+(`serve_app/policy/classes.py`), which of its tenants (`tenants.py`), and which of that tenant's
+requests: one that must start now to meet its deadline (`pace.py`), else the one with the least
+predicted work (`prediction.py`), and older ones before younger ones. A request ranks by the time of
+its arrival plus `short_first_ms_per_token` for each token of its predicted cost, of which its
+prompt counts a quarter. So only requests that arrive within that time can pass it, and that time is
+at most a quarter of the time that it has until its deadline. Where predictions are of no use, the
+oldest goes first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from serve_app.contract import Written
+from serve_app.policy.classes import CLASSES, ClassOrder, ClassRules
+from serve_app.policy.heap import Heap
+from serve_app.policy.pace import Pace
+from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
+from serve_app.policy.waiting import Claimed, Waiting
+
+C = TypeVar("C", bound=Claimed)
+
+_AT_ONCE = 256
+"""Entries of each class in one claim: reading a thousand takes some 20 ms of the event loop, in
+which no stream goes on.
+"""
+_PASSED_FOR = 1 / 4
+"""The part of the time until its deadline in which later requests can pass a long one. Without this
+bound, a prompt of 60,000 tokens would wait behind all that comes in its first ten minutes.
+"""
+_PROMPTS_COUNT = 1 / 4
+"""The part of a prompt's cost that ranks a request. An engine reads thousands of prompt tokens in
+the time in which it writes a few, and prompts differ more than answers do: with all of their cost,
+long prompts would wait for much longer than first come, first served.
+"""
+
+
+class Claim(NamedTuple):
+    """What to claim from the queue: up to `of_each` entries of each of `classes`."""
+
+    classes: Sequence[str]
+    of_each: int
+    wait: bool
+    """Whether to wait for an arrival if the queue is empty."""
+
+
+class _Started(NamedTuple):
+    """What was expected of a running request when it started."""
+
+    entry: Claimed  # so that its identity stays its own
+    predicted: Prediction
+    cost: float
+    at_ms: int | None
+    """None if it was taken over while it ran."""
+
+
+class Settled(NamedTuple):
+    """A request that has ended: what was expected when it started, and what it has written."""
+
+    entry: Claimed
+    predicted: Prediction
+    written: Written
+    cost: float
+
+
+class Rules(NamedTuple):
+    """The settings of all policies."""
+
+    classes: ClassRules = ClassRules()
+    tenants: TenantRules = TenantRules()
+    claim_ahead: float = 4.0
+    """Requests of each class that are claimed and wait, in multiples of the capacity."""
+    short_first_ms_per_token: float = 2.0
+
+
+DEFAULT_RULES = Rules()
+
+
+class Scheduler(Generic[C]):
+    """Decides the order in which one ingress starts the requests that it has claimed.
+
+    At most `capacity` requests run at the same time. Up to `claim_ahead` times as many of each
+    class are claimed in addition (`ahead`), so that there is a choice. All others wait in Redis,
+    where every ingress can reach them.
+    """
+
+    def __init__(self, rules: Rules = DEFAULT_RULES) -> None:
+        self.capacity = 0
+        """Requests that may run at the same time; 0 if there is no engine."""
+        self.claiming = True
+        """Whether anything may be claimed. A newer Ray cluster takes new requests otherwise."""
+        self.ahead = True
+        """Whether to claim requests that cannot start yet. Nobody else can start them, so it is
+        for the time in which other ingresses have hardly any capacity left.
+        """
+        self.classes = ClassOrder(rules.classes)
+        self.lines: dict[str, TenantLines[C]] = {
+            name: TenantLines(rules.tenants) for name in CLASSES
+        }
+        self._rules = rules
+        self._running = 0
+        self._running_cost = 0.0
+        self.lengths = Lengths()
+        self.pace = Pace()
+        self._started: dict[int, _Started] = {}
+        self._by_deadline: Heap[Waiting[C]] = Heap()
+
+    def __len__(self) -> int:
+        """How many requests are claimed and have not started."""
+        return sum(map(len, self.lines.values()))
+
+    def __iter__(self) -> Iterator[C]:
+        """The requests that have not started, in any order."""
+        return (waiting.entry for line in self.lines.values() for waiting in line)
+
+    @property
+    def full(self) -> bool:
+        """Whether no request may start before another has ended."""
+        return self._running >= self.capacity
+
+    def waiting(self) -> dict[str, tuple[int, int]]:
+        """How many of each class have not started, and when the oldest was enqueued, in Unix
+        milliseconds; only classes of which some wait.
+        """
+        return {name: (len(line), line.oldest_ms) for name, line in self.lines.items() if len(line)}
+
+    def wanted(self) -> Claim | None:
+        """What to claim before calling `next`, if anything.
+
+        While much is free, here or elsewhere, the free capacity is divided among the classes,
+        rounded up. When little is free, or some wait already, each class is filled up to its bound.
+        """
+        if self.full or not self.claiming:
+            return None
+        free = self.capacity - self._running
+        empty = not len(self)
+        if empty and (free > max(1, self.capacity / 4) or not self.ahead):
+            return Claim(CLASSES, min(math.ceil(free / len(CLASSES)), _AT_ONCE), wait=True)
+        if not self.ahead:
+            return None
+        ahead = math.ceil(self._rules.claim_ahead * self.capacity)
+        room = {name: ahead - len(line) for name, line in self.lines.items() if len(line) < ahead}
+        if not room:
+            return None
+        # Little by little, so that several ingresses get similar parts of a sudden backlog.
+        of_each = min(min(room.values()), 2 * self.capacity, _AT_ONCE)
+        return Claim(tuple(room), of_each, wait=empty)
+
+    def add(self, entry: C) -> None:
+        """A request has been claimed."""
+        line = self.lines[entry.request_class]
+        if not len(line):
+            self.classes.begins_to_wait(entry.request_class, self._running_cost)
+        output_tokens = self.lengths.predict(entry).mean
+        rank_ms = entry.enqueued_ms + self._handicap_ms(entry, output_tokens)
+        latest_ms = entry.deadline_ms - self.pace.predict_ms(_prompt(entry), output_tokens)
+        waiting = Waiting(entry, rank_ms, latest_ms)
+        line.add(waiting)
+        self._by_deadline.push(entry.deadline_ms, waiting)
+
+    def next(self, now_ms: int) -> C | None:
+        """The request that starts now; it runs until `ended` is called.
+
+        A request whose deadline has passed starts at once: it only ends, and uses no engine. So its
+        tenant pays nothing: one whose requests expire would be pushed back ever further.
+        """
+        first_due = self._by_deadline.first()
+        if first_due is None:
+            return None
+        if first_due.entry.deadline_ms <= now_ms:
+            return self._start(first_due, now_ms, uses_engine=False)
+        if self.full:
+            return None
+        oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
+        line = self.lines[self.classes.choose(oldest_ms, now_ms)]
+        return self._start(line.next(now_ms, self.pace.mean_ms), now_ms)
+
+    def adopt(self, entries: Iterable[C]) -> list[C]:
+        """Start requests that were taken over while they ran, in order, whatever else runs."""
+        ordered = sorted(entries, key=_urgency)
+        for entry in ordered:
+            self._charge(entry)
+        return ordered
+
+    def ended(
+        self, entry: C, written: Written | None = None, now_ms: int | None = None
+    ) -> Settled | None:
+        """A request no longer runs. Its tenant pays for what it has used: for the prompt and for
+        what was written, also of an answer that was broken off; for nothing if nobody has worked on
+        it. The length of an answer that was broken off is learnt only if it is already longer than
+        expected: otherwise a tenant whose answers all break off would always look like a short one.
+
+        Args:
+            written: what it has written; if that is not known, its tenant pays what was expected.
+            now_ms: Unix milliseconds, by Redis's clock.
+
+        Returns:
+            What it has cost; None if that is not known.
+        """
+        self._running -= 1
+        started = self._started.pop(id(entry))
+        self._running_cost -= started.cost
+        if written is None:
+            return None
+        if written.whole or written.tokens > started.predicted.mean:
+            self.lengths.learn(entry, started.predicted, written.tokens)
+        if written.whole and now_ms is not None and started.at_ms is not None:
+            self.pace.learn(_prompt(entry), written.tokens, now_ms - started.at_ms)
+        used = self._rules.tenants.cost(entry.prompt_tokens, written.tokens)
+        cost = used if written.begun else 0.0
+        self._add_cost(entry, cost - started.cost)
+        return Settled(entry, started.predicted, written, cost)
+
+    def _handicap_ms(self, entry: C, output_tokens: float) -> float:
+        """By how much later a request ranks than one that needs no work."""
+        if not self.lengths.useful:
+            return 0.0
+        cost = self._rules.tenants.cost(int(_PROMPTS_COUNT * entry.prompt_tokens), output_tokens)
+        most = max(0.0, _PASSED_FOR * (entry.deadline_ms - entry.enqueued_ms))
+        return min(self._rules.short_first_ms_per_token * cost, most)
+
+    def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> C:
+        entry = waiting.entry
+        line = self.lines[entry.request_class]
+        line.remove(waiting)
+        self._charge(entry, uses_engine, now_ms)
+        if not len(line):
+            others = {name: len(other) for name, other in self.lines.items() if len(other)}
+            self.classes.waits_no_more(entry.request_class, others)
+        return entry
+
+    def _charge(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> None:
+        self._running += 1
+        predicted = self.lengths.predict(entry)
+        expected = self._rules.tenants.cost(entry.prompt_tokens, predicted.mean)
+        cost = expected if uses_engine else 0.0
+        self._started[id(entry)] = _Started(entry, predicted, cost, now_ms)
+        self._running_cost += cost
+        self._add_cost(entry, cost)
+
+    def _add_cost(self, entry: C, cost: float) -> None:
+        self.classes.charge(entry.request_class, cost)
+        self.lines[entry.request_class].counters.charge(entry.tenant, cost)
+
+
+def _prompt(entry: Claimed) -> int:
+    return min(entry.prompt_tokens, MOST_PROMPT_TOKENS)
+
+
+def _urgency(entry: Claimed) -> tuple[int, int]:
+    return CLASSES.index(entry.request_class), entry.enqueued_ms

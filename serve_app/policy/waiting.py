@@ -1,0 +1,62 @@
+"""A claimed request that waits for its start, and what the policies consider of it. Pure."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+
+class Claimed(Protocol):
+    """The properties of a request that the policies consider."""
+
+    @property
+    def request_class(self) -> str:
+        """One of `CLASSES`."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        ...
+
+    @property
+    def enqueued_ms(self) -> int:
+        """Unix milliseconds, by Redis's clock."""
+        ...
+
+    @property
+    def deadline_ms(self) -> int:
+        """Unix milliseconds, by Redis's clock."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """An estimate of the tokens that it reads."""
+        ...
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most that it may write; 0 if the client gave no limit."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """What else shows of its length before it is computed, see `Work`."""
+        ...
+
+
+C = TypeVar("C", bound=Claimed)
+
+
+class Waiting(Generic[C]):
+    """One of them, from its claim to its start."""
+
+    __slots__ = ("entry", "latest_ms", "left", "rank_ms")
+
+    def __init__(self, entry: C, rank_ms: float, latest_ms: float) -> None:
+        self.entry = entry
+        self.latest_ms = latest_ms
+        """Until when it must start to meet its deadline, as predicted."""
+        self.rank_ms = rank_ms
+        """Its place among its tenant's requests: the least goes first."""
+        self.left = False
+        """Whether it has started."""

@@ -1,0 +1,1 @@
+"""Builds, starts and stops the parts of one process."""

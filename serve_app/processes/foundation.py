@@ -1,0 +1,67 @@
+"""The parts that every process of the service needs: metrics, logs, traces, and connections to
+Redis.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from serve_app import timings
+from serve_app.clock import RedisClock
+from serve_app.journal.store import JournalStore
+from serve_app.loops import Loops
+from serve_app.observability.logs import configure_logging
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.process_page import serve_page
+from serve_app.observability.snapshots import Snapshots
+from serve_app.observability.tracing import Tracing
+from serve_app.redis.client import connect_redis
+from serve_app.redis.link import RedisLink
+from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.telemetry")
+
+
+class Foundation:
+    """Created for one process, and started and stopped with it.
+
+    Args:
+        service: its name in traces, such as `hermes-worker`.
+        name: of this process, such as its replica's id.
+    """
+
+    def __init__(self, settings: Settings, service: str, name: str) -> None:
+        configure_logging(settings.telemetry, name)
+        self.telemetry = Telemetry()
+        self.loops = Loops(self.telemetry)
+        self.tracing = Tracing(settings.telemetry, service, name)
+        self.clock = RedisClock()
+        self.redis = connect_redis(settings.redis)
+        self.link = RedisLink(settings.redis)
+        self.lease_redis = connect_redis(settings.redis, timings.LEASE_STEADY_S)
+        """A separate client, so that bulk reads do not delay the renewal of the lease."""
+        self.store = JournalStore(settings, self.link, self.clock)
+        self.snapshots = Snapshots(
+            self.redis,
+            settings.namespace,
+            name,
+            self.telemetry,
+            settings.telemetry.snapshot_period_s,
+            self.loops,
+        )
+        self._process_port = settings.telemetry.process_port
+
+    async def start(self) -> None:
+        """Start publishing this process's metrics."""
+        await self.snapshots.start()
+        if self._process_port:
+            port = serve_page(self.telemetry.registry, self._process_port)
+            log.info("metrics of this process on port %d", port)
+
+    async def stop(self) -> None:
+        """Close the connections, after everything that uses them has stopped."""
+        await self.snapshots.stop()
+        await self.link.close()
+        await self.lease_redis.aclose()
+        await self.redis.aclose()
+        await self.tracing.stop()

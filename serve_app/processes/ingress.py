@@ -1,0 +1,233 @@
+"""Builds, starts and stops the parts of one ingress process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from serve_app.admission.admission import Admission
+from serve_app.admission.idempotency import KeyedRequests
+from serve_app.admission.limits import AdmissionLimits
+from serve_app.cluster.leases import Membership
+from serve_app.cluster.members import Members
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Execute
+from serve_app.dispatch.attempts import Attempts
+from serve_app.dispatch.deadlines import Deadlines
+from serve_app.dispatch.dispatcher import Dispatcher
+from serve_app.dispatch.quarantine import Quarantine
+from serve_app.endings import Endings
+from serve_app.ingress import requests_api, status
+from serve_app.ingress.acceptance import Acceptance
+from serve_app.ingress.answer import Answers
+from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.app import build_app
+from serve_app.ingress.connection_limits import ConnectionLimits
+from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.inference import InferenceEndpoint
+from serve_app.ingress.metrics_page import MetricsPage
+from serve_app.ingress.readiness import Readiness
+from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.ingress.submissions import Submissions
+from serve_app.ingress.validation.validator import Validator
+from serve_app.journal.followers import Followers
+from serve_app.observability.order_metrics import OrderTelemetry
+from serve_app.processes.foundation import Foundation
+from serve_app.processes.order_rules import order_rules
+from serve_app.redis.durability import Durability
+from serve_app.request_queue.abandoned import AbandonedClaims
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.depths import QueueDepths
+from serve_app.request_queue.overdue import Waiting
+from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.streams import QueueStreams
+from serve_app.settings import Settings
+
+
+class IngressProcess:
+    """HTTP, admission and dispatch of one ingress.
+
+    Args:
+        ingress_id: the name of its lease and of its claims.
+        cluster: the name of its Ray cluster, see `Membership`.
+        execute: calls a worker.
+        replicas: the workers that can be called.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ingress_id: str,
+        cluster: str,
+        execute: Execute,
+        replicas: Replicas,
+    ) -> None:
+        self.settings = settings
+        self._id = ingress_id
+        self._cluster = cluster
+        self._replicas = replicas
+        self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
+        self.endings = Endings(base.store, base.telemetry)
+        self.membership = Membership(
+            base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
+        )
+        self._dead = DeadLetters(base.link, settings.namespace, settings.queue.dead_letters)
+        self._streams = QueueStreams(
+            base.redis, base.link, settings.namespace, settings.model.name, self._dead
+        )
+        self.queue = RequestQueue(self._streams, ingress_id)
+        self._depths = QueueDepths(self._streams, base.clock)
+        self.dispatcher = self._build_dispatcher(execute)
+        waiting = Waiting(base.redis, self._streams.keys)
+        self._deadlines = Deadlines(self.endings, waiting, base.clock, base.loops)
+        self.followers = Followers(settings, base.store, ingress_id, base.loops)
+        self._disconnects = Disconnects(
+            settings,
+            base.redis,
+            base.store,
+            self.followers,
+            ingress_id,
+            self.endings,
+            base.clock,
+            base.loops,
+        )
+        self.limits = AdmissionLimits(settings)
+        self.acceptance = self._build_acceptance()
+        self.submissions = Submissions(settings, self.followers.channel)
+        self.connections = ConnectionLimits(settings)
+        self.slow_readers = SlowReaders(settings.ingress.stalled_reader_s, base.loops)
+        self._validator = Validator(settings)
+        self._api_keys = ApiKeys(settings.auth)
+        self._durability = Durability(base.redis, settings.namespace, base.telemetry)
+        self.readiness = self._build_readiness()
+        self.metrics = MetricsPage(
+            settings, self.membership, base.snapshots, self._depths, self.limits.memory
+        )
+        self._watches: list[asyncio.Task[None]] = []
+
+    def _build_dispatcher(self, execute: Execute) -> Dispatcher:
+        base = self.base
+        attempts = Attempts(
+            base.store,
+            self.endings,
+            self.queue,
+            self._dead,
+            Quarantine(base.redis, self.settings.namespace),
+            self._replicas,
+            execute,
+            base.telemetry,
+            base.tracing,
+            base.clock,
+            self.settings.queue.poison_after,
+        )
+        return Dispatcher(
+            self.queue,
+            AbandonedClaims(self._streams, self._id),
+            attempts,
+            self._replicas,
+            self._id,
+            self._cluster,
+            base.clock,
+            base.loops,
+            order_rules(self.settings.order),
+            OrderTelemetry(base.telemetry.registry),
+        )
+
+    def _build_acceptance(self) -> Acceptance:
+        base = self.base
+        admission = Admission(
+            base.store,
+            self.queue,
+            base.link,
+            KeyedRequests(self.settings, base.store, base.link),
+            self.limits,
+            base.clock,
+            base.telemetry,
+            self._disconnects.unsure,
+        )
+        within_s = self.settings.redis.admission_timeout_s
+        return Acceptance(admission, self.followers, self._disconnects, within_s)
+
+    def _build_readiness(self) -> Readiness:
+        return Readiness(
+            self.settings,
+            self._cluster,
+            self.membership,
+            self._replicas,
+            self.base.loops,
+            self._durability,
+            self.limits.memory,
+        )
+
+    def app(self) -> Any:
+        """The ASGI application that serves this ingress's HTTP."""
+        base, settings = self.base, self.settings
+        answers = Answers(self._disconnects, self._deadlines, settings.ingress.heartbeat_s)
+        inference = InferenceEndpoint(
+            settings.ingress.max_body_bytes,
+            self._validator,
+            self.submissions,
+            self.acceptance,
+            answers,
+            self.slow_readers,
+            base.tracing,
+        )
+        routers = [
+            status.routes(self._id, settings.model.name, self.readiness, self.metrics),
+            requests_api.routes(
+                base.store,
+                self.endings,
+                EventStreams(
+                    self._disconnects, answers, self.slow_readers, self.connections.event_readers
+                ),
+            ),
+        ]
+        return build_app(
+            settings.model.name,
+            inference,
+            routers,
+            self._api_keys,
+            self.connections.requests,
+            settings.ingress.max_header_bytes,
+            base.telemetry,
+        )
+
+    async def start(self) -> None:
+        """Start every part; each part waits for Redis if it is unreachable."""
+        await self.followers.start()
+        await self._disconnects.start()
+        await self.slow_readers.start()
+        await self._deadlines.start()
+        await self.dispatcher.start()
+        await self.membership.join_as_ingress(
+            lambda: self.dispatcher.lease(self.readiness.all_replicas_there())
+        )
+        await self.base.start()
+        self._watches = [
+            self.base.loops.keep("queue-depths", self._watch_limits),
+            self.base.loops.keep("durability", self._durability.keep_looking),
+        ]
+
+    async def stop(self) -> None:
+        """Stop claiming first, then delete the lease, then close the connections."""
+        await self.dispatcher.stop()
+        await self.membership.leave()
+        await self.base.loops.end(*self._watches)
+        await self.slow_readers.stop()
+        await self._disconnects.stop()
+        await self._deadlines.stop()
+        await self.followers.stop()
+        await self.base.stop()
+        self._validator.stop()
+
+    def check_health(self) -> None:
+        """Raise if a background loop keeps ending."""
+        self.base.loops.check_health()
+
+    def _on_members(self, members: Members) -> None:
+        self.dispatcher.on_members(members)
+        self.base.telemetry.engines_ready(len(self._replicas.mine(members.workers)))
+
+    async def _watch_limits(self) -> None:
+        await self.limits.watch(self._depths, lambda: len(self.membership.members.ingresses))

@@ -1,0 +1,84 @@
+"""Builds, starts and stops the parts of one worker process."""
+
+from __future__ import annotations
+
+import logging
+
+from serve_app.cluster.leases import Membership
+from serve_app.journal.writer import JournalWriter
+from serve_app.processes.foundation import Foundation
+from serve_app.settings import Settings
+from workers.engine import Engine
+from workers.execution import Execution
+from workers.health import EngineHealth
+from workers.loop_watch import LoopWatch
+from workers.replica import WorkerReplica
+
+log = logging.getLogger("hermes.worker")
+
+
+def make_engine(settings: Settings) -> Engine:
+    """Create the engine that the settings name."""
+    if settings.engine.kind == "simulated":
+        from workers.simulated_engine import SimulatedEngine
+
+        return SimulatedEngine(settings)
+    from workers.vllm_engine import VllmEngine
+
+    return VllmEngine(settings)
+
+
+class WorkerProcess:
+    """One engine, and the replica that uses it.
+
+    Args:
+        name: of the replica.
+    """
+
+    def __init__(self, settings: Settings, name: str, engine: Engine) -> None:
+        self._base = base = Foundation(settings, "hermes-worker", name)
+        self._engine = engine
+        self._writer = JournalWriter(settings, base.loops)
+        self._loop_watch = LoopWatch(settings.workers.held_s)
+        health = EngineHealth(engine, lambda error: self.replica.give_up(error))
+        execution = Execution(
+            name,
+            engine,
+            health,
+            self._loop_watch,
+            self._writer,
+            base.store,
+            base.clock,
+            base.telemetry,
+            base.tracing,
+            settings.journal.transcript_compression_level,
+        )
+        self.replica = WorkerReplica(
+            name,
+            settings.workers.max_running_requests,
+            engine,
+            execution,
+            health,
+            Membership(base.lease_redis, settings.namespace, clock=base.clock, loops=base.loops),
+            base.telemetry,
+            base.loops,
+        )
+
+    async def start(self) -> None:
+        """Load the engine, then join: dispatchers count its capacity only from then on."""
+        began_s = self._base.clock.local.monotonic_s()
+        await self._engine.start()
+        await self._writer.start()
+        await self.replica.join()
+        await self._base.start()
+        self._loop_watch.start()
+        took_s = self._base.clock.local.monotonic_s() - began_s
+        log.info("engine %s ready after %.1f s", self._engine.name, took_s)
+
+    async def stop(self) -> None:
+        """Delete the lease and end the engine."""
+        self._loop_watch.stop()
+        await self.replica.leave()
+        await self._writer.stop()
+        await self._engine.stop()
+        await self._base.stop()

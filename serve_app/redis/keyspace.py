@@ -1,0 +1,142 @@
+"""Every key and channel of the service in Redis: its name, type, writers and lifetime. Pure.
+
+No other module composes a name. All names begin with the namespace, which is all that the service's
+Redis user may access (`cluster/redis.acl`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+
+def journal_key(namespace: str, request_id: str) -> str:
+    """The journal of a request: the only authoritative record of it."""
+    return f"{namespace}:j:{request_id}"
+
+
+def body_key(namespace: str, request_id: str) -> str:
+    """The body of a request, apart from its journal, so that reading a state does not read the
+    body.
+    """
+    return f"{namespace}:b:{request_id}"
+
+
+def queue_key(namespace: str, model: str, request_class: str) -> str:
+    """The requests of one class that wait or are being worked on; consumer group `ingress`."""
+    return f"{namespace}:q:{model}:{request_class}"
+
+
+def dead_letters_key(namespace: str) -> str:
+    """Requests that were given up, and entries that could not be decoded."""
+    return f"{namespace}:dead"
+
+
+def later_request_key(namespace: str, first_id: str) -> str:
+    """The id of the newest request of an `Idempotency-Key`, if that is not the first one."""
+    return f"{namespace}:i:{first_id}"
+
+
+def readers_key(namespace: str, request_id: str) -> str:
+    """The ingresses that hold a connection of a request's client, by the end of their leases."""
+    return f"{namespace}:a:{request_id}"
+
+
+def wake_channel(namespace: str, ingress_id: str) -> str:
+    """Wake-ups for an ingress: the new entries of the journals that it follows."""
+    return f"{namespace}:w:{ingress_id}"
+
+
+def ingresses_key(namespace: str) -> str:
+    """The living ingresses, by the end of their leases."""
+    return f"{namespace}:ingresses"
+
+
+def workers_key(namespace: str) -> str:
+    """The living workers and their capacity, by the end of their leases."""
+    return f"{namespace}:workers"
+
+
+def suspect_key(namespace: str) -> str:
+    """A lock under which requests that have killed engines run one at a time."""
+    return f"{namespace}:suspect"
+
+
+def metrics_key(namespace: str, replica: str) -> str:
+    """The metrics page of a process, compressed, for the ingress that answers `/metrics`."""
+    return f"{namespace}:metrics:{replica}"
+
+
+def probe_key(namespace: str, name: str) -> str:
+    """Shows what a restart of Redis has lost: `transaction`, `command` and `forgot`."""
+    return f"{namespace}:probe:{name}"
+
+
+class Type(StrEnum):
+    """The type of a key in Redis, or a channel."""
+
+    STREAM = "stream"
+    STRING = "string"
+    SORTED_SET = "sorted set"
+    CHANNEL = "channel"
+
+
+class Kind(NamedTuple):
+    """One kind of key or channel. The docstring of `name` says what it holds."""
+
+    name: Callable[..., str]
+    type: Type
+    writers: str
+    lifetime: str
+
+    @property
+    def pattern(self) -> str:
+        """The name with its parts in angle brackets: `<namespace>:j:<request_id>`."""
+        return self.name(*(f"<{part}>" for part in inspect.signature(self.name).parameters))
+
+    @property
+    def holds(self) -> str:
+        """What it holds, in one sentence."""
+        return inspect.getdoc(self.name) or ""
+
+
+_RETENTION = "until its deadline, then `journal.retention_s` after its end"
+
+KINDS = (
+    Kind(journal_key, Type.STREAM, "ingress (admission, endings), worker (output)", _RETENTION),
+    Kind(body_key, Type.STRING, "ingress (admission)", "until the request ends"),
+    Kind(
+        queue_key,
+        Type.STREAM,
+        "ingress (admission, dispatcher)",
+        "forever; an entry until its request ends",
+    ),
+    Kind(
+        dead_letters_key,
+        Type.STREAM,
+        "ingress (dispatcher), `scripts/dead-letters`",
+        "forever; the last `queue.dead_letters` entries",
+    ),
+    Kind(
+        later_request_key,
+        Type.STRING,
+        "ingress (admission)",
+        "a minute longer than its request's journal",
+    ),
+    Kind(readers_key, Type.SORTED_SET, "ingress", "twice a lease"),
+    Kind(wake_channel, Type.CHANNEL, "worker, ingress (endings)", "while the ingress is alive"),
+    Kind(ingresses_key, Type.SORTED_SET, "ingress", "forever; a member for its lease"),
+    Kind(
+        workers_key,
+        Type.SORTED_SET,
+        "worker; all processes remove expired members",
+        "forever; a member for its lease",
+    ),
+    Kind(suspect_key, Type.STRING, "ingress (dispatcher)", "a lease"),
+    Kind(
+        metrics_key, Type.STRING, "each process", "4 × `telemetry.snapshot_period_s`, at least 5 s"
+    ),
+    Kind(probe_key, Type.STRING, "ingress", "forever"),
+)

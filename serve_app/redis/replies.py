@@ -1,0 +1,55 @@
+"""The meaning of Redis's replies. Replies to raw commands contain errors as exception objects.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from serve_app.errors import RedisUnavailable
+
+Reply = Any
+
+_DEMOTED = ("READONLY ", "MASTERDOWN ")
+_FOR_NOW = ("OOM ", "LOADING ", "BUSY ", "TRYAGAIN ", "NOREPLICAS ", "MISCONF ", *_DEMOTED)
+
+
+def answered(reply: Reply, what: str = "Redis") -> Any:
+    """Return a reply that is not an error.
+
+    Raises:
+        RedisUnavailable: the reply is an error; the message is `what` and Redis's own text.
+    """
+    if isinstance(reply, Exception):
+        raise RedisUnavailable(f"{what}: {reply}")
+    return reply
+
+
+def all_answered(replies: Sequence[Reply], what: str = "Redis") -> Sequence[Any]:
+    """Return replies none of which is an error; see `answered`."""
+    for reply in replies:
+        answered(reply, what)
+    return replies
+
+
+def is_refused_for_now(reply: Reply) -> bool:
+    """Whether Redis will accept the same command later: it is full, is loading, or fails over."""
+    return isinstance(reply, Exception) and str(reply).startswith(_FOR_NOW)
+
+
+def is_demoted(reply: Reply) -> bool:
+    """Whether this Redis is not the primary (any more)."""
+    return isinstance(reply, Exception) and str(reply).startswith(_DEMOTED)
+
+
+def is_of_another_type(reply: Reply) -> bool:
+    """Whether the key has another type than the command expects, so that it is not one of ours."""
+    return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE")
+
+
+def is_id_taken(reply: Reply) -> bool:
+    """Whether Redis rejected an `XADD` because its id is not above the last one in the stream."""
+    return isinstance(reply, Exception) and (
+        "exhausted" in str(reply) or "equal or smaller" in str(reply)
+    )

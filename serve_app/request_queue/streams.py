@@ -1,0 +1,89 @@
+"""The streams of one model's queue: one for each class, each with the same consumer group.
+
+Keys: streams `{ns}:q:<model>:<class>`; consumer group `ingress`; a consumer is an ingress process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from serve_app.errors import RedisUnavailable
+from serve_app.policy.classes import CLASSES
+from serve_app.redis.groups import create_group
+from serve_app.redis.keyspace import queue_key
+from serve_app.redis.link import RedisLink
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.entry import QueueEntry, decode_entry
+
+log = logging.getLogger("hermes.dispatcher")
+
+GROUP = "ingress"
+
+
+class QueueStreams:
+    """Connections, keys and consumer groups, shared by all parts of the queue."""
+
+    def __init__(
+        self, redis: Redis, link: RedisLink, namespace: str, model: str, dead: DeadLetters
+    ) -> None:
+        self.redis = redis
+        self.link = link
+        self.namespace = namespace
+        self.by_class = {name: queue_key(namespace, model, name) for name in CLASSES}
+        self._classes = {stream: name for name, stream in self.by_class.items()}
+        self.dead = dead
+        self._prepared = False
+
+    @property
+    def keys(self) -> list[str]:
+        """Redis keys of the streams, the most urgent class first."""
+        return list(self.by_class.values())
+
+    async def prepare(self) -> None:
+        """Create the consumer groups, unless it is known that they exist.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        if self._prepared:
+            return
+        for stream in self.keys:
+            await create_group(self.redis, stream, GROUP)
+        self._prepared = True
+
+    def forget(self) -> None:
+        """Create the groups again before the next use, because Redis may have come back empty."""
+        self._prepared = False
+
+    async def entries(self, stream: str, items: Sequence[Any]) -> list[QueueEntry]:
+        """The claimed items that can be decoded. Each other item becomes a dead letter, so that it
+        does not hide the rest.
+        """
+        entries = []
+        for entry_id, fields in items:
+            try:
+                entries.append(decode_entry(stream, self._classes[stream], entry_id, fields))
+            except (LookupError, ValueError) as error:
+                log.error(
+                    "queue: an entry of %s that cannot be read becomes a dead letter: %r",
+                    stream,
+                    error,
+                )
+                await self._bury(stream, entry_id, fields)
+        return entries
+
+    async def _bury(self, stream: str, entry_id: bytes, fields: Any) -> None:
+        try:
+            await self.dead.add_unreadable(f"{stream} {text(entry_id)}", fields)
+            await self.link.call([("XDEL", stream, entry_id), ("XACK", stream, GROUP, entry_id)])
+        except RedisUnavailable as error:  # it remains claimed, and will be found again
+            log.warning("queue: cannot keep the dead letter yet: %s", error)
+
+
+def text(value: bytes | str) -> str:
+    """Decode a name that Redis's client returns as bytes or text."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,1 +1,0 @@
-"""Which claimed request goes next. Pure."""

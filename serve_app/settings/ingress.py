@@ -1,0 +1,93 @@
+"""Settings of the ingress: how many requests it admits, and how long they may take."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from serve_app.settings.section import Section
+
+
+class IngressSettings(Section):
+    """The deployment that serves HTTP and dispatches requests."""
+
+    replicas: int = Field(2, ge=1, le=1024, description="HTTP servers, each with a dispatcher")
+    cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica")
+    max_replicas_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="Most ingresses on one node; with 1 the death of a node takes only one. "
+        "Default: no limit",
+    )
+    ray_resource: str = Field(
+        "",
+        pattern=r"^\w*$",
+        description="Custom Ray resource; ingresses run only on nodes that have it. Default: on "
+        "any node",
+    )
+    max_connections: int = Field(
+        4096, ge=1, description="Requests that one ingress holds at a time; more are refused"
+    )
+    max_body_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1024,
+        description="Largest request body; larger ones are refused with 413",
+    )
+    max_header_bytes: int = Field(
+        12 * 1024,
+        ge=1024,
+        le=15 * 1024,
+        description="Largest request headers in total; HAProxy's own limit is 16 KiB",
+    )
+    heartbeat_s: float = Field(
+        10.0,
+        gt=0,
+        description="While a stream waits for output, the ingress sends an SSE comment this often",
+    )
+    max_readers: int = Field(
+        1024,
+        ge=1,
+        description="Connections to /v1/requests/{id}/events that one ingress holds at a time; "
+        "more are refused",
+    )
+    max_tenant_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of an ingress's connections and readers that one tenant may use, if "
+        "API keys are required",
+    )
+    max_bulk_reads: int = Field(
+        4, ge=1, description="Long parts of journals that one ingress reads at the same time"
+    )
+    stalled_reader_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing for this long is disconnected"
+    )
+    disconnect_grace_s: float = Field(
+        5.0,
+        ge=0,
+        description="How long a disconnected client may take to reconnect before its request is "
+        "cancelled",
+    )
+    graceful_shutdown_timeout_s: float = Field(
+        600.0,
+        ge=0,
+        description="How long a leaving ingress waits for its streams to end; longer streams are "
+        "disconnected and can be resumed by request ID",
+    )
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="Deadline of a request that does not set one"
+    )
+    max_request_timeout_s: float = Field(
+        3600.0, gt=0, description="Longest deadline that x-request-timeout-seconds can set"
+    )
+
+    @model_validator(mode="after")
+    def _timeouts(self) -> Self:
+        if self.request_timeout_s > self.max_request_timeout_s:
+            raise ValueError(
+                f"request_timeout_s ({self.request_timeout_s:g}) is above "
+                f"max_request_timeout_s ({self.max_request_timeout_s:g})"
+            )
+        return self

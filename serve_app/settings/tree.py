@@ -1,0 +1,79 @@
+"""The settings tree: immutable, with units in the names; unknown settings are refused.
+
+The tree is the `args` of the application in a Serve config file (`cluster/*.yaml`). To keep Redis's
+password out of that file, set the environment variable `HERMES_REDIS_URL` on the Ray nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from serve_app.settings.auth import AuthSettings
+from serve_app.settings.ingress import IngressSettings
+from serve_app.settings.journal import JournalSettings
+from serve_app.settings.limits import RequestLimits
+from serve_app.settings.model import ModelSettings
+from serve_app.settings.order import OrderSettings
+from serve_app.settings.presets import PresetName, fill_in
+from serve_app.settings.queue import QueueSettings
+from serve_app.settings.redis import RedisSettings
+from serve_app.settings.routing import RoutingSettings
+from serve_app.settings.section import Section
+from serve_app.settings.telemetry import TelemetrySettings
+from serve_app.settings.workers import EngineSettings, WorkerSettings
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    namespace: str = Field(
+        "hermes", pattern=r"^[A-Za-z0-9_.-]+$", description="Prefix of every Redis key"
+    )
+    preset: PresetName | None = Field(
+        None,
+        description="`latency`, `balanced` or `throughput`: sizes of the engine's batches, where "
+        "the configuration does not set them; docs/settings.md has the values. Default: no preset",
+    )
+    redis: RedisSettings = RedisSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    workers: WorkerSettings = WorkerSettings()
+    ingress: IngressSettings = IngressSettings()
+    limits: RequestLimits = RequestLimits()
+    auth: AuthSettings = AuthSettings()
+    queue: QueueSettings = QueueSettings()
+    order: OrderSettings = OrderSettings()
+    journal: JournalSettings = JournalSettings()
+    routing: RoutingSettings = RoutingSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_in(cls, args: Any) -> Any:
+        return fill_in(args) if isinstance(args, Mapping) else args
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        owned = {
+            "tensor_parallel_size": "workers.tensor_parallel_size",
+            "model": "model.source",
+            "served_model_name": "model.name",
+            "max_num_seqs": "workers.max_running_requests",
+            "allowed_media_domains": "limits.media_domains",
+        }
+        for key, home in owned.items():
+            if key in {name.replace("-", "_") for name in self.engine.args}:
+                raise ValueError(f"engine.args.{key} is set by {home}: remove it and set {home}")
+        if (
+            self.workers.device == "gpu"
+            and 0 < self.workers.gpus < self.workers.tensor_parallel_size
+        ):
+            raise ValueError(
+                f"workers.gpus_per_replica ({self.workers.gpus:g}) is below "
+                f"workers.tensor_parallel_size ({self.workers.tensor_parallel_size}): give one GPU "
+                "to each rank"
+            )
+        return self

@@ -1,0 +1,117 @@
+"""Settings of the workers and of their engines."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from serve_app.settings.section import Section
+
+
+def no_place(resource: str) -> str:
+    """The sentence for a cluster none of whose nodes offers `workers.ray_resource`."""
+    return (
+        f"no Ray node offers the resource '{resource}' (workers.ray_resource), so no worker could "
+        "run: start Ray on the workers' nodes with cluster/ray-start, or with ray start "
+        f"--resources '{{\"{resource}\": 1}}', or remove workers.ray_resource"
+    )
+
+
+class EngineSettings(Section):
+    """Which engine a worker owns, and its arguments (validated by vLLM, under vLLM's own names)."""
+
+    kind: Literal["vllm", "simulated"] = Field(
+        "vllm", description="`simulated` loads no model; it is for load tests and dry runs"
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="The engine's own arguments; see below"
+    )
+
+
+class AutoscalingSettings(Section):
+    """Ray Serve's autoscaler, which follows the ongoing requests per replica."""
+
+    min_replicas: int = Field(2, ge=1, description="Fewest replicas")
+    max_replicas: int = Field(8, ge=1, description="Most replicas")
+    target_ongoing_requests: float = Field(
+        20, gt=0, description="Average number of ongoing requests per replica to aim for"
+    )
+    upscale_delay_s: float = Field(
+        30, ge=0, description="How long the load must be above the target before replicas are added"
+    )
+    downscale_delay_s: float = Field(
+        120,
+        ge=0,
+        description="How long the load must be below the target before replicas are removed",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})"
+            )
+        return self
+
+
+class WorkerSettings(Section):
+    """The deployment that owns the engines."""
+
+    replicas: int = Field(2, ge=1, le=1024, description="Engines, if autoscaling is not configured")
+    autoscaling: AutoscalingSettings | None = None
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="GPUs of one engine (on CPUs: processes)"
+    )
+    cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica")
+    gpus_per_replica: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs that Ray reserves for each replica. Default: tensor_parallel_size on "
+        "GPUs, otherwise 0",
+    )
+    device: Literal["cpu", "gpu"] = Field("cpu", description="What the engines run on")
+    ray_resource: str = Field(
+        "",
+        pattern=r"^\w*$",
+        description="Custom Ray resource; workers run only on nodes that have it. Default: on any "
+        "node that has the CPUs and GPUs",
+    )
+    max_running_requests: int = Field(
+        128,
+        ge=1,
+        le=65_536,
+        description="Requests that one engine runs at a time; the others wait in the queue",
+    )
+    health_check_period_s: float = Field(
+        5.0, gt=0, description="How often Ray Serve checks a worker's health"
+    )
+    health_check_timeout_s: float = Field(
+        30.0, gt=0, description="Ray Serve replaces a worker that does not answer for this long"
+    )
+    graceful_shutdown_timeout_s: float = Field(
+        20.0, ge=0, description="How long a leaving worker may take before it is killed"
+    )
+    held_s: float = Field(
+        1.0,
+        ge=0.1,
+        description="CPU time that one step of a request may hold a worker's event loop; a "
+        "longer step ends the request",
+    )
+    stall_s: float = Field(
+        6.0,
+        gt=0,
+        description="An engine that makes no step for this long while requests run counts as sick",
+    )
+
+    @property
+    def wanted(self) -> int:
+        """The least number of replicas to expect."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.min_replicas
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that Ray reserves for one replica."""
+        if self.gpus_per_replica is not None:
+            return self.gpus_per_replica
+        return float(self.tensor_parallel_size) if self.device == "gpu" else 0.0

@@ -1,0 +1,250 @@
+"""Times and bounds that are not settings, each with its reason, grouped by the room that uses them.
+
+A value that an operator may want to change is a setting (docs/settings.md). The values here depend
+on each other: most are a fraction or a multiple of another. Tests that want to wait less change
+them here, so use them as `timings.NAME`.
+"""
+
+from __future__ import annotations
+
+# -- loops ----------------------------------------------------------------------------------------
+
+LOOP_FAILURES = 5
+"""A process is unhealthy if one loop ends this often within `LOOP_FAILURES_WITHIN_S`. Fewer
+failures may be an outage that passes.
+"""
+LOOP_FAILURES_WITHIN_S = 60.0
+"""Older failures say nothing about a loop that runs today."""
+LOOP_RESTART_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Pauses before an ended loop restarts, by the number of recent failures: short after the first,
+long if the loop keeps ending.
+"""
+LOOP_CANCEL_AGAIN_S = 0.5
+"""If a task has not ended this long after its cancellation, it is cancelled again: a library may
+have swallowed the first one.
+"""
+
+# -- redis ----------------------------------------------------------------------------------------
+
+REDIS_QUIET_S = 0.2
+"""After a connection could not be opened, callers fail immediately for this long. Otherwise every
+waiting request would try to connect when Redis returns.
+"""
+SENTINEL_ANSWER_S = 0.5
+"""How long one Sentinel may take before the next is asked. All of them together must fit into the
+time of an admission.
+"""
+DURABILITY_LOOK_S = 2.0
+"""Time between two checks whether Redis has restarted. It is long enough for the append-only file
+to reach the disk (`everysec`) before a write is relied on.
+"""
+CLOCK_GOOD_FOR_S = 10.0
+"""The quickest answer of this period sets the clock, because it is the most accurate. Clocks do not
+drift by a millisecond in this time.
+"""
+
+REDIS_CHECK_RETRY_S = 1.0
+"""Time between two tries of `hermes check-redis`."""
+REDIS_CHECK_NAME_S = 15.0
+"""How long a name may take. The system's resolver asks each server twice for five seconds, and only
+then knows that none answers.
+"""
+REDIS_CHECK_ANSWER_S = 5.0
+"""How long a connection or an answer may take in this check, where nobody waits for a token."""
+
+# -- journal --------------------------------------------------------------------------------------
+
+APPEND_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+"""Pauses before the writer appends again, by the number of failures. A failover takes about a
+second, and streams stand still meanwhile.
+"""
+WRITER_SILENCE_S = 1.0
+"""An attempt that has appended nothing for this long checks whether its journal has been ended;
+otherwise only an append would show it.
+"""
+FOLLOWER_SILENCE_S = 1.0
+"""A follower that has received nothing for this long reads the stream. This bounds the cost of a
+lost wake-up.
+"""
+FOLLOWER_FOREIGN_S = 0.1
+"""The same for a request whose wake-ups go to another ingress: it relies on these reads alone."""
+FOLLOWERS_A_LOOK = 500
+"""Journals per round trip of such a read; more would delay other readers of the connection."""
+ENTRIES_A_LOOK = 64
+"""Entries of one journal per such read; a follower with more to read reads pages."""
+PAGE_ENTRIES = 256
+"""Entries per bulk read; the next page is read when these have been consumed."""
+SUBSCRIPTION_RETRY_S = 0.1
+"""Pause before subscribing again. Until then all streams of the ingress rely on
+`FOLLOWER_SILENCE_S`.
+"""
+SUBSCRIPTION_PING_S = 1.5
+"""A subscription that has been silent for this long is pinged, because a dead connection looks the
+same.
+"""
+SUBSCRIPTION_ANSWER_S = 2.5
+"""How long the answer to that ping may take. Together with the ping, a dead connection is replaced
+after 4 s.
+"""
+ENDED_WITHIN_S = 300.0
+"""A journal outlives its deadline by at least this long, so that a late ending still finds it."""
+
+# -- request queue --------------------------------------------------------------------------------
+
+CLAIM_BLOCK_MS = 1_000
+"""How long a claim waits for the first entry. It is shorter than the time that a connection may be
+silent; otherwise an idle queue would look like a dead Redis.
+"""
+TAKE_OVER_IDLE_MS = 1_000
+"""A claim that was touched this recently is not taken over. If two ingresses take over at the same
+time, the second finds the claim just touched.
+"""
+CLAIM_ANSWER_LOST_MS = 8_000
+"""An ingress takes up its own claim that it does not work on after this time; earlier, the answer
+to the claim may still arrive.
+"""
+TAKE_OVER_AT_MOST = 1_000
+"""Claims checked per round trip."""
+OVERDUE_A_LOOK = 500
+"""Waiting entries per class that one sweep for passed deadlines reads, so that a long queue costs
+no more than a short one.
+"""
+DEAD_LETTERS_A_PAGE = 10
+"""Dead letters per reply; a body may have many megabytes."""
+
+# -- cluster --------------------------------------------------------------------------------------
+
+LEASE_RENEW_S = 0.5
+"""Time between two renewals; five renewals may fail before a lease expires."""
+LEASE_MS = 3_000
+"""Length of the lease of an ingress or a worker: how soon its death is noticed if no call fails."""
+LEASE_PATIENCE_S = 10.0
+"""If Redis has answered every read of the leases for this long, but none quickly enough to be
+certain, then a process that was in none of them is dead (docs/adr/0013).
+"""
+LEASE_QUICK_S = 0.5
+"""A read that takes no longer shows every living process, because all have renewed meanwhile."""
+LEASE_STEADY_S = LEASE_MS / 1000 - LEASE_RENEW_S
+"""A renewal that takes as long as such a read still leaves a lease."""
+REPLICA_AVOID_S = 5.0
+"""A replica at which a call has failed gets no requests for this long. If it is dead, its lease
+expires within this time.
+"""
+
+# -- dispatch -------------------------------------------------------------------------------------
+
+CLAIM_RETRY_S = 0.2
+"""Pause before the dispatcher claims again after Redis has failed."""
+TAKE_OVER_S = 0.5
+"""Time between two searches for claims of dead ingresses; short compared with their lease."""
+WAITING_TELL_S = 15.0
+"""A request that waits longer for the same thing is logged, and again after the same time."""
+WAITING_TELL_AT_MOST = 20
+"""Requests logged at a time; the log gives only the number of the others."""
+ATTEMPT_RETRY_S = 0.2
+"""Pause before a step of an attempt is repeated after Redis has failed. It is also how long a call
+to a replica that has left may take to report its own failure.
+"""
+ATTEMPT_REFUSED_S = (0.2, 0.4, 0.8, 1.6, 2.0)
+"""Pauses before an attempt that no worker has opened is repeated, by how often that happened. An
+engine that comes back stays idle no longer than this.
+"""
+ATTEMPT_OPENS_S = 3.0
+"""An adopted request whose attempt is not opened within this time gets a new attempt."""
+CALL_OPENS_S = 5.0
+"""A call that has not opened its attempt within this time is given up, and another replica is
+called.
+"""
+EXPIRE_GRACE_S = 2.0
+"""The dispatcher ends an attempt this long after its deadline; the worker and the client's ingress
+come first.
+"""
+DEADLINE_GRACE_S = 1.0
+"""The ingress that holds the connection ends a request this long after its deadline; normally the
+worker ends it earlier.
+"""
+DEADLINE_SWEEP_S = 1.0
+"""Time between two searches for waiting requests whose deadline has passed."""
+QUARANTINE_LEASE_S = 10.0
+"""Length of the lease on the lock under which suspects run: how long the others wait if its holder
+dies.
+"""
+QUARANTINE_POLL_S = 0.2
+"""Time between two attempts to get that lock."""
+ADOPTED_LOOK_S = 0.5
+"""Time between two checks of an adopted request, if there are at most `ADOPTED_MANY`."""
+ADOPTED_MANY = 500
+"""With more adopted requests, each is checked less often in proportion, so that the checks never
+occupy the loop.
+"""
+ADOPTED_GATHER_S = 0.05
+"""Checks requested within this time go out together."""
+ADOPTED_A_LOOK = 250
+"""Requests per round trip of such a check."""
+
+# -- admission ------------------------------------------------------------------------------------
+
+RETRY_AFTER_S = 1.0
+"""Lowest `Retry-After` for a request that was refused because of a limit; every request that ends
+frees capacity.
+"""
+FULL_STORAGE_RETRY_AFTER_S = 5.0
+"""The same for a full Redis: memory is freed when journals expire, which takes longer."""
+KEYED_TRIES = 5
+"""How often an admission with an `Idempotency-Key` tries again after another repeat was faster."""
+KEY_OUTLIVES_MS = 60_000
+"""How much longer the pointer to the newest request of an idempotency key lives than the journal of
+that request. It must never live shorter.
+"""
+
+# -- ingress --------------------------------------------------------------------------------------
+
+EXPIRE_WITHIN_S = 0.7
+"""How long Redis may take to record a passed deadline. Then the client is answered anyway, and
+Redis is updated later.
+"""
+STALLED_LOOK_AT_MOST_S = 5.0
+"""Longest time between two searches for clients that do not read; otherwise a quarter of
+`ingress.stalled_reader_s`.
+"""
+KEYS_FILE_LOOK_S = 1.0
+"""Time between two checks whether the file of API keys has changed."""
+READER_RENEW_S = 2.0
+"""Time between two renewals of the readers' leases, which cost one command per connection."""
+READER_LEASE_MS = 6_000
+"""Length of a reader's lease: after the death of an ingress, others count its requests as unread
+after this time.
+"""
+READER_SLOW_S = 1.0
+"""If Redis takes longer to report that a request has no readers, leases may not have been renewed,
+so the report does not count.
+"""
+CANCEL_RETRY_S = 0.5
+"""Pause before searching again for a request that nobody reads and that Redis does not know yet."""
+ADMISSION_MAY_COME_S = 10.0
+"""An admission whose answer was lost may still reach Redis this long after Redis's first answer."""
+DEPTHS_LOOK_S = 0.5
+"""Time between two reads of the queues' depths and Redis's memory, by which admission decides."""
+
+# -- observability --------------------------------------------------------------------------------
+
+SNAPSHOT_KEPT_S = 5
+"""Shortest time for which a process's metrics page is kept; normally four periods, so that one
+missed snapshot leaves no gap.
+"""
+TRACES_EXPORT_MS = 1_000
+"""Time between two exports of traces; a process that dies loses at most this much."""
+
+# -- workers --------------------------------------------------------------------------------------
+
+HEALTH_LOOK_S = 0.5
+"""Time between two checks of a worker whether its engine makes progress."""
+VOID_FOR_S = 10.0
+"""For this long after Redis's last failure, a worker searches for an opening whose answer was lost.
+"""
+APP_ABORT_S = 5.0
+"""How long vLLM's app may clean up after its client has left, before its task is cancelled."""
+LOOP_LOOK_S = 0.2
+"""Time between two checks of a worker whether a request blocks its event loop."""
+SIMULATED_HOLD_S = 1.5
+"""How long the simulated engine's fault `hold` computes; it must exceed `workers.held_s`."""

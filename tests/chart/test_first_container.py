@@ -1,0 +1,106 @@
+"""The container that runs before Ray in every Ray pod, as the chart renders it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.local import processes, redis_server
+from scripts.local.environment import ROOT, VENV
+from serve_app.cli.check_redis import _HINTS, Where
+from tests.chart.charts import (
+    CHART,
+    NAMED,
+    STAGES,
+    Document,
+    documents,
+    merged,
+    pod_templates,
+    stage_values,
+)
+from tests.chart.test_objects import EXTERNAL, HA, TLS
+
+GCS = {"HERMES_GCS_REDIS", "HERMES_GCS_REDIS_USER", "HERMES_GCS_REDIS_PASSWORD"}
+
+
+def first(values: Document, component: str) -> Document:
+    (found,) = pod_templates(documents(values))[component]["spec"]["initContainers"]
+    container: Document = found
+    return container
+
+
+def names(container: Document) -> set[str]:
+    return {item["name"] for item in container["env"]}
+
+
+@pytest.mark.parametrize("changes", [{}, HA, EXTERNAL, merged(EXTERNAL, TLS)])
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_ray_pod_asks_for_redis_with_the_logins_that_it_will_use(
+    stage: str, changes: Document
+) -> None:
+    values = merged(stage_values(stage), changes)
+    for component in ("head", "ingress", "engine"):
+        container = first(values, component)
+        ray = pod_templates(documents(values))[component]["spec"]["containers"][0]
+        assert container["image"] == ray["image"]
+        of_redis = [item for item in ray["env"] if item["name"].startswith("HERMES_REDIS")]
+        assert [item for item in container["env"] if item["name"].startswith("HERMES_REDIS")] == (
+            of_redis
+        )
+        assert (names(container) >= GCS) == (component == "head")
+        with_ca = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+        assert with_ca == (["/etc/hermes/redis"] if changes and "caKey" in str(changes) else [])
+
+
+def test_a_head_without_its_state_in_redis_has_no_login_for_it() -> None:
+    off = merged(NAMED, {"gcsFaultTolerance": {"enabled": False}})
+    assert not names(first(off, "head")) & GCS
+
+
+def test_its_command_finds_a_redis_as_it_should_be(tmp_path: Path) -> None:
+    container = first(NAMED, "head")
+    program, *options = container["command"]
+    server = redis_server.start(tmp_path)
+    given = {
+        "HERMES_REDIS_URL": server.url(),
+        "HERMES_GCS_REDIS": f"{server.host}:{server.port}",
+        "HERMES_GCS_REDIS_USER": "ray",
+        "HERMES_GCS_REDIS_PASSWORD": server.password,
+    }
+    assert set(given) <= names(container)
+    try:
+        done = subprocess.run(
+            [VENV / "bin" / program, *options],
+            env={**os.environ, **given},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        processes.end(server.pid)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Redis: usable\nRedis, for Ray's GCS: usable\n"
+
+
+def said(where: Where) -> str:
+    return str(list(_HINTS[where].values()))
+
+
+@pytest.mark.parametrize("where", [Where.CHART, Where.CHART_HA, Where.CHART_EXTERNAL])
+def test_every_value_that_a_sentence_names_exists(where: Where) -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    path_of_one = r"\b(?:redis\.(?:internal|ha|external)|networkPolicy)\.[A-Za-z.]*[A-Za-z]"
+    named = set(re.findall(path_of_one, said(where)))
+    assert len(named) > 4
+    for path in named:
+        node = values
+        for key in path.split("."):
+            assert key in node, path
+            node = node[key]

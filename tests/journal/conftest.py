@@ -1,0 +1,31 @@
+"""A machine that stands still for seconds looks like processes that have died: their leases end. In
+these tests a lease ends only because of what the test does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app import timings
+from serve_app.cluster import leases
+
+LEASE_MS, LONG_MS = timings.LEASE_MS, 120_000
+
+
+class _LongLeases:
+    """The timings for who renews leases. Who reads them waits no longer before it trusts them. A
+    test that sets the length of a lease gets that length.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(timings, name)
+        return LONG_MS if (name, value) == ("LEASE_MS", LEASE_MS) else value
+
+
+@pytest.fixture(autouse=True)
+def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leases of ingresses, workers and readers."""
+    monkeypatch.setattr(leases, "timings", _LongLeases())
+    monkeypatch.setattr(timings, "READER_LEASE_MS", LONG_MS)

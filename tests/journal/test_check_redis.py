@@ -1,0 +1,272 @@
+"""`hermes check-redis`, as the pods' init container runs it, on real Redis processes: each way in
+which Redis cannot be used gives one sentence that names the values to look at.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from scripts.local import environment, ports, processes, redis_server
+from scripts.local.environment import ROOT, VENV
+from serve_app.redis.keyspace import probe_key
+
+HERMES = str(VENV / "bin" / "hermes")
+SECRET = "not-the-password"
+Done = subprocess.CompletedProcess[str]
+
+
+def command(*options: str, where: str = "chart", wait_s: float = 0) -> list[str]:
+    return [HERMES, "check-redis", "--where", where, "--wait-s", str(wait_s), *options]
+
+
+def variables(url: str, more: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HERMES_")}
+    return {**kept, "HERMES_REDIS_URL": url, **more}
+
+
+def run(url: str, words: list[str], **more: str) -> Done:
+    env = variables(url, more)
+    return subprocess.run(
+        words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def watched(url: str) -> Iterator[str]:
+    """What it says while it waits, line by line. It has to end well."""
+    with subprocess.Popen(
+        command(wait_s=50), env=variables(url, {}), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stdout is not None
+        yield from waiting.stdout
+    assert waiting.returncode == 0
+
+
+def apart(resolv: Path, words: list[str]) -> list[str]:
+    """Run words on a network of their own, with nothing but a loopback and another resolv.conf."""
+    mounted = f'mount --bind {resolv} /etc/resolv.conf && ip link set lo up && exec "$@"'
+    return ["unshare", "--net", "--mount", "sh", "-c", mounted, "sh", *words]
+
+
+def refused(done: Done, *said: str) -> None:
+    """It ended with one sentence that says all this, and no password."""
+    assert done.returncode == 1, done
+    assert done.stderr.count("\n") == 1, done.stderr
+    for words in said:
+        assert words in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
+    server = redis_server.start(tmp_path_factory.mktemp("redis"))
+    yield server
+    processes.end(server.pid)
+
+
+@contextmanager
+def serving(folder: Path, **settings: object) -> Iterator[redis_server.RedisServer]:
+    server = redis_server.start(
+        folder, settings={name.replace("_", "-"): value for name, value in settings.items()}
+    )
+    try:
+        yield server
+    finally:
+        processes.end(server.pid)
+
+
+def until_rewritten(client: Redis) -> None:
+    began_s = time.monotonic()
+    while client.info("persistence")["aof_rewrite_in_progress"]:
+        assert time.monotonic() < began_s + 60
+        time.sleep(0.02)
+
+
+def until_it_answers(port: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while not ports.is_taken(port):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+# -- the way to it ---------------------------------------------------------------------------------
+
+
+def test_a_name_that_nobody_knows(tmp_path: Path) -> None:
+    resolv = tmp_path / "resolv.conf"
+    resolv.write_text("nameserver 127.0.0.1\n")
+    words = [sys.executable, "-m", "tests.journal.resolver", *command()]
+    done = run(f"redis://hermes:{SECRET}@hermes-redis:6379/0", apart(resolv, words))
+    refused(done, "DNS knows no host 'hermes-redis'", "redis.internal.enabled")
+
+
+def test_a_dns_server_that_does_not_answer(tmp_path: Path) -> None:
+    resolv = tmp_path / "resolv.conf"
+    resolv.write_text("nameserver 10.96.0.10\n")
+    done = run(f"redis://hermes:{SECRET}@hermes-redis:6379/0", apart(resolv, command()))
+    refused(done, "DNS does not answer for 'hermes-redis'", "10.96.0.10", "networkPolicy.dnsCidrs")
+
+
+def test_an_address_without_a_way_to_it(tmp_path: Path) -> None:
+    resolv = tmp_path / "resolv.conf"
+    resolv.write_text("nameserver 127.0.0.1\n")
+    done = run(
+        f"redis://hermes:{SECRET}@10.1.2.3:6379/0", apart(resolv, command(where="chart-external"))
+    )
+    refused(done, "10.1.2.3:6379 cannot be reached", "redis.external.cidrs")
+
+
+def test_a_port_where_nobody_listens() -> None:
+    port = ports.free_port()
+    done = run(f"redis://hermes:{SECRET}@localhost:{port}/0", command())
+    refused(done, f"localhost:{port}", "refuses connections", "redis.internal.persistence")
+
+
+def test_it_waits_for_a_redis_that_starts_and_says_for_what(tmp_path: Path) -> None:
+    port = ports.free_port()
+    (tmp_path / "password").write_text("known")
+    url = f"redis://hermes:known@127.0.0.1:{port}/0"
+    waiting = watched(url)
+    assert "refuses connections" in (told := next(waiting))
+    assert told.startswith("waiting: ")
+    server = redis_server.start(tmp_path, port)
+    try:
+        assert list(waiting) == ["Redis: usable\n"]
+    finally:
+        processes.end(server.pid)
+
+
+# -- the login -------------------------------------------------------------------------------------
+
+
+def test_everything_is_as_it_should_be(redis: redis_server.RedisServer) -> None:
+    done = run(
+        redis.url(),
+        command(),
+        HERMES_GCS_REDIS=f"{redis.host}:{redis.port}",
+        HERMES_GCS_REDIS_PASSWORD=redis.password,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Redis: usable\nRedis, for Ray's GCS: usable\n"
+
+
+@pytest.mark.parametrize("login", [f"hermes:{SECRET}@", f"nobody:{SECRET}@", ""])
+def test_a_login_that_redis_rejects_is_not_waited_for(
+    redis: redis_server.RedisServer, login: str
+) -> None:
+    done = run(f"redis://{login}{redis.host}:{redis.port}/0", command(wait_s=600))
+    refused(done, "rejects user and password", "redis.internal.passwordKey")
+
+
+def test_a_login_of_the_gcs_that_redis_rejects(redis: redis_server.RedisServer) -> None:
+    done = run(
+        redis.url(),
+        command(where="chart-external"),
+        HERMES_GCS_REDIS=f"{redis.host}:{redis.port}",
+        HERMES_GCS_REDIS_PASSWORD=f"{SECRET}/@:",
+    )
+    refused(done, "for Ray's GCS: it rejects user and password", "redis.external.gcsPasswordKey")
+
+
+def test_another_namespace_than_the_users(redis: redis_server.RedisServer) -> None:
+    done = run(redis.url(), command("--namespace", "other"))
+    refused(done, "may not use the keys of the namespace 'other'", "settings.namespace")
+
+
+# -- what it is ------------------------------------------------------------------------------------
+
+
+def test_settings_that_lose_requests_are_refused_once_and_told_later(tmp_path: Path) -> None:
+    wrong = {"appendonly": "no", "maxmemory": 0, "maxmemory-policy": "allkeys-lru"}
+    with serving(tmp_path, **wrong) as server:
+        done = run(server.url(), command(where="chart-external"))
+        refused(done, "appendonly is no", "maxmemory is 0", "allkeys-lru", "docs/operations.md")
+        with Redis.from_url(server.url(), protocol=2) as service:
+            service.set(probe_key("hermes", "command"), "it has served")
+        done = run(server.url(), command(where="chart-external"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "warning: appendonly is no" in done.stdout
+
+
+def test_a_replica_is_not_the_redis_that_takes_writes(tmp_path: Path) -> None:
+    with serving(tmp_path, replicaof=f"127.0.0.1 {ports.free_port()}") as server:
+        refused(run(server.url(), command()), "it is a replica")
+
+
+def test_a_redis_that_reads_its_file_is_waited_for(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Redis.from_url(server.url("operator"), protocol=2) as client:
+        client.mset({f"hermes:{n}": "x" * 1000 for n in range(1000)})
+        client.bgrewriteaof()  # to a file that is read key by key
+        until_rewritten(client)
+    slowly = f"{(tmp_path / 'redis.conf').read_text()}key-load-delay 50000\n"
+    (tmp_path / "redis.conf").write_text(f"{slowly}loading-process-events-interval-bytes 1024\n")
+    binary = environment.find_redis_server()
+    assert binary is not None
+    pid = processes.start(
+        [binary, str(tmp_path / "redis.conf")], tmp_path / "log", os.environ, tmp_path
+    )
+    try:
+        waiting = watched(server.url())
+        told = [next(waiting)]
+        if "refuses" in told[0]:  # it was quicker than Redis
+            told.append(next(waiting))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert "still reading its append-only file" in told[-1]
+    again = redis_server.start(tmp_path, server.port)
+    try:
+        *_, last = waiting
+    finally:
+        processes.end(again.pid)
+    assert last == "Redis: usable\n"
+
+
+def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
+    binary, port = environment.find_redis_server(), ports.free_port()
+    assert binary is not None
+    (tmp_path / "conf").write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n")
+    pid = processes.start(
+        [binary, str(tmp_path / "conf"), "--sentinel"], tmp_path / "log", os.environ, tmp_path
+    )
+    try:
+        until_it_answers(port)
+        url = f"redis+sentinel://hermes:{SECRET}@127.0.0.1:{port}/main"
+        done = run(url, command(where="chart-external", wait_s=3))
+    finally:
+        processes.end(pid)
+    refused(done, "no Sentinel knows the primary", "'main'")
+
+
+# -- TLS -------------------------------------------------------------------------------------------
+
+
+def test_one_side_speaks_tls_and_the_other_does_not(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+    named = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*making.split(), *named, *files], check=True, capture_output=True)
+    port = ports.free_port()
+    tls = {"tls_port": port, "tls_cert_file": certificate, "tls_key_file": key}
+    with serving(tmp_path / "redis", **tls, tls_auth_clients="no") as server:
+        login = f"hermes:{server.password}@127.0.0.1"
+        external = "chart-external"
+        done = run(f"redis://{login}:{port}/0", command(where=external))
+        refused(done, "a port does that speaks TLS", "redis.external.gcsAddress")
+        done = run(f"rediss://{login}:{server.port}/0", command(where=external))
+        refused(done, "a port does that speaks no TLS", "rediss://")
+        done = run(f"rediss://{login}:{port}/0", command(where=external))
+        refused(done, "its certificate is not trusted", "redis.external.caKey")
+        done = run(f"rediss://{login}:{port}/0", command("--ca-file", str(certificate)))
+        assert (done.returncode, done.stderr) == (0, "")

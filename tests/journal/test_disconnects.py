@@ -1,0 +1,228 @@
+"""Clients that leave: all ingresses know who reads, and a request without readers is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app import timings
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from tests.journal.cable import HANGING, UNANSWERED, Cable
+from tests.journal.doors import door, ending, journals
+from tests.journal.journal_helpers import PrivateRedis, World, redis_settings, world
+
+SOON: dict[str, Any] = {"ingress": {"disconnect_grace_s": 0.05}}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings with short waits for lost admissions."""
+    monkeypatch.setattr(timings, "ADMISSION_MAY_COME_S", 3.0)
+    monkeypatch.setattr(timings, "CANCEL_RETRY_S", 0.05)
+
+
+@pytest.fixture
+def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    redis = PrivateRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+@asynccontextmanager
+async def at_a_cable(redis_url: str, namespace: str) -> AsyncIterator[tuple[World, Cable]]:
+    """A world whose connections to Redis can be cut."""
+    cable = Cable(redis_url)
+    await cable.start()
+    redis = {**redis_settings(cable.url), "response_timeout_s": 2.0}
+    async with world(cable.url, namespace, redis=redis, **SOON) as w:
+        yield w, cable
+    cable.drop()
+
+
+def test_a_request_that_is_read_elsewhere_is_not_cancelled_though_clocks_differ(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with (
+            world(redis_url, namespace, **SOON) as w,
+            door(w, "a", +4) as ahead,
+            door(w, "b", -4) as behind,
+        ):
+            follower, _ = await ahead.post()
+            await behind.disconnects.arrived(follower.request_id)
+            ahead.disconnects.left(follower, departed=True)
+            await ahead.quiet()
+            assert await ending(w, follower.request_id) == ""
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_could_not_renew_its_lease_while_redis_hung_has_not_left(
+    private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "READER_LEASE_MS": 800,
+        "READER_RENEW_S": 0.25,
+        "READER_SLOW_S": 0.3,
+    }.items():
+        monkeypatch.setattr(timings, name, value)
+
+    async def main() -> None:
+        async with (
+            world(private_redis.url, namespace, **SOON) as w,
+            door(w, "a") as left,
+            door(w, "b") as reading,
+        ):
+            follower, _ = await left.post()
+            await reading.disconnects.arrived(follower.request_id)
+            os.kill(private_redis.pid, signal.SIGSTOP)
+            left.disconnects.left(follower, departed=True)
+            await asyncio.sleep(1.2)  # longer than the lease
+            os.kill(private_redis.pid, signal.SIGCONT)
+            monkeypatch.setattr(timings, "READER_LEASE_MS", 60_000)  # however slow what follows is
+            await reading.disconnects.arrived(follower.request_id)
+            await left.quiet()
+            assert await ending(w, follower.request_id) == ""
+
+    asyncio.run(main())
+
+
+def test_a_request_without_readers_is_cancelled(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        async with world(redis_url, namespace, **SOON) as w, door(w) as its:
+            follower, _ = await its.post()
+            its.disconnects.left(follower, departed=True)
+            await its.quiet()
+            assert await ending(w, follower.request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["", "a key"])
+def test_a_client_that_leaves_while_it_is_admitted_leaves_nothing_behind(
+    redis_url: str, namespace: str, key: str
+) -> None:
+    async def main() -> None:
+        async with at_a_cable(redis_url, namespace) as (w, cable), door(w) as its:
+            cable.cut("EXEC", HANGING)
+            posting = asyncio.create_task(its.post(key))
+            await cable.hung.wait()
+            posting.cancel()
+            await asyncio.gather(posting, return_exceptions=True)
+            assert its.followers.request_ids == []
+            await cable.arrive()  # nobody waits for it any more
+            assert len(its.limits.waiting) == 1, "it may wait"
+            await its.quiet()
+            assert len(its.limits.waiting) == 0
+            (request_id,) = await journals(w)
+            assert await ending(w, request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["", "a key"])
+def test_a_request_whose_admission_was_not_answered_is_cancelled(
+    redis_url: str, namespace: str, key: str
+) -> None:
+    async def main() -> None:
+        async with at_a_cable(redis_url, namespace) as (w, cable), door(w) as its:
+            cable.cut("EXEC", UNANSWERED)
+            with pytest.raises(RequestRefused) as refusal:
+                await its.post(key)
+            assert refusal.value.reason == Reason.JOURNAL_UNAVAILABLE
+            assert len(its.limits.waiting) == 1, "it may wait"
+            await its.quiet()
+            assert len(its.limits.waiting) == 0
+            (request_id,) = await journals(w)
+            assert await ending(w, request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+def test_where_redis_cannot_be_reached_nothing_is_left_to_look_after(namespace: str) -> None:
+    async def main() -> None:
+        async with world("redis://127.0.0.1:1/0", namespace) as w, door(w) as its:
+            with pytest.raises(RequestRefused):
+                await its.post()
+            assert not its.disconnects._tasks
+
+    asyncio.run(main())
+
+
+def test_a_keyed_request_whose_admission_was_not_answered_lives_if_its_client_reconnects(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with (
+            at_a_cable(redis_url, namespace) as (w, cable),
+            door(w, "a") as its,
+            door(w, "b") as other,
+        ):
+            cable.cut("EXEC", UNANSWERED)
+            with pytest.raises(RequestRefused):
+                await its.post("a key")
+            follower, _ = await other.post("a key")
+            await its.quiet()
+            assert await ending(w, follower.request_id) == ""
+            other.disconnects.left(follower, departed=True)
+            await other.quiet()
+            assert await ending(w, follower.request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_does_not_cancel_what_another_has_admitted_under_its_key(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with (
+            at_a_cable(redis_url, namespace) as (w, cable),
+            world(redis_url, namespace, **SOON) as beside,
+            door(w, "a") as its,
+            door(beside, "b") as other,
+        ):
+            cable.cut("EXEC", HANGING)
+            posting = asyncio.create_task(its.post("a key"))
+            await cable.hung.wait()
+            follower, _ = await other.post("a key")
+            posting.cancel()
+            await asyncio.gather(posting, return_exceptions=True)
+            await cable.arrive()
+            await its.quiet()
+            assert await journals(w) == [follower.request_id]
+            assert await ending(w, follower.request_id) == ""
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_leaves_while_it_attaches_is_not_relied_upon(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with (
+            world(redis_url, namespace, **SOON) as w,
+            at_a_cable(redis_url, namespace) as (cut, cable),
+            door(w, "a") as its,
+            door(cut, "b") as other,
+        ):
+            follower, _ = await its.post("a key")
+            cable.cut("EXISTS", HANGING)  # it has its lease already
+            attaching = asyncio.create_task(other.post("a key"))
+            await cable.hung.wait()
+            its.disconnects.left(follower, departed=True)
+            await its.quiet()
+            assert await ending(w, follower.request_id) == ""
+            attaching.cancel()
+            await asyncio.gather(attaching, return_exceptions=True)
+            await other.quiet()
+            assert await ending(w, follower.request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())

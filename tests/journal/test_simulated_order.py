@@ -1,0 +1,118 @@
+"""The simulator starts what the service does: one seeded workload runs live (a real Redis,
+dispatcher and worker, with the simulated engine) and in virtual time, in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import msgspec
+
+from scripts.simulation.service import Cluster, VirtualService
+from scripts.simulation.virtual_time import run
+from scripts.simulation.work import Work
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Answer
+from serve_app.journal.facts import RequestFacts
+from serve_app.policy.classes import CLASSES
+from serve_app.processes.ingress import IngressProcess
+from serve_app.processes.worker import WorkerProcess
+from tests.journal.journal_helpers import World, eventually, world
+from workers.engine_model.parameters import EngineParameters, Timing
+from workers.simulated_engine import SimulatedEngine
+
+ENGINE = EngineParameters("e", Timing(step_ms=5.0), num_gpu_blocks=1000)
+SLOTS = 2
+# The two that run first end at different times, and every answer takes a multiple of 0.3 s: two
+# ends are so far apart that a busy machine does not change their order.
+FIRST_TOKENS = (600, 630)
+ANSWER_TOKENS = 60
+WAITING = 18
+
+
+def works(seed: int) -> list[Work]:
+    """Two that take all slots, then others of all classes and three tenants."""
+    rng = random.Random(seed)
+    first = [Work(7, tokens, tenant="t") for tokens in FIRST_TOKENS]
+    return first + [
+        Work(
+            7,
+            ANSWER_TOKENS * rng.randint(1, 2),
+            tenant=f"tenant-{rng.randrange(3)}",
+            request_class=rng.choice(CLASSES),
+        )
+        for _ in range(WAITING)
+    ]
+
+
+def in_virtual_time(requests: list[Work]) -> list[str]:
+    """The order in which they start."""
+
+    async def main() -> list[str]:
+        async with VirtualService(Cluster(ENGINE, 1, SLOTS)) as service:
+            for work in requests:
+                service.submit(work)
+                await asyncio.sleep(0.004)
+            await service.all_ended()
+            return service.started
+
+    return run(main())
+
+
+async def admit(w: World, number: int, work: Work) -> None:
+    """Accept a request as an ingress does."""
+    now_ms = int(time.time() * 1000)
+    facts = RequestFacts(
+        work.request_class, work.tenant, "", "m", True, now_ms, now_ms + 60_000, w.channel
+    )
+    body = {"messages": [{"role": "user", "content": f"{number}"}], "stream": True}
+    await w.accept(
+        f"req_{number}", facts, msgspec.json.encode({**body, "max_tokens": work.output_tokens})
+    )
+
+
+def test_live_and_simulated_requests_start_in_the_same_order(
+    redis_url: str, namespace: str
+) -> None:
+    requests = works(seed=4)
+    simulated = in_virtual_time(requests)
+    assert simulated != sorted(simulated, key=lambda name: int(name[4:])), "by arrival alone"
+    started: list[str] = []
+
+    async def main() -> None:
+        settings = {
+            "engine": {"kind": "simulated", "args": {"engine_model": msgspec.to_builtins(ENGINE)}},
+            "workers": {"max_running_requests": SLOTS},
+        }
+        async with world(redis_url, namespace, **settings) as w:
+            worker = WorkerProcess(w.settings, "replica-1", SimulatedEngine(w.settings))
+
+            async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+                started.append(request_id)
+                return Answer.decode(
+                    await worker.replica.execute(request_id, epoch, session, cause)
+                )
+
+            async def all_of(count: int) -> None:
+                await eventually(lambda: len(started) == count)
+
+            replicas = Replicas()
+            replicas.serving(["replica-1"])
+            ingress = IngressProcess(w.settings, "ingress-1", "session-1", execute, replicas)
+            await worker.start()
+            await ingress.start()
+            try:
+                for number, work in enumerate(requests):
+                    await admit(w, number, work)
+                    if number < SLOTS:
+                        await all_of(number + 1)
+                await all_of(len(requests))
+                await eventually(lambda: not ingress.dispatcher.in_flight)
+            finally:
+                await ingress.stop()
+                await worker.stop()
+
+    asyncio.run(main())
+    assert started == simulated

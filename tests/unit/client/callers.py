@@ -1,0 +1,157 @@
+"""Both transports behind one interface: each test runs with the blocking and the asynchronous
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import httpx
+import openai
+
+from serve_app.client.transports import (
+    AsyncReconnectingTransport,
+    ReconnectingTransport,
+)
+from tests.unit.client.service import BODY, CHAT
+
+
+@dataclass
+class Got:
+    """What a client with plain httpx received."""
+
+    status: int
+    headers: httpx.Headers
+    chunks: list[bytes]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+
+class Blocking:
+    """The transport for `httpx.Client`."""
+
+    @staticmethod
+    def fetch(
+        service: str, give_up_after_s: float = 10.0, timeout: Any = 10.0, **request: Any
+    ) -> Got:
+        """Send a request and read its answer as a stream."""
+        transport = ReconnectingTransport(give_up_after_s=give_up_after_s)
+        with (
+            httpx.Client(transport=transport, timeout=timeout) as http,
+            http.stream(
+                **{"method": "POST", "url": service + CHAT, "content": BODY} | request
+            ) as response,
+        ):
+            return Got(response.status_code, response.headers, list(response.iter_raw()))
+
+    @staticmethod
+    def take(url: str, count: int) -> list[bytes]:
+        """The first chunks of an answer, which is then closed."""
+        with (
+            httpx.Client(transport=ReconnectingTransport(give_up_after_s=10.0)) as http,
+            http.stream("POST", url + CHAT, content=BODY) as response,
+        ):
+            return list(islice(response.iter_raw(), count))
+
+    @staticmethod
+    def once(*parts: bytes) -> Iterator[bytes]:
+        """A request body that can be read only once."""
+        yield from parts
+
+    @staticmethod
+    def chat(urls: list[str], **request: Any) -> list[Any]:
+        """The SDK's result for the answer of each of these services."""
+        found: list[Any] = []
+        with httpx.Client(transport=ReconnectingTransport(give_up_after_s=10.0)) as http:
+            for url in urls:
+                sdk = openai.OpenAI(
+                    base_url=f"{url}/v1",
+                    api_key="k",
+                    http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
+                    max_retries=0,
+                )
+                result = sdk.chat.completions.create(model="m", messages=[], **request)
+                found.append(
+                    [part.model_dump() for part in result]
+                    if request.get("stream")
+                    else result.model_dump()
+                )
+        return found
+
+
+class Asyncio:
+    """The transport for `httpx.AsyncClient`."""
+
+    @staticmethod
+    def fetch(
+        service: str, give_up_after_s: float = 10.0, timeout: Any = 10.0, **request: Any
+    ) -> Got:
+        async def main() -> Got:
+            transport = AsyncReconnectingTransport(give_up_after_s=give_up_after_s)
+            arguments = {"method": "POST", "url": service + CHAT, "content": BODY} | request
+            async with (
+                httpx.AsyncClient(transport=transport, timeout=timeout) as http,
+                http.stream(**arguments) as response,
+            ):
+                return Got(
+                    response.status_code,
+                    response.headers,
+                    [part async for part in response.aiter_raw()],
+                )
+
+        return asyncio.run(main())
+
+    @staticmethod
+    def take(url: str, count: int) -> list[bytes]:
+        async def main() -> list[bytes]:
+            found: list[bytes] = []
+            async with (
+                httpx.AsyncClient(
+                    transport=AsyncReconnectingTransport(give_up_after_s=10.0)
+                ) as http,
+                http.stream("POST", url + CHAT, content=BODY) as response,
+            ):
+                async for part in response.aiter_raw():
+                    found.append(part)
+                    if len(found) == count:
+                        break
+            return found
+
+        return asyncio.run(main())
+
+    @staticmethod
+    async def once(*parts: bytes) -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    @staticmethod
+    def chat(urls: list[str], **request: Any) -> list[Any]:
+        async def main() -> list[Any]:
+            found: list[Any] = []
+            async with httpx.AsyncClient(
+                transport=AsyncReconnectingTransport(give_up_after_s=10.0)
+            ) as http:
+                for url in urls:
+                    sdk = openai.AsyncOpenAI(
+                        base_url=f"{url}/v1",
+                        api_key="k",
+                        http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
+                        max_retries=0,
+                    )
+                    result = await sdk.chat.completions.create(model="m", messages=[], **request)
+                    if request.get("stream"):
+                        found.append([part.model_dump() async for part in result])
+                    else:
+                        found.append(result.model_dump())
+            return found
+
+        return asyncio.run(main())
+
+
+Kind = type[Blocking] | type[Asyncio]

@@ -1,0 +1,210 @@
+"""An answer that is not streamed is requested again with the same key; every other request passes
+unchanged.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+
+import httpx
+import pytest
+
+from serve_app.client.transports import (
+    ReconnectingTransport,
+)
+from tests.unit.client.callers import Kind
+from tests.unit.client.conftest import Clock
+from tests.unit.client.service import (
+    BODY,
+    CHAT,
+    COMPLETION,
+    ID,
+    PLAIN,
+    Asked,
+    Service,
+    Wire,
+    cutting,
+    first,
+    head,
+    healthy,
+    sending,
+    sending_all,
+    serving,
+    whole,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_json_answer_cut_at_any_byte_is_asked_for_again_with_the_same_key(kind: Kind) -> None:
+    sent = whole(200, json.dumps(COMPLETION, ensure_ascii=False).encode(), x_request_id=ID)
+    broken: set[int] = set()
+
+    def script(asked: Asked, wire: Wire) -> None:
+        place = int(asked.path.split("/")[1])
+        if place not in broken:
+            broken.add(place)
+            wire.send(sent[:place])
+            wire.cut(reset=place % 2 == 1)
+        wire.send(sent)
+
+    with serving(script) as service:
+        found = kind.chat([f"{service.url}/{place}" for place in range(len(sent))])
+    assert found == [found[0]] * len(sent)
+    assert found[0]["choices"][0]["message"]["content"] == "Grüße 👋"
+    assert len(service.keys) == 2 * len(sent)
+    assert service.keys[::2] == service.keys[1::2]
+    assert len(set(service.keys)) == len(sent)
+
+
+def test_a_json_answer_that_is_compressed_nevertheless_is_handed_on_as_it_is(kind: Kind) -> None:
+    body = gzip.compress(json.dumps(COMPLETION).encode())
+    with serving(sending(whole(200, body, content_encoding="gzip"))) as service:
+        (found,) = kind.chat([service.url])
+        assert kind.fetch(service.url).body == body
+    assert found["choices"][0]["message"]["content"] == "Grüße 👋"
+
+
+def test_a_service_that_refuses_connections_for_a_while_is_waited_for(kind: Kind) -> None:
+    with serving(healthy) as service:
+        pass
+    listeners: list[socket.socket] = []
+    coming = threading.Timer(0.3, lambda: listeners.append(service.listen()))
+    coming.start()
+    assert kind.fetch(service.url).chunks == PLAIN
+    coming.join()
+    listeners[0].close()
+    assert len(service.asked) == 1
+
+
+def test_a_service_that_lets_connections_wait_too_long_is_tried_again(kind: Kind) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    service = Service(healthy, listener.getsockname()[1])
+    # On Linux a full queue drops what more comes. Who stands in it says nothing and leaves when the
+    # queue moves.
+    queue = [socket.socket() for _ in range(2)]
+    for waiting in queue:
+        waiting.setblocking(False)
+        waiting.connect_ex(listener.getsockname())
+
+    def move() -> None:
+        for waiting in queue:
+            waiting.close()
+        service.accept(listener)
+
+    threading.Timer(0.5, move).start()
+    assert kind.fetch(service.url, timeout=httpx.Timeout(10.0, connect=0.2)).chunks == PLAIN
+    assert len(service.asked) == 1
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_the_last_error_is_raised_when_the_service_stays_away(kind: Kind, clock: Clock) -> None:
+    clock.step_s = 0.1
+    with (
+        serving(first(cutting(b""), cutting(b"nonsense\r\n\r\n"))) as service,
+        pytest.raises(httpx.RemoteProtocolError, match="nonsense"),
+    ):
+        kind.fetch(service.url, give_up_after_s=0.35)
+    assert len(service.asked) == 5, "at 0, 0.1, 0.2, 0.3 and 0.4 s"
+    with pytest.raises(httpx.ConnectError):
+        kind.fetch(service.url, give_up_after_s=0.35)
+
+
+def test_without_time_nothing_is_tried_again(kind: Kind) -> None:
+    with serving(cutting(b"")) as service, pytest.raises(httpx.RemoteProtocolError):
+        kind.fetch(service.url, give_up_after_s=0.0)
+    assert len(service.asked) == 1
+
+
+@pytest.mark.parametrize("begun", [b"", head(200, "application/json", content_length="9") + b"{"])
+def test_the_callers_own_timeout_ends_his_wait_for_an_answer(kind: Kind, begun: bytes) -> None:
+    def silent(asked: Asked, wire: Wire) -> None:
+        wire.send(begun)
+        wire.hang()
+
+    with serving(silent) as service, pytest.raises(httpx.ReadTimeout):
+        kind.fetch(service.url, timeout=httpx.Timeout(10.0, read=0.5))
+    assert (
+        len(service.asked) <= 1
+    )  # 0: on a slow machine the request may not even have been read by then
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("headers", [{}, {"x_request_id": "0f8fad5b-d9cb-469f-a165-70867728950e"}])
+def test_an_error_from_before_the_service_is_tried_again(
+    kind: Kind, status: int, headers: dict[str, str]
+) -> None:
+    failure = whole(status, b"Service Unavailable", "text/plain", **headers)
+    with serving(sending_all(failure, failure)) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+    assert len(service.keys) == 3
+    assert len(set(service.keys)) == 1
+    assert service.connections == 1  # the answers before were read and closed
+
+
+def test_an_error_from_before_the_service_is_handed_on_when_it_stays(
+    kind: Kind, clock: Clock
+) -> None:
+    clock.step_s = 0.1
+    with serving(sending(whole(503, b"Service Unavailable", "text/plain"))) as service:
+        got = kind.fetch(service.url, give_up_after_s=0.35)
+    assert (got.status, got.body) == (503, b"Service Unavailable")
+    assert len(service.asked) == 5
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize(
+    "header", [{"x_hermes_reason": "internal"}, {"x_hermes_replica": "a"}, {"x_request_id": ID}]
+)
+def test_an_error_of_the_service_itself_is_handed_on(
+    kind: Kind, status: int, header: dict[str, str]
+) -> None:
+    with serving(sending(whole(status, b'{"error": {}}', **header))) as service:
+        got = kind.fetch(service.url)
+    assert (got.status, got.body) == (status, b'{"error": {}}')
+    assert len(service.asked) == 1
+
+
+@pytest.mark.parametrize("status", [200, 202, 301, 400, 404, 408, 429, 501])
+def test_every_other_answer_is_handed_on(kind: Kind, status: int) -> None:
+    with serving(sending(whole(status, b"{}"))) as service:
+        assert kind.fetch(service.url).status == status
+    assert len(service.asked) == 1
+
+
+def test_a_body_that_can_be_read_once_is_sent_again_whole(kind: Kind) -> None:
+    with serving(first(cutting(b""))) as service:
+        assert kind.fetch(service.url, content=kind.once(BODY[:9], BODY[9:])).chunks == PLAIN
+    assert [asked.body for asked in service.asked] == [BODY, BODY]
+
+
+def test_every_request_has_a_key_of_its_own_and_the_callers_is_kept() -> None:
+    with (
+        serving(sending(whole(200, b"{}"))) as service,
+        httpx.Client(transport=ReconnectingTransport()) as http,
+    ):
+        request = http.build_request("POST", service.url + CHAT, content=BODY)
+        for _ in range(2):
+            http.send(request)
+        http.post(service.url + CHAT, content=BODY, headers={"Idempotency-Key": "mine"})
+    assert "idempotency-key" not in request.headers
+    assert len(set(service.keys)) == 3
+    assert service.keys[2] == "mine"
+    assert len(service.keys[0]) == 36
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/models"), ("DELETE", f"/v1/requests/{ID}"), ("POST", "/tokenize")],
+)
+def test_requests_without_such_a_promise_pass_untouched(kind: Kind, method: str, path: str) -> None:
+    with serving(cutting(b"")) as service, pytest.raises(httpx.RemoteProtocolError):
+        kind.fetch(service.url, method=method, url=service.url + path)
+    (asked,) = service.asked
+    assert (asked.method, asked.path, asked.body) == (method, path, BODY)
+    assert "idempotency-key" not in asked.headers
+    assert "gzip" in asked.headers["accept-encoding"]

@@ -1,0 +1,276 @@
+"""Streams that end, are refused or never come, and what their caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import httpx
+import pytest
+
+from serve_app.client import retries
+from serve_app.client.transports import (
+    AsyncReconnectingTransport,
+    ReconnectingTransport,
+)
+from serve_app.journal.events import DONE, HEARTBEAT
+from tests.unit.client.callers import Asyncio, Kind
+from tests.unit.client.conftest import Clock
+from tests.unit.client.service import (
+    BODY,
+    CHAT,
+    END,
+    EVENTS,
+    ID,
+    LOST,
+    PLAIN,
+    Asked,
+    Script,
+    Wire,
+    answer,
+    chunk,
+    cutting,
+    first,
+    head,
+    numbered,
+    sending,
+    sending_all,
+    serving,
+    streaming,
+    whole,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        b"data: [DONE]\n\n",
+        b"event: response.completed\ndata: {}\n\n",
+        b"event: response.incomplete\ndata: {}\n\n",
+        b"event: response.failed\ndata: {}\n\n",
+        b"event: error\ndata: {}\n\n",
+    ],
+)
+def test_a_connection_that_breaks_behind_the_final_event_breaks_nothing(
+    kind: Kind, final: bytes
+) -> None:
+    events = numbered(b"data: a\n\n", final)
+    with serving(cutting(streaming() + chunk(b"".join(events)), reset=False)) as service:
+        assert kind.fetch(service.url).chunks == events
+    assert len(service.asked) == 1
+
+
+def test_a_body_that_ends_properly_is_complete_whatever_its_last_event(kind: Kind) -> None:
+    with serving(sending(streaming() + chunk(b"".join(PLAIN[:2])) + END)) as service:
+        assert kind.fetch(service.url).chunks == PLAIN[:2]
+    assert len(service.asked) == 1
+
+
+def test_a_rest_that_ends_properly_is_complete_whatever_its_last_event(kind: Kind) -> None:
+    script = first(cutting(streaming() + chunk(PLAIN[0])), sending(streaming() + END))
+    with serving(script) as service:
+        assert kind.fetch(service.url).chunks == PLAIN[:1]
+    assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize("received", [1, 4])
+def test_a_body_of_unknown_length_ends_with_its_final_event(kind: Kind, received: int) -> None:
+    with serving(first(cutting(head(x_request_id=ID) + b"".join(PLAIN[:received])))) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+    assert len(service.asked) == (2 if received < 4 else 1)
+
+
+def test_a_body_that_ends_inside_an_event_is_not_complete(kind: Kind) -> None:
+    with serving(first(sending(streaming() + chunk(PLAIN[0] + PLAIN[1][:-3]) + END))) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 422])
+def test_a_refusal_of_the_rest_is_an_error_with_the_services_own_words(
+    kind: Kind, status: int
+) -> None:
+    body = b'{"error": {"message": "No such request, any more."}}'
+    script = first(cutting(streaming() + chunk(PLAIN[0])), sending(whole(status, body)))
+    expected = rf"No such request, any more\. \(HTTP {status}\)"
+    with serving(script) as service, pytest.raises(httpx.RemoteProtocolError, match=expected):
+        kind.fetch(service.url)
+    assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize("body", [b"<h1>Gone</h1>", b'{"error": "Gone"}', b'["Gone"]'])
+def test_a_refusal_in_another_shape_is_quoted_as_it_is(kind: Kind, body: bytes) -> None:
+    script = first(cutting(streaming() + chunk(PLAIN[0])), sending(whole(410, body)))
+    with (
+        serving(script) as service,
+        pytest.raises(httpx.RemoteProtocolError, match=r"Gone.* \(HTTP 410\)"),
+    ):
+        kind.fetch(service.url)
+
+
+def test_a_service_that_cannot_send_the_rest_yet_is_asked_again(kind: Kind) -> None:
+    answers = sending_all(
+        whole(503, b"{}", x_hermes_reason="journal_unavailable"),
+        whole(500, b"Internal Server Error", "text/plain"),
+        whole(429, b"{}"),
+        whole(200, b"<h1>Maintenance</h1>", "text/html"),
+    )
+    with serving(first(cutting(streaming() + chunk(PLAIN[0])), answers)) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+    assert [asked.seen for asked in service.asked[1:]] == [1] * 5
+    assert service.connections == 2  # each of these answers was read to its end
+
+
+def silence(asked: Asked, wire: Wire) -> None:
+    """A stream without anything in it."""
+    wire.send(streaming())
+    wire.hang()
+
+
+@pytest.mark.parametrize("later", [sending(whole(503, b"{}")), silence])
+def test_the_first_error_is_raised_when_nothing_more_comes_for_too_long(
+    kind: Kind, clock: Clock, later: Script
+) -> None:
+    clock.step_s = 0.1
+    with (
+        serving(first(cutting(streaming() + chunk(PLAIN[0])), later)) as service,
+        pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"),
+    ):
+        kind.fetch(service.url, give_up_after_s=0.15, timeout=httpx.Timeout(10.0, read=1.0))
+    assert len(service.asked) == 3, "at 0, 0.1 and 0.2 s"
+
+
+def test_an_error_that_was_overcome_is_not_raised_later(kind: Kind, clock: Clock) -> None:
+    clock.step_s = 0.1
+    more_and_nonsense = cutting(streaming() + chunk(PLAIN[1]) + b"nonsense\r\n")
+    script = first(
+        cutting(streaming() + chunk(PLAIN[0])), first(more_and_nonsense, sending(whole(503, b"{}")))
+    )
+    with serving(script) as service, pytest.raises(httpx.RemoteProtocolError, match="illegal"):
+        kind.fetch(service.url, give_up_after_s=0.35)
+
+
+@pytest.mark.parametrize("sign", ["event", "comment"])
+def test_every_sign_of_life_gives_the_service_its_whole_time_again(
+    kind: Kind, clock: Clock, sign: str
+) -> None:
+    clock.step_s = 1.0
+    events = numbered(*[b"data: a\n\n"] * 5, DONE)
+
+    def script(asked: Asked, wire: Wire) -> None:
+        tries = len(service.asked)
+        if tries == 6:
+            wire.send(answer(asked, events))
+            return
+        wire.send(streaming() + chunk(events[tries - 1] if sign == "event" else HEARTBEAT))
+        wire.cut()
+
+    with serving(script) as service:
+        got = kind.fetch(service.url, give_up_after_s=0.5)
+    assert clock.now_s == 5, "five failures, one second apart"
+    assert [part for part in got.chunks if part != b": waiting\n"] == events
+
+
+def test_a_stream_that_is_not_the_services_is_handed_on_untouched(kind: Kind) -> None:
+    body = b"data: a\r\n\r\nid: 7\ndata: b\n\ndata: c"
+    with serving(sending(head(transfer_encoding="chunked") + chunk(body) + END)) as service:
+        assert kind.fetch(service.url).body == body
+    with (
+        serving(cutting(head(transfer_encoding="chunked") + chunk(body))) as service,
+        pytest.raises(LOST),
+    ):
+        kind.fetch(service.url)
+    assert len(service.asked) == 1
+
+
+def test_a_stream_without_numbers_is_handed_on_and_its_break_is_an_error(kind: Kind) -> None:
+    events = [b"data: a\n\n", b"data: b\n\n"]
+    with serving(sending(streaming() + chunk(b"".join(events)) + END)) as service:
+        assert kind.fetch(service.url).chunks == events
+    with serving(cutting(streaming() + chunk(b"".join(events)))) as service, pytest.raises(LOST):
+        kind.fetch(service.url)
+    assert len(service.asked) == 1
+
+
+def test_closing_an_answer_closes_the_connection_that_it_has_come_to(kind: Kind) -> None:
+    left = threading.Event()
+
+    def rest(asked: Asked, wire: Wire) -> None:
+        wire.send(streaming() + chunk(PLAIN[1]))
+        wire.hang(left)
+
+    with serving(first(cutting(streaming() + chunk(PLAIN[0])), rest)) as service:
+        assert kind.take(service.url, 2) == PLAIN[:2]
+        assert left.wait(60)
+
+
+def test_an_answer_that_another_thread_closes_is_not_asked_for_again() -> None:
+    waiting = threading.Event()
+
+    def silent(asked: Asked, wire: Wire) -> None:
+        wire.send(streaming() + chunk(PLAIN[0]))
+        waiting.wait(60)
+        wire.cut()
+
+    errors: list[Exception] = []
+
+    def read(response: httpx.Response) -> None:
+        try:
+            list(response.iter_raw())
+        except Exception as error:
+            errors.append(error)
+
+    with serving(silent) as service, httpx.Client(transport=ReconnectingTransport()) as http:
+        with http.stream("POST", service.url + CHAT, content=BODY) as response:
+            reader = threading.Thread(target=read, args=(response,))
+            reader.start()
+            time.sleep(0.1)
+            response.close()
+        waiting.set()
+        reader.join(60)
+        assert not reader.is_alive()
+    assert errors
+    assert len(service.asked) == 1
+
+
+def test_a_task_that_is_cancelled_while_it_waits_for_the_service_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 3600.0)
+
+    async def main(url: str) -> None:
+        async with httpx.AsyncClient(transport=AsyncReconnectingTransport()) as http:
+            await asyncio.wait_for(http.post(url + CHAT, content=BODY), 0.3)
+
+    with serving(cutting(streaming() + chunk(PLAIN[0]))) as service:
+        started_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            asyncio.run(main(service.url))
+        assert time.monotonic() - started_s < 60
+
+
+def test_the_sdk_uses_the_connection_of_a_finished_stream_again() -> None:
+    with serving(lambda asked, wire: wire.send(answer(asked, EVENTS))) as service:
+        one, two = Asyncio.chat([service.url] * 2, stream=True)
+    assert one == two
+    assert service.connections == 1
+
+
+def test_a_transport_of_the_callers_is_used_and_closed() -> None:
+    used: list[str] = []
+
+    class Inner(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            used.append(request.method)
+            return super().handle_request(request)
+
+        def close(self) -> None:
+            used.append("closed")
+            super().close()
+
+    with serving(first(cutting(streaming() + chunk(PLAIN[0])))) as service:
+        with httpx.Client(transport=ReconnectingTransport(transport=Inner())) as http:
+            assert http.post(service.url + CHAT, content=BODY).content == b"".join(PLAIN)
+        assert used == ["POST", "GET", "closed"]

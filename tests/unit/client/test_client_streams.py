@@ -1,0 +1,234 @@
+"""A broken stream is put together again: no event is lost or duplicated, wherever it was cut."""
+
+from __future__ import annotations
+
+import gzip
+
+import httpx
+import pytest
+
+from serve_app.contract import Reason
+from serve_app.journal.events import HEARTBEAT, error_events
+from tests.unit.client.callers import Kind
+from tests.unit.client.service import (
+    CHAT,
+    END,
+    EVENTS,
+    ID,
+    PLAIN,
+    STREAM,
+    TEXTS,
+    Asked,
+    Wire,
+    answer,
+    chunk,
+    cutting,
+    first,
+    head,
+    healthy,
+    sending,
+    serving,
+    streaming,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(kind: Kind) -> None:
+    parts = [chunk(EVENTS[0]), chunk(HEARTBEAT), *map(chunk, EVENTS[1:]), END]
+    sent = streaming() + b"".join(parts)
+    broken: set[int] = set()
+
+    def script(asked: Asked, wire: Wire) -> None:
+        place = int(asked.path.split("/")[1])
+        if place not in broken:
+            broken.add(place)
+            wire.send(sent[:place])
+            wire.cut(reset=place % 2 == 1)
+        wire.send(answer(asked, EVENTS))
+
+    with serving(sending(streaming() + chunk(STREAM) + END)) as service:
+        (unbroken,) = kind.chat([service.url], stream=True)
+    assert [part["choices"][0]["delta"]["content"] for part in unbroken] == list(TEXTS)
+    with serving(script) as service:
+        found = kind.chat([f"{service.url}/{place}" for place in range(len(sent) + 1)], stream=True)
+    assert len(found) == len(sent) + 1
+    assert [place for place, result in enumerate(found) if result != unbroken] == []
+    for place in range(len(sent) + 1):
+        posts = [a for a in service.asked if a.method == "POST" and a.path.startswith(f"/{place}/")]
+        # With the head the id is known, and the rest can be asked for.
+        assert len(posts) == (2 if place < len(streaming()) else 1)
+        assert len({post.headers["idempotency-key"] for post in posts}) == 1
+    assert len(set(service.keys)) == len(sent) + 1
+
+
+def test_a_stream_whose_connections_all_break_is_put_together(kind: Kind) -> None:
+    def script(asked: Asked, wire: Wire) -> None:
+        seen = asked.seen if asked.method == "GET" else 0
+        rest = b"".join(EVENTS[seen:])
+        wire.send(streaming() + chunk(rest[: len(EVENTS[seen]) + 8]))
+        wire.cut()
+
+    with serving(script) as service:
+        assert kind.fetch(service.url).chunks == EVENTS
+    assert [asked.seen for asked in service.asked[1:]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("heartbeat", [b": waiting\n\n", b": waiting\n"])
+def test_only_whole_events_and_lines_of_comments_are_handed_on(
+    kind: Kind, size: int, heartbeat: bytes
+) -> None:
+    blocks = [b": waiting\n", EVENTS[0], b": waiting\n", EVENTS[1], b"retry: 100\n\n", *EVENTS[2:]]
+    body = b"".join(heartbeat if block == b": waiting\n" else block for block in blocks)
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    with serving(sending(streaming() + b"".join(map(chunk, pieces)) + END)) as service:
+        got = kind.fetch(service.url)
+    assert got.chunks == blocks
+    assert got.headers["x-request-id"] == ID
+
+
+def test_a_comment_is_handed_on_while_the_next_event_is_still_to_come(kind: Kind) -> None:
+    def script(asked: Asked, wire: Wire) -> None:
+        wire.send(streaming() + chunk(PLAIN[0] + HEARTBEAT))
+        wire.hang()
+
+    with serving(script) as service:
+        assert kind.take(service.url, 2) == [PLAIN[0], b": waiting\n"]
+
+
+def test_events_that_were_handed_on_already_are_dropped(kind: Kind) -> None:
+    broken = cutting(streaming() + chunk(b"".join(PLAIN[:2])))
+    with serving(first(broken, sending(streaming() + chunk(b"".join(PLAIN)) + END))) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([PLAIN[2]], "Event 3 of the stream followed event 1"),
+        ([b"data: c\n\n"], "Event without a number of the stream followed event 1"),
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_hole_in_a_stream_is_an_error(
+    kind: Kind, events: list[bytes], message: str, resumed: bool
+) -> None:
+    if resumed:
+        script = first(
+            cutting(streaming() + chunk(PLAIN[0])),
+            sending(streaming() + chunk(b"".join(events)) + END),
+        )
+    else:
+        script = sending(streaming() + chunk(PLAIN[0] + b"".join(events)) + END)
+    with serving(script) as service, pytest.raises(httpx.ProtocolError, match=message):
+        kind.fetch(service.url)
+    assert len(service.asked) == 1 + resumed
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_a_journal_that_ends_before_what_was_received_is_an_error_and_no_end(
+    kind: Kind, path: str
+) -> None:
+    lost = HEARTBEAT + error_events(Reason.JOURNAL_LOST, "Lost.", 1, path)
+    broken = cutting(streaming() + chunk(b"".join(PLAIN[:3])))
+    script = first(broken, sending(streaming() + chunk(lost) + END))
+    with (
+        serving(script) as service,
+        pytest.raises(httpx.ProtocolError, match="ends before event 3"),
+    ):
+        kind.fetch(service.url, url=service.url + path)
+
+
+def test_the_rest_is_asked_for_with_the_headers_of_the_caller_but_those_of_the_body(
+    kind: Kind,
+) -> None:
+    theirs = {
+        "authorization": "Bearer s3cret",
+        "openai-organization": "o",
+        "x-session-id": "s",
+        "x-hermes-class": "batch",
+        "api-key": "k",
+        "host": "hermes.example",
+    }
+    only_post = {
+        "content-type": "application/json",
+        "prefer": "wait=3",
+        "idempotency-key": "mine",
+        "content-length": "46",
+        "x-request-timeout-seconds": "20",
+    }
+    with serving(first(cutting(streaming() + chunk(b"".join(PLAIN[:2]))))) as service:
+        assert (
+            kind.fetch(service.url, headers=theirs | only_post, params={"trace": "1"}).chunks
+            == PLAIN
+        )
+    post, get = service.asked
+    assert post.path == f"{CHAT}?trace=1"
+    assert theirs.items() | only_post.items() <= post.headers.items()
+    assert (get.method, get.path, get.body) == ("GET", f"/v1/requests/{ID}/events", b"")
+    assert (
+        theirs.items() | {("last-event-id", "2"), ("accept", "text/event-stream")}
+        <= get.headers.items()
+    )
+    assert not only_post.keys() & get.headers.keys()
+
+
+def test_a_stream_that_breaks_before_its_first_event_is_read_from_the_beginning(kind: Kind) -> None:
+    with serving(first(cutting(streaming()))) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+    assert [asked.method for asked in service.asked] == ["POST", "GET"]
+    assert service.asked[1].seen == 0
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_the_first_of_two_request_ids_is_the_services(kind: Kind, joined: bool) -> None:
+    second = ", 7b9f" if joined else "\r\nX-Request-ID: 7b9f"
+    broken = cutting(head(x_request_id=ID + second, transfer_encoding="chunked") + chunk(PLAIN[0]))
+    with serving(first(broken)) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+    assert service.asked[1].path == f"/v1/requests/{ID}/events"
+
+
+def test_silence_in_a_stream_is_a_broken_connection(kind: Kind) -> None:
+    def one_more(asked: Asked, wire: Wire) -> None:
+        seen = asked.seen if asked.method == "GET" else 0
+        wire.send(streaming() + chunk(b"".join(PLAIN[: seen + 1])))
+        wire.hang()
+
+    silence = iter([lambda asked, wire: wire.hang()])
+
+    def script(asked: Asked, wire: Wire) -> None:
+        if asked.method == "POST" or asked.seen < 2:
+            one_more(asked, wire)
+        next(silence, healthy)(asked, wire)
+
+    with serving(script) as service:
+        assert kind.fetch(service.url, timeout=httpx.Timeout(10.0, read=1.0)).chunks == PLAIN
+    asked = [asked.seen for asked in service.asked[1:]]
+    # A machine that stands still says nothing, either, and is asked the same once more.
+    assert asked == sorted(asked)
+    assert set(asked) == {1, 2}
+    assert asked.count(2) >= 2
+
+
+def test_streams_are_asked_for_uncompressed_since_halves_of_them_do_not_fit(kind: Kind) -> None:
+    def script(asked: Asked, wire: Wire) -> None:
+        if "gzip" in asked.headers["accept-encoding"]:
+            wire.send(
+                streaming(content_encoding="gzip") + chunk(gzip.compress(b"".join(PLAIN))) + END
+            )
+        elif asked.method == "POST":
+            cutting(streaming() + chunk(PLAIN[0]))(asked, wire)
+        else:
+            healthy(asked, wire)
+
+    with serving(script) as service:
+        assert kind.fetch(service.url).chunks == PLAIN
+
+
+def test_a_stream_that_is_compressed_nevertheless_is_handed_on_as_it_is(kind: Kind) -> None:
+    body = gzip.compress(b"".join(PLAIN))
+    with serving(sending(streaming(content_encoding="gzip") + chunk(body) + END)) as service:
+        assert kind.fetch(service.url).body == body
+    assert len(service.asked) == 1

@@ -1,0 +1,170 @@
+"""How full Redis may get, and how many requests may wait."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.admission.waiting_limits import Ticket, WaitingLimits
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.redis.memory import Memory
+from serve_app.settings import Settings
+
+MIB = 1 << 20
+LIMIT = 1000 * MIB
+
+
+def storage(
+    used_mib: float, ingresses: int = 1, limit: int = LIMIT, policy: str = "noeviction"
+) -> MemoryLimit:
+    found = MemoryLimit(Settings())
+    found.told(Memory(int(used_mib * MIB), limit, policy), ingresses)
+    return found
+
+
+def refused(call: Any, *arguments: Any) -> Reason | None:
+    try:
+        call(*arguments)
+    except RequestRefused as refusal:
+        return refusal.reason if refusal.retry_after_s else None
+    return None
+
+
+@pytest.mark.parametrize(
+    ("used_mib", "ingresses", "body_mib", "reason"),
+    [
+        (0, 1, 16, None),
+        (770, 1, 16, None),
+        (790, 1, 16, Reason.STORAGE_FULL),
+        (780, 2, 16, Reason.STORAGE_FULL),
+        (790, 1, 0.01, None),
+        (890, 1, 0.01, None),
+        (901, 1, 0.01, Reason.STORAGE_FULL),
+    ],
+)
+def test_requests_stop_before_redis_is_full_and_large_ones_first(
+    used_mib: float, ingresses: int, body_mib: float, reason: Reason | None
+) -> None:
+    assert refused(storage(used_mib, ingresses).take, int(body_mib * MIB)) is reason
+
+
+def test_what_was_admitted_counts_until_a_look_has_surely_seen_it() -> None:
+    found = storage(730)
+    taken = found.take(16 * MIB)
+    assert refused(found.take, 24 * MIB) is Reason.STORAGE_FULL, "on its way it counts twice"
+    found.looking()
+    found.told(found.seen, 1)
+    assert refused(found.take, 24 * MIB) is Reason.STORAGE_FULL, "it was on its way still"
+    found.answered(taken)
+    assert refused(found.take, 48 * MIB) is Reason.STORAGE_FULL, "the last look was before"
+    found.looking()
+    found.told(found.seen, 1)
+    assert refused(found.take, 48 * MIB) is None
+
+
+def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = MemoryLimit(Settings())
+    for _ in range(3):
+        found.told(None, 1)
+    assert [record.message for record in caplog.records if "INFO" in record.message] == [
+        "Redis refuses INFO to this user, so its memory is unknown and no request is refused "
+        "because of it"
+    ]
+    assert refused(found.take, 16 * MIB) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "policy", "words"),
+    [
+        (8000 * MIB, "noeviction", ""),
+        (0, "noeviction", "maxmemory is 0"),
+        (8000 * MIB, "allkeys-lru", "maxmemory-policy is allkeys-lru"),
+        (64 * MIB, "noeviction", "too few for four bodies"),
+        (100 * MIB, "noeviction", ""),
+    ],
+)
+def test_a_problem_with_redis_is_logged_once(
+    limit: int, policy: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = storage(1, limit=limit, policy=policy)
+    found.told(found.seen, 1)
+    assert len(found.warnings) == len(caplog.records) == bool(words)
+    assert words in "".join(found.warnings)
+
+
+def test_redis_counts_neither_its_files_buffer_nor_its_replicas() -> None:
+    info = {
+        "used_memory": 100,
+        "mem_not_counted_for_evict": 30,
+        "maxmemory": 500,
+        "maxmemory_policy": "noeviction",
+    }
+    assert Memory.from_info(info) == Memory(70, 500, "noeviction")
+
+
+def room(required: bool = True, ingresses: int = 1, **queue: Any) -> WaitingLimits:
+    auth = {"required": required, "keys_file": "keys"}
+    found = WaitingLimits(Settings.model_validate({"auth": auth, "queue": queue}))
+    found.divide(ingresses, math.inf)
+    return found
+
+
+def fill(
+    found: WaitingLimits, tenant: str, body_bytes: int, request_class: str = "standard"
+) -> tuple[int, Reason]:
+    """How many requests are admitted before one is refused, and the reason."""
+    for number in range(10_000):
+        reason = refused(found.enter, tenant, request_class, body_bytes)
+        if reason is not None:
+            return number, reason
+    raise AssertionError("there is no bound")
+
+
+@pytest.mark.parametrize(("ingresses", "first", "second"), [(1, 5, 5), (2, 2, 2)])
+def test_a_tenant_has_its_share_of_the_bytes_that_may_wait_and_no_more(
+    ingresses: int, first: int, second: int
+) -> None:
+    found = room(ingresses=ingresses, max_waiting_bytes_standard=10 * MIB)
+    assert fill(found, "acme", MIB) == (first, Reason.TENANT_LIMIT)
+    assert fill(found, "umbrella", MIB) == (second, Reason.TENANT_LIMIT)
+    assert fill(found, "acme", MIB, "batch")[0] == 512 // ingresses, "another class is another line"
+
+
+def test_a_tenant_has_its_share_of_the_line() -> None:
+    found = room(max_waiting_standard=100, max_tenant_share=0.3)
+    assert fill(found, "acme", 10) == (30, Reason.TENANT_LIMIT)
+    assert refused(found.enter, "umbrella", "standard", 10) is None
+
+
+def test_without_api_keys_only_the_class_is_bounded() -> None:
+    found = room(required=False, max_waiting_standard=3, max_waiting_bytes_standard=10 * MIB)
+    assert fill(found, "default", MIB) == (10, Reason.QUEUE_FULL)
+
+
+def test_leaving_frees_capacity_only_once() -> None:
+    found = room(required=False, max_waiting_bytes_standard=10 * MIB)
+    tickets: list[Ticket] = [found.enter("default", "standard", MIB) for _ in range(10)]
+    for _ in range(3):
+        found.leave(tickets[0])
+    assert fill(found, "default", MIB) == (1, Reason.QUEUE_FULL)
+    for ticket in tickets:
+        found.leave(ticket)
+    assert len(found) == 1
+
+
+def test_no_class_takes_more_than_half_of_redis() -> None:
+    found = room(required=False)
+    found.divide(1, storage(0, limit=100 * MIB).room_bytes)
+    assert fill(found, "default", MIB) == (40, Reason.QUEUE_FULL)
+    assert fill(found, "default", MIB, "batch") == (40, Reason.QUEUE_FULL)
+
+
+def test_the_first_always_has_room() -> None:
+    found = room(ingresses=8, max_waiting_bytes_standard=1, max_waiting_standard=1)
+    assert refused(found.enter, "acme", "standard", 16 * MIB) is None

@@ -1,0 +1,177 @@
+"""API keys: hashed, compared in constant time, and changed without a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve_app.clock import SYSTEM, Clock
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused, SettingsError
+from serve_app.ingress.api_keys import ApiKeys, parse
+from serve_app.settings import AuthSettings
+from tests.turned_clock import TurnedClock
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "api-key"
+
+
+def line(tenant: str, key: str) -> str:
+    return f"{tenant} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(
+        "# who may ask\n\n" + line("acme", "hk-1") + line("acme", "hk-2") + line("zeta", "hk-3")
+    )
+    return path
+
+
+def made(file: Path, clock: Clock = SYSTEM) -> ApiKeys:
+    return ApiKeys(AuthSettings(required=True, keys_file=str(file)), clock)
+
+
+def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> None:
+    keys = made(file)
+    assert [keys.tenant(f"Bearer {key}") for key in ("hk-1", "hk-2", "hk-3")] == [
+        "acme",
+        "acme",
+        "zeta",
+    ]
+    assert keys.tenant("bearer hk-1") == "acme"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer ", "hk-1", "Basic hk-1", "Bearer hk-4", "Bearer hk-1 hk-2", "Bearer é"],
+)
+def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        made(file).tenant(authorization)
+    assert refused.value.reason is Reason.INVALID_API_KEY
+    assert refused.value.status == 401
+    assert refused.value.headers()["www-authenticate"] == "Bearer"
+    assert refused.value.headers()["x-should-retry"] == "false"
+    assert "hk-" not in refused.value.message
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "--tenant"])
+def test_an_option_is_no_tenant(word: str) -> None:
+    done = subprocess.run([SCRIPT, word], capture_output=True, text=True, check=False)
+    assert "scripts/api-key <tenant>" in done.stdout + done.stderr
+    assert done.returncode == (word == "--tenant")
+    assert "hk-" not in done.stdout + done.stderr
+
+
+def test_without_keys_everybody_is_one_tenant() -> None:
+    assert ApiKeys(AuthSettings()).tenant("Bearer whatever") == "default"
+
+
+def test_every_hash_is_compared_whichever_fits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    real = hmac.compare_digest
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append(a)
+        return real(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys = made(file)
+    for key in ("hk-1", "hk-3"):
+        compared.clear()
+        keys.tenant(f"Bearer {key}")
+        assert len(compared) == 3
+
+
+def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = TurnedClock()
+    keys = made(file, clock)
+    file.write_text(line("acme", "hk-9"))
+    assert keys.tenant("Bearer hk-1") == "acme", "a file is looked at once a second"
+    clock.now_s += 1.1
+    assert keys.tenant("Bearer hk-9") == "acme"
+    with pytest.raises(RequestRefused):
+        keys.tenant("Bearer hk-1")
+    file.write_text("acme hk-in-the-clear\n")
+    clock.now_s += 1.1
+    with caplog.at_level(logging.ERROR):
+        assert keys.tenant("Bearer hk-9") == "acme"
+    assert "line 1" in caplog.text
+    assert "hk-in-the-clear" not in caplog.text
+    file.unlink()
+    clock.now_s += 1.1
+    assert keys.tenant("Bearer hk-9") == "acme"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acme",
+        "acme hk-1",
+        "acme sha256:12",
+        f"a b sha256:{'0' * 64}",
+        f"sha256:{'0' * 64}",
+        f"a:b sha256:{'0' * 64}",
+        f"default sha256:{'0' * 64}",
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named_by_its_number(text: str) -> None:
+    with pytest.raises(SettingsError, match="line 2 "):
+        parse(f"# keys\n{text}\n")
+
+
+def test_a_file_that_is_not_there_refuses_to_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"auth\.keys_file"):
+        made(tmp_path / "none")
+
+
+def test_the_script_makes_a_key_and_the_line_that_lets_it_in(tmp_path: Path) -> None:
+    made_by = subprocess.run(
+        [sys.executable, SCRIPT, "acme"], capture_output=True, text=True, check=True
+    )
+    file = tmp_path / "keys"
+    file.write_text(made_by.stdout)
+    assert made(file).tenant(f"Bearer {made_by.stderr.split()[-1]}") == "acme"
+    for name in ([], ["default"], ["a:b"], ["--tenant"]):
+        assert (
+            subprocess.run(
+                [sys.executable, SCRIPT, *name], capture_output=True, check=False
+            ).returncode
+            != 0
+        )
+    helped = subprocess.run(
+        [sys.executable, SCRIPT, "--help"], capture_output=True, text=True, check=True
+    )
+    assert "hk-" not in helped.stdout + helped.stderr
+
+
+def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path) -> None:
+    file.write_text(file.read_text() + line("@metrics", "hk-m"))
+    keys = made(file)
+    keys.check_scraper("Bearer hk-m")
+    for call, authorization in ((keys.tenant, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
+        with pytest.raises(RequestRefused) as refused:
+            call(authorization)
+        assert (refused.value.status, refused.value.reason) == (403, Reason.KEY_NOT_PERMITTED)
+    with pytest.raises(RequestRefused) as refused:
+        keys.check_scraper("Bearer hk-wrong")
+    assert refused.value.reason is Reason.INVALID_API_KEY
+    ApiKeys(AuthSettings()).check_scraper("")  # where no key is required
+
+
+def test_a_key_for_metrics_is_made_by_the_same_script() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--metrics"], capture_output=True, text=True, check=True
+    )
+    (digest,) = parse(done.stdout)
+    assert parse(done.stdout)[digest] == "@metrics"
+    assert hashlib.sha256(done.stderr.strip().rpartition(" ")[2].encode()).digest() == digest

@@ -1,0 +1,224 @@
+"""The benchmark's own HTTP client reads whatever a service sends, and names every failure."""
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from scripts.benchmark import interrupts
+from scripts.benchmark.arguments import make_parser
+from scripts.benchmark.load import Load
+from scripts.benchmark.measurement import measure
+from scripts.benchmark.options import parse
+from scripts.benchmark.processes import Scope
+from scripts.benchmark.prompts import RequestMaker, Shape
+from scripts.benchmark.report import without_secrets
+from scripts.benchmark.sse import EventCounter
+
+
+def _chat_event(content: str | None, **more: object) -> bytes:
+    choices = [] if content is None else [{"index": 0, "delta": {"content": content}}]
+    return b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n"
+
+
+_CHAT = (
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    + b": a comment that keeps the connection alive\n\n"
+    + b"id: 2\n"
+    + _chat_event("one")
+    + _chat_event('a quoted "usage" and data: [DONE]\n\n is only text')
+    + _chat_event("three")
+    + _chat_event(None, usage={"prompt_tokens": 5, "completion_tokens": 3})
+    + b"data: [DONE]\n\n"
+)
+
+
+class TestStreams:
+    @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 61, 10_000])
+    def test_the_count_does_not_depend_on_where_the_network_cuts_the_stream(
+        self, size: int, newline: bytes
+    ) -> None:
+        body = _CHAT.replace(b"\n", newline)
+        counter = EventCounter("chat/completions")
+        tokens = sum(
+            counter.feed(body[start : start + size]) for start in range(0, len(body), size)
+        )
+        assert tokens == 3
+        assert counter.usage == {"prompt_tokens": 5, "completion_tokens": 3}
+        assert counter.done
+        assert counter.error is None
+
+    def test_the_role_alone_is_not_the_first_token(self) -> None:
+        counter = EventCounter("chat/completions")
+        assert counter.feed(_CHAT[: _CHAT.index(b"id: 2")]) == 0
+        assert counter.feed(b"id: 2\n" + _chat_event("one")) == 1
+
+    def test_a_stream_that_ends_without_its_last_event_is_not_done(self) -> None:
+        counter = EventCounter("chat/completions")
+        counter.feed(_CHAT.removesuffix(b"data: [DONE]\n\n"))
+        assert not counter.done
+
+    def test_an_error_event_is_an_error_even_when_the_stream_ends_well(self) -> None:
+        counter = EventCounter("chat/completions")
+        counter.feed(
+            _chat_event("one") + b'data: {"error":{"message":"engine died"}}\n\ndata: [DONE]\n\n'
+        )
+        assert counter.error == "error event: engine died"
+
+    def test_a_token_that_completes_no_character_still_counts(self) -> None:
+        counter = EventCounter("completions")
+        assert (
+            counter.feed(b'data: {"choices":[{"text":""}]}\n\ndata: {"choices":[{"text":"b"}]}\n\n')
+            == 2
+        )
+
+    def test_responses_count_deltas_and_end_with_their_terminal_event(self) -> None:
+        counter = EventCounter("responses")
+        delta = (
+            b"event: response.output_text.delta\ndata: "
+            b'{"type":"response.output_text.delta","delta":"a"}\n\n'
+        )
+        done = (
+            b'{"type":"response.completed",'
+            b'"response":{"usage":{"input_tokens":4,"output_tokens":2}}}'
+        )
+        assert (
+            counter.feed(
+                b'event: response.created\ndata: {"type":"response.created"}\n\n' + delta + delta
+            )
+            == 2
+        )
+        assert not counter.done
+        counter.feed(b"event: response.completed\ndata: " + done + b"\n\n")
+        assert counter.done
+        assert counter.usage == {"input_tokens": 4, "output_tokens": 2}
+
+
+class TestRequests:
+    def test_equal_seeds_make_equal_requests_and_no_two_of_a_run_are_alike(self) -> None:
+        shape = Shape("chat/completions", "m", max_tokens=8, prompt_chars=200)
+        first, again = (RequestMaker("http://h:1/v1", "k", shape, seed=5) for _ in range(2))
+        requests = [first.next() for _ in range(20)]
+        assert requests == [again.next() for _ in range(20)]
+        assert len(set(requests)) == 20
+
+    def test_a_request_says_how_long_its_body_is(self) -> None:
+        head, _, body = (
+            RequestMaker("http://h:1/v1", "k", Shape("responses", "m", 8, 50, sessions=3), 0)
+            .next()
+            .partition(b"\r\n\r\n")
+        )
+        assert head.startswith(b"POST /v1/responses HTTP/1.1\r\nhost: h:1\r\n")
+        assert f"content-length: {len(body)}".encode() in head
+        assert b"\r\nx-session-id: bench-0-" in head
+        assert json.loads(body)["max_output_tokens"] == 8
+
+
+class TestCommandLine:
+    def test_something_must_be_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            parse([])
+        assert "nothing to measure" in capsys.readouterr().err
+
+    def test_rounds_default_to_three_when_there_is_a_peer(self) -> None:
+        assert parse(["--url", "http://h/v1"]).rounds == 1
+        assert parse(["--url", "http://h/v1", "--against", "bare-vllm"]).rounds == 3
+
+    @pytest.mark.parametrize("given", [["--api-key", "sk-secret"], ["--api-key=sk-secret"]])
+    def test_the_key_does_not_come_into_the_report(self, given: list[str]) -> None:
+        shown = without_secrets(["--url", "http://h/v1", *given, "--seed", "1"])
+        assert "secret" not in " ".join(shown)
+        assert shown[-2:] == ["--seed", "1"]
+
+    def test_the_help_names_every_option_that_the_command_takes(self) -> None:
+        text = make_parser().format_help()
+        assert all(action.option_strings[-1] in text for action in make_parser()._actions)
+
+
+class _Server:
+    """Answers every request with the given bytes, then optionally closes the connection."""
+
+    def __init__(self, answer: bytes, *, hang_up: bool = False) -> None:
+        self._answer = answer
+        self._hang_up = hang_up
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b"":
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(self._answer)
+            if self._hang_up:
+                break
+        writer.close()
+
+
+def _chunked(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
+        len(body),
+        body,
+    )
+
+
+async def _errors_of(
+    answer: bytes, *, max_tokens: int = 3, hang_up: bool = False
+) -> list[str | None]:
+    server = await asyncio.start_server(_Server(answer, hang_up=hang_up), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        maker = RequestMaker(
+            f"http://127.0.0.1:{port}/v1", "k", Shape("chat/completions", "m", max_tokens, 10), 0
+        )
+        row = await measure(
+            "s", maker, Load(concurrency=2, requests=4, timeout_s=60), Scope(), [], 1
+        )
+    assert row.requests == 4
+    return [error for error, count in row.error_kinds.items() for _ in range(count)]
+
+
+class TestErrors:
+    def test_whole_streams_are_no_errors(self) -> None:
+        assert asyncio.run(_errors_of(_chunked(_CHAT))) == []
+
+    def test_a_stream_without_its_last_event_is_an_error(self) -> None:
+        cut = _CHAT.removesuffix(b"data: [DONE]\n\n")
+        assert asyncio.run(_errors_of(_chunked(cut))) == ["stream ended without its last event"] * 4
+
+    def test_a_body_that_stops_short_is_an_error(self) -> None:
+        answer = _chunked(_CHAT).removesuffix(b"0\r\n\r\n")
+        found = asyncio.run(_errors_of(answer, hang_up=True))
+        assert found == ["connection closed before the response ended"] * 4
+
+    def test_fewer_tokens_than_asked_for_are_an_error(self) -> None:
+        assert (
+            asyncio.run(_errors_of(_chunked(_CHAT), max_tokens=4))
+            == ["short body: 3 of 4 tokens"] * 4
+        )
+
+    def test_another_status_than_200_is_an_error_with_what_the_server_said(self) -> None:
+        answer = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nfull"
+        assert asyncio.run(_errors_of(answer)) == ["HTTP 429: full"] * 4
+
+    def test_what_is_not_http_is_an_error(self) -> None:
+        found = asyncio.run(_errors_of(b"SSH-2.0-nonsense\r\n\r\n"))
+        assert len(found) == 4
+        assert all(str(error).startswith("broken response") for error in found)
+
+
+class TestInterrupts:
+    def test_a_signal_in_the_middle_of_a_run_ends_it_and_later_ones_are_ignored(self) -> None:
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        async def interrupted() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                interrupts.run(interrupted())
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

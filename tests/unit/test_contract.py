@@ -1,0 +1,117 @@
+"""The words and values that cross a process: each is defined in one place, as it is stored."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from serve_app.contract import (
+    Answer,
+    Cause,
+    IngressLease,
+    Outcome,
+    Reason,
+    State,
+    WorkerLease,
+    Written,
+)
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    path
+    for package in ("serve_app", "workers")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path != ROOT / "serve_app/contract.py"
+]
+WORDS = {word.value for words in (State, Cause, Reason, Outcome) for word in words}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_state_a_reason_or_a_cause_is_a_member_of_its_enum_and_no_string(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names = set(_attribute_names(tree))
+    found = [
+        f"line {node.lineno}: {node.value!r}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in WORDS and node not in names
+    ]
+    assert not found
+
+
+def _attribute_names(tree: ast.Module) -> Iterator[ast.AST]:
+    """The strings of `__slots__`: names, whatever words they are."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            yield from ast.walk(node.value)
+
+
+def test_a_word_of_a_newer_version_is_understood_as_a_failure() -> None:
+    assert State("suspended") is State.FAILED
+    assert Reason("out_of_budget") is Reason.INTERNAL
+
+
+@pytest.mark.parametrize("word", [*State, *Cause, *Reason, *Outcome])
+def test_a_word_crosses_a_process_as_plain_text(word: StrEnum) -> None:
+    assert type(str(word)) is str, "the other side may be a version without this enum"
+    assert b"serve_app" not in pickle.dumps(str(word))
+
+
+ANSWERS = [
+    Answer(Outcome.FENCED),
+    Answer(Outcome.ENDED),
+    Answer(Outcome.ENDED, Written(42)),
+    Answer(Outcome.ENDED, Written(0, whole=False, begun=False)),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_workers_answer_crosses_the_process(answer: Answer, protocol: int) -> None:
+    """And 0.1.0 understands its outcome, without a class of a later version."""
+    sent = pickle.dumps(answer.encode(), protocol)
+    assert b"serve_app" not in sent
+    assert Answer.decode(pickle.loads(sent)) == answer
+    assert Outcome(pickle.loads(sent)) is answer.outcome, "as 0.1.0 reads it"
+
+
+def test_an_answer_of_another_version_is_understood() -> None:
+    assert Answer.decode("ended") == Answer(Outcome.ENDED, None)
+    newer = Answer(Outcome.ENDED, Written(7)).encode()
+    vars(newer)["written"] += ("more",)
+    assert Answer.decode(newer) == Answer(Outcome.ENDED, Written(7))
+    with pytest.raises(ValueError):
+        Answer.decode("suspended")
+
+
+@pytest.mark.parametrize(
+    ("lease", "member"),
+    [
+        (IngressLease("SERVE_1", "session_2026", complete=True), "SERVE_1|session_2026|1"),
+        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0"),
+        (
+            IngressLease("SERVE_1", "session_2026", running=3, waiting=7),
+            "SERVE_1|session_2026|0|3|7",
+        ),
+        (WorkerLease("replica|with-a-bar", 16), "replica|with-a-bar|16"),
+    ],
+)
+def test_a_lease_is_stored_as_it_always_was(lease: IngressLease | WorkerLease, member: str) -> None:
+    assert lease.encode() == member
+    assert type(lease).decode(member.encode()) == lease
+
+
+def test_the_lease_of_an_older_ingress_has_a_name_alone() -> None:
+    assert IngressLease.decode(b"SERVE_1") == IngressLease("SERVE_1", "", complete=False)
+    assert IngressLease.decode(b"SERVE_1|session|1") == IngressLease("SERVE_1", "session", True)
+    assert IngressLease.decode(b"SERVE_1|session|1|2|3|more").waiting == 3
+
+
+@pytest.mark.parametrize("member", [b"", b"name", b"name|", b"name|many", b"\xff|1"])
+def test_a_lease_without_a_capacity_is_none_of_a_worker(member: bytes) -> None:
+    with pytest.raises(ValueError):
+        WorkerLease.decode(member)

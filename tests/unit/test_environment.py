@@ -1,0 +1,133 @@
+"""Creating `.venv` from the lock files: with uv, with pip, and after an interruption."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.local import environment, ports, preflight
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `.venv` in another place than ours."""
+    monkeypatch.setattr(environment, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(environment, "PYTHON", tmp_path / "venv" / "bin" / "python")
+    return tmp_path / "venv"
+
+
+def test_a_second_installation_mends_what_an_interrupted_one_has_left(venv: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    environment.mend_venv()
+    assert list(venv.glob("lib/python*/site-packages/pip")), "it was interrupted before pip came"
+    packages = next(venv.glob("lib/python*/site-packages"))
+    for name, files in (("whole", ("METADATA", "RECORD")), ("half", ("METADATA",))):
+        (packages / f"{name}-1.dist-info").mkdir()
+        for file in files:
+            (packages / f"{name}-1.dist-info" / file).touch()
+    environment.mend_venv()
+    assert (packages / "whole-1.dist-info").exists()
+    assert not (packages / "half-1.dist-info").exists(), "pip would take it for installed"
+
+
+def test_a_stamp_that_was_half_written_is_none(venv: Path) -> None:
+    locks = environment.lock_files("cpu", development=False)
+    assert environment.is_ready(locks) is False
+    (venv / "bin").mkdir(parents=True)
+    environment.PYTHON.touch()
+    (venv / "hermes-locks").write_text("cpu.lock")
+    assert environment.is_ready(locks) is False
+
+
+def test_no_network_and_an_interruption_are_one_sentence_each(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(
+        SystemExit, match="could not reach the package index: connect this machine, or tell pip"
+    ):
+        environment._pip("install", "--retries", "0", "no-such-package")
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "_install", interrupted)
+    with pytest.raises(SystemExit, match="interrupted: the same command goes on"):
+        environment.make_ready(environment.lock_files("cpu", development=False))
+
+
+def test_another_processor_and_a_python_without_venv_are_refused_in_a_sentence(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    locks = environment.lock_files("cpu", development=False)
+    found = preflight.problems(ports.free_port(), locks, tmp_path)
+    assert [problem for problem in found if "x86-64 is needed, not aarch64" in problem]
+    assert [problem for problem in found if "apt install python3.11-venv" in problem]
+
+
+def put_uv_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> Path:
+    """Install a fake `uv` that records its arguments. Returns the file."""
+    log = folder / "uv.log"
+    uv = folder / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit {status}\n')
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return log
+
+
+def test_uv_installs_where_it_is_at_hand(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    log = put_uv_on_path(tmp_path, monkeypatch, status=0)
+    locks = environment.lock_files("cpu", development=False)
+    environment.make_ready(locks)
+    into = f"pip install --python {environment.PYTHON} --no-deps"
+    torch = f"--extra-index-url {environment.TORCH_CPU_INDEX} -r {venv}/torch.lock"
+    assert log.read_text().splitlines() == [
+        f"{into} {torch}",
+        *(f"{into} -r {lock}" for lock in locks),
+        f"{into} --no-build-isolation --editable {environment.ROOT}",
+    ]
+    assert environment.is_ready(locks)
+    pin, hashed, *_ = (venv / "torch.lock").read_text().splitlines()
+    assert pin.startswith("torch==")
+    assert "--hash=sha256:" in hashed
+
+
+def test_pip_installs_what_uv_could_not(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(environment, "_pip", lambda *words, of=1: asked.append(words))
+    put_uv_on_path(tmp_path, monkeypatch, status=2)
+    environment._get("-r", "some.lock", pip_only=("--retries", "0"))
+    assert asked == [("install", "--retries", "0", "-r", "some.lock")]
+
+
+def test_what_uv_was_interrupted_at_is_made_anew(
+    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    half = next(venv.glob("lib/python*/site-packages")) / "half-1.dist-info"
+    half.mkdir()
+    (half / "RECORD").touch()
+    environment._unfinished().touch()
+    put_uv_on_path(tmp_path, monkeypatch, status=0)
+    environment.mend_venv()
+    assert not half.exists()
+
+
+def test_what_runs_before_the_environment_exists_needs_the_standard_library_alone() -> None:
+    """`-S` leaves out site-packages, as a system's Python would be without them."""
+    asked = [sys.executable, "-S", "-m", "scripts.local", "--help"]
+    done = subprocess.run(asked, cwd=environment.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "scripts/quickstart" in done.stdout

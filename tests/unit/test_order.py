@@ -1,0 +1,247 @@
+"""The order of work: which claimed request starts, and what is claimed next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.contract import Written
+from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
+from serve_app.policy.order import DEFAULT_RULES, Claim, Scheduler
+from tests.unit.virtual_order import Entry
+
+AHEAD = int(DEFAULT_RULES.claim_ahead)
+
+
+def scheduler(capacity: int, *entries: Entry) -> Scheduler[Entry]:
+    made = Scheduler[Entry]()
+    made.capacity = capacity
+    for entry in entries:
+        made.add(entry)
+    return made
+
+
+def started(its: Scheduler[Entry], now_ms: int = 0) -> list[Entry]:
+    """All requests that start now."""
+    entries = []
+    while (entry := its.next(now_ms)) is not None:
+        entries.append(entry)
+    return entries
+
+
+class Lines:
+    """A queue that is full from the beginning, and one ingress that works on it."""
+
+    def __init__(self, entries: Iterable[Entry], capacity: int) -> None:
+        self.scheduler = scheduler(capacity)
+        self.waiting = {name: deque[Entry]() for name in CLASSES}
+        for entry in entries:
+            self.waiting[entry.request_class].append(entry)
+
+    def step(self) -> list[Entry]:
+        """One step of the dispatcher: claim once, start what may start."""
+        wanted = self.scheduler.wanted()
+        for name in wanted.classes if wanted else ():
+            for _ in range(min(wanted.of_each if wanted else 0, len(self.waiting[name]))):
+                self.scheduler.add(self.waiting[name].popleft())
+        return started(self.scheduler)
+
+
+ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        st.sampled_from(CLASSES),
+        st.integers(0, 5),
+        st.sampled_from("abc"),
+        st.integers(0, 10**6),
+    )
+)
+
+
+def test_urgent_classes_go_first_and_within_a_tenant_the_oldest() -> None:
+    realtime, critical = Entry("realtime", 9), Entry("critical", 10)
+    old, new = Entry("standard", 2), Entry("standard", 3)
+    its = scheduler(4, new, realtime, old, critical)
+    assert started(its) == [critical, realtime, old, new]
+    batch = Entry("batch", 1)
+    assert scheduler(0).adopt([new, batch, realtime, old]) == [realtime, old, new, batch]
+
+
+@given(ENTRIES)
+def test_everything_that_was_claimed_is_worked_on_once(claimed: list[Entry]) -> None:
+    ordered = started(scheduler(len(claimed), *claimed))
+    assert sorted(map(id, ordered)) == sorted(map(id, claimed))
+    critical = [
+        entry.request_class
+        for entry in ordered[: sum(e.request_class == "critical" for e in claimed)]
+    ]
+    assert set(critical) <= {"critical"}
+    for name in CLASSES:
+        for tenant in "abc":
+            ages = [e.enqueued_ms for e in ordered if (e.request_class, e.tenant) == (name, tenant)]
+            assert ages == sorted(ages)
+
+
+def test_no_more_start_than_may_run_at_a_time() -> None:
+    its = scheduler(2, *(Entry("standard", number) for number in range(3)))
+    first, second = started(its)
+    assert (first.enqueued_ms, second.enqueued_ms) == (0, 1)
+    assert (its.full, len(its), its.wanted()) == (True, 1, None)
+    its.ended(first)
+    assert [entry.enqueued_ms for entry in started(its)] == [2]
+
+
+def test_requests_taken_over_while_they_run_count() -> None:
+    waits = Entry("standard", 9)
+    its = scheduler(2, waits)
+    first, second, _ = its.adopt([Entry("batch", 1), Entry("batch", 2), Entry("batch", 3)])
+    assert started(its) == []
+    its.ended(first)
+    assert started(its) == []
+    its.ended(second)
+    assert started(its) == [waits]
+
+
+def test_a_request_whose_deadline_has_passed_does_not_wait_for_capacity() -> None:
+    first, patient = Entry("realtime", 0), Entry("standard", 1, deadline_ms=90)
+    late = Entry("batch", 2, deadline_ms=50)
+    its = scheduler(1, first, patient, late)
+    assert started(its, now_ms=49) == [first]
+    assert started(its, now_ms=50) == [late]
+    assert list(its) == [patient]
+
+
+@pytest.mark.parametrize(("capacity", "claiming"), [(0, True), (1, False)])
+def test_without_an_engine_or_under_a_newer_ray_cluster_nothing_more_is_claimed(
+    capacity: int, claiming: bool
+) -> None:
+    """What was claimed before waits for an engine; it starts when there is room again."""
+    entries = [Entry("standard", 1), Entry("standard", 2)]
+    its = scheduler(capacity, *entries)
+    its.claiming = claiming
+    assert its.wanted() is None
+    assert started(its) == entries[:capacity]
+    its.capacity = 2
+    assert started(its) == entries[capacity:]
+    assert its.wanted() is None or claiming
+
+
+@pytest.mark.parametrize(
+    ("capacity", "of_each"), [(1, 2), (2, 1), (4, 1), (5, 2), (8, 2), (64, 16)]
+)
+def test_an_idle_ingress_claims_a_little_more_than_may_start(capacity: int, of_each: int) -> None:
+    assert scheduler(capacity).wanted() == Claim(CLASSES, of_each, wait=True)
+
+
+def test_while_some_wait_every_class_is_filled_up_without_waiting_for_arrivals() -> None:
+    its = scheduler(8, Entry("batch"))
+    assert its.wanted() == Claim(CLASSES, 16, wait=False)
+    for number in range(8 * AHEAD - 3):
+        its.add(Entry("batch", number))
+    assert its.wanted() == Claim(CLASSES, 2, wait=False)
+    its.add(Entry("batch"))
+    its.add(Entry("batch"))
+    assert its.wanted() == Claim(CLASSES[:3], 16, wait=False)
+
+
+def test_while_another_ingress_has_much_room_nothing_is_claimed_ahead() -> None:
+    its = scheduler(8, *(Entry("standard", n) for n in range(8)))
+    its.ahead = False
+    first, *_ = started(its)
+    its.ended(first)
+    assert its.wanted() == Claim(CLASSES, 1, wait=True), "one of each class for one place"
+    its.add(Entry("batch", 9))
+    assert its.wanted() is None, "what waits here starts now"
+
+
+@given(ENTRIES, st.integers(1, 9), st.lists(st.integers(0, 9), max_size=60))
+def test_all_that_wait_start_and_not_too_many_are_held_back(
+    entries: list[Entry], capacity: int, ends: list[int]
+) -> None:
+    lines = Lines(sorted(entries, key=lambda entry: entry.enqueued_ms), capacity)
+    running, done = deque[Entry](), 0
+    for ended in [*ends, *(capacity for _ in entries)]:
+        running += lines.step()
+        assert len(running) <= capacity
+        assert len(running) == capacity or not len(lines.scheduler), "no place is idle"
+        held = [len(line) for line in lines.scheduler.lines.values()]
+        assert max(held) <= AHEAD * capacity, "what waits in Redis everybody can reach"
+        for _ in range(min(ended, len(running))):
+            lines.scheduler.ended(running.popleft())
+            done += 1
+    running += lines.step()
+    assert done + len(running) == len(entries)
+
+
+def test_every_service_tier_has_a_class() -> None:
+    assert set(SERVICE_TIERS.values()) <= set(PUBLIC_CLASSES)
+    assert DEFAULT_CLASS in PUBLIC_CLASSES
+
+
+def test_a_tenant_pays_nothing_for_requests_that_expire_before_they_start() -> None:
+    hasty = [Entry(tenant="hasty", deadline_ms=5, prompt_tokens=1_000) for _ in range(20)]
+    its = scheduler(1, *hasty)
+    for entry in started(its, now_ms=5):
+        its.ended(entry)
+    last = Entry(tenant="hasty", enqueued_ms=6)
+    other = Entry(tenant="other", enqueued_ms=7)
+    for entry in (last, other):
+        its.add(entry)
+    assert started(its, now_ms=8) == [last]
+    assert its.classes._groups["interactive"] <= DEFAULT_RULES.tenants.cost(10, 256) / 0.7
+
+
+def served_cost(its: Scheduler[Entry], tenant: str) -> float:
+    return its.lines["standard"].counters[tenant]
+
+
+def test_a_tenant_pays_nothing_for_requests_that_are_cancelled_before_an_attempt() -> None:
+    cancelled = [Entry(tenant="hasty") for _ in range(50)]
+    its = scheduler(50, *cancelled)
+    for entry in started(its):
+        settled = its.ended(entry, Written(0, whole=False, begun=False))
+        assert settled is not None
+        assert settled.cost == 0
+    assert served_cost(its, "hasty") == its._running_cost == 0
+    assert its.classes._groups["interactive"] == pytest.approx(0, abs=1e-6)
+    assert its.lengths._judged == 0, "and nothing is learnt"
+    its.capacity = 1
+    for entry in (last := Entry(tenant="hasty", enqueued_ms=6)), Entry(tenant="other"):
+        its.add(entry)
+    assert started(its) == [last], "it has been served no more than the other"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "paid", "learnt"), [(3, 16.0, 0), (900, 1_810.0, 1), (None, 522.0, 0)]
+)
+def test_an_answer_that_is_broken_off_is_paid_and_teaches_only_that_it_is_long(
+    tokens: int | None, paid: float, learnt: int
+) -> None:
+    """Otherwise a client that leaves early would compute for free. Without a word of what was
+    written, it pays what was expected.
+    """
+    entry = Entry(prompt_tokens=10)
+    its = scheduler(1, entry)
+    started(its)
+    its.ended(entry, None if tokens is None else Written(tokens, whole=False))
+    assert served_cost(its, "t") == paid
+    assert its.lengths._judged == learnt
+    its.adopt([whole := Entry()])
+    its.ended(whole, Written(3))
+    assert its.lengths._judged == learnt + 1
+
+
+@pytest.mark.parametrize("running", [0, 8_191])
+def test_one_claim_never_reads_so_much_that_streams_stand_still(running: int) -> None:
+    its = Lines([Entry() for _ in range(20_000)], capacity=8_192)
+    its.scheduler.adopt(Entry() for _ in range(running))
+    wanted = its.scheduler.wanted()
+    assert wanted is not None
+    assert wanted.of_each == 256
+    while its.step():
+        pass
+    assert its.scheduler.full, "and yet no place stays free"

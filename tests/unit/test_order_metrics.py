@@ -1,0 +1,71 @@
+"""The metrics of the order of work: bounded, and true."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from serve_app.contract import Written
+from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry
+from serve_app.policy.order import Scheduler, Settled
+from serve_app.policy.prediction import Prediction
+from tests.unit.virtual_order import Entry
+
+
+def settled(tokens: int, tenant: str = "t", whole: bool = True) -> Settled:
+    predicted = Prediction(100.0, 200.0, 120.0)
+    return Settled(Entry(tenant=tenant), predicted, Written(tokens, whole), 5.0)
+
+
+def test_lengths_are_counted_against_the_prediction() -> None:
+    registry = CollectorRegistry()
+    telemetry = OrderTelemetry(registry)
+    for tokens in (1, 100, 150, 200, 201, 900):
+        telemetry.ended(settled(tokens), lengths_useful=True, promotions=3)
+    telemetry.ended(settled(1, whole=False), lengths_useful=True, promotions=3)
+    found = [
+        registry.get_sample_value("hermes_predicted_lengths_total", {"within": within})
+        for within in ("p50", "p90", "above")
+    ]
+    assert found == [2, 2, 2]
+    assert registry.get_sample_value("hermes_prediction_ratio_count") == 6
+    served = registry.get_sample_value(
+        "hermes_tenant_served_cost_total", {"class": "standard", "tenant": "t"}
+    )
+    assert served == 7 * 5, "also of the one that was broken off"
+    assert registry.get_sample_value("hermes_predictions_useful") == 1
+    assert registry.get_sample_value("hermes_ageing_promotions_total") == 3
+
+
+def test_tenants_beyond_a_bound_are_counted_together() -> None:
+    registry = CollectorRegistry()
+    telemetry = OrderTelemetry(registry)
+    for number in range(300):
+        telemetry.ended(settled(1, f"t{number % 100}"), lengths_useful=False, promotions=0)
+    (family,) = [one for one in registry.collect() if one.name == "hermes_tenant_served_cost"]
+    values = {
+        sample.labels["tenant"]: sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+    assert len(values) == 51
+    assert sum(values.values()) == 300 * 5
+    assert values[OTHER_TENANTS] == 3 * 50 * 5
+
+
+def test_what_waits_in_an_ingress_is_shown() -> None:
+    registry, its = CollectorRegistry(), Scheduler[Entry]()
+    telemetry = OrderTelemetry(registry)
+    for enqueued_ms in (2_000, 3_000):
+        its.add(Entry("realtime", enqueued_ms))
+
+    def shown(request_class: str) -> list[float | None]:
+        names = ("hermes_claimed_waiting", "hermes_claimed_oldest_age_seconds")
+        return [registry.get_sample_value(name, {"class": request_class}) for name in names]
+
+    telemetry.waiting(its.waiting(), 32_000)
+    assert (shown("realtime"), shown("batch")) == ([2, 30], [0, 0])
+    its.capacity = 2
+    assert its.next(32_000)
+    assert its.next(32_000)
+    telemetry.waiting(its.waiting(), 33_000)
+    assert shown("realtime") == [0, 0]

@@ -1,0 +1,243 @@
+"""Validating a body needs neither much memory nor much time in the event loop, whatever it
+contains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.bodies import INFERENCE_PATHS
+from serve_app.ingress.validation.structure import NotJson, read
+from serve_app.ingress.validation.validator import Validator
+from serve_app.policy.affinity import session_key
+from serve_app.policy.prediction import Lengths
+from serve_app.policy.work import work_of
+from serve_app.settings import Settings
+from serve_app.settings.limits import RequestLimits
+from tests.unit.virtual_order import Entry
+
+MODEL = "hermes-tiny"
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = INFERENCE_PATHS[:4]
+LIMITS = RequestLimits()
+LARGEST = (16 << 20) - 200
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def text(content: bytes) -> bytes:
+    return b'{"a":"' + content + b'"}'
+
+
+def many(item: bytes, count: int = 0) -> bytes:
+    return b'{"a":[' + b",".join([item] * (count or LARGEST // (len(item) + 1))) + b"]}"
+
+
+PASSES = {
+    "a prompt": text(b"word, [and] {more} " * (LARGEST // 19)),
+    "a picture": text(b"data:image/png;base64," + b"QUJD" * (LARGEST // 4 - 10)),
+    "escapes": text(b"\\n" * (LARGEST // 2)),
+    "escaped quotes": text(b'\\"' * (LARGEST // 2)),
+    "backslashes": text(b"\\\\" * (LARGEST // 2)),
+    "code points": text(b"\\u0041" * (LARGEST // 6)),
+    "pairs": text(b"\\ud83d\\ude00" * (LARGEST // 12)),
+    "one wide among many": text("😀".encode() + b"x" * (LARGEST - 4)),
+    "all wide": text("😀".encode() * (LARGEST // 4)),
+    "commas": text(b"," * LARGEST),
+    "token ids": b'{"a":[' + b",".join(b"%d" % (100_000 + n) for n in range(290_000)) + b"]}",
+    "small token ids": many(b"300", 290_000),
+    "lists of ids": many(b"[" + b",".join([b"300"] * 400) + b"]", 700),
+    "many texts": many(b'"ab"', 90_000),
+    "many objects": many(b'{"a":1}', 19_000),
+}
+REFUSED = {
+    "nulls": many(b"null"),
+    "lists": many(b"[]"),
+    "objects": many(b'{"a":1}'),
+    "texts": many(b'""'),
+    "numbers": many(b"1"),
+    "deep": b"[" * LARGEST,
+    "deep objects": b'{"a":' * (LARGEST // 5),
+    "large and deep": b"[" * 20 + text(b"x" * (LARGEST - 100)) + b"]" * 20,
+    "no json": b'"' * LARGEST,
+    "commas alone": b"," * LARGEST,
+    "one number": b"1" * LARGEST,
+    "a lone surrogate": text(b"x" * (LARGEST - 6) + b"\\ud83d"),
+    "half a character": text(b"x" * (LARGEST - 2) + b"\xf0\x9f"),
+    "a newline": text("é".encode() + b"x" * (LARGEST - 3) + b"\n"),
+    "no escape": text(b"\\n" * (LARGEST // 2 - 1) + b"\\x"),
+}
+BODIES = {**PASSES, **REFUSED}
+STEP_S = 0.05
+TRIES = 5
+"""A machine whose cores are shared may take three times the CPU time, now and then."""
+OVERHEAD_BYTES = 16 << 20
+"""Of a smaller body: a list of 300,000 numbers takes this much, however short they are."""
+
+
+def outcome(body: bytes) -> bool:
+    try:
+        read(body, LIMITS)
+    except (RequestRefused, NotJson):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_no_body_takes_more_than_eight_times_its_size(name: str) -> None:
+    tracemalloc.start()
+    try:
+        assert outcome(BODIES[name]) == (name in PASSES)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < max(7 * len(BODIES[name]), OVERHEAD_BYTES), "beside the body itself"
+
+
+async def longest_step_s(work: Any) -> float:
+    """The most CPU time between two turns of the loop, while something is awaited.
+
+    Of the whole process, and not of the loop's thread: another thread that keeps the interpreter
+    for itself stops the loop as well. And CPU time, since what other processes take is not ours to
+    answer for.
+    """
+    longest_s = 0.0
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        before_s = time.process_time()
+        await asyncio.sleep(0.0005)
+        longest_s = max(longest_s, time.process_time() - before_s)
+    await asyncio.gather(task, return_exceptions=True)
+    return longest_s
+
+
+def least_s(call: Callable[[], object]) -> float:
+    """The least CPU time of a few tries."""
+    found = []
+    for _ in range(TRIES):
+        before_s = time.process_time()
+        call()
+        found.append(time.process_time() - before_s)
+    return min(found)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_no_body_holds_the_loop(name: str) -> None:
+    validator = Validator(Settings())
+    try:
+        tries = (
+            asyncio.run(longest_step_s(validator.parse(COMPLETIONS, BODIES[name])))
+            for _ in range(TRIES)
+        )
+        assert any(longest_s < STEP_S for longest_s in tries), "each time"
+    finally:
+        validator.stop()
+
+
+def test_a_long_text_is_cut_and_its_rest_is_checked_all_the_same() -> None:
+    whole = 'é😀\n\\"x' * 300_000
+    for body in (
+        json.dumps({"a": [{"b": whole}]}),
+        json.dumps({"a": [{"b": whole}]}, ensure_ascii=False),
+    ):
+        ((found,),) = [list(item.values()) for item in read(body.encode(), LIMITS)["a"]]
+        assert whole.startswith(found)
+        assert 65_536 < len(found) < len(whole)
+
+
+def test_whatever_the_size_of_the_pieces_the_outcome_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A boundary in the midst of an escape, a character or a run of backslashes changes nothing."""
+    few = RequestLimits(max_values=100, max_texts=100, max_containers=100)
+    for content in (
+        rb"\\" * 9 + rb"\"" + rb"\\\"" * 5,
+        "aé😀".encode() * 5,
+        rb"\ud83d\ude00\u00e9" * 4,
+        rb"[,{\"" * 40,
+    ):
+        body = b'{"k":["' + content + b'",{"z":1,"q":[2,3]}%b]}'
+        for size in range(24, 64):
+            monkeypatch.setattr("serve_app.ingress.validation.structure._PIECE_BYTES", size)
+            assert read(body % b"", LIMITS) == json.loads(body % b"")
+            assert read(body % (b",0" * 90), few)
+            with pytest.raises(RequestRefused, match="values"):
+                read(body % (b",0" * 100), few)
+            with pytest.raises(RequestRefused, match="texts"):
+                read(body % (b',""' * 100), RequestLimits(max_texts=100))
+
+
+def test_what_stands_in_texts_is_not_counted() -> None:
+    limits = RequestLimits(max_values=100, max_containers=100, max_texts=100)
+    assert read(text(b"[{," * 200), limits)
+    assert read(text(b'\\"' * 200), limits)
+    with pytest.raises(RequestRefused):
+        read(many(b"1", 101), limits)
+
+
+def test_the_estimate_of_a_requests_cost_stays_a_small_number() -> None:
+    assert work_of(CHAT, b"x" * 40, {"max_tokens": 10**4_000}).cost_tokens < 2**32
+    assert work_of(CHAT, b"x" * 40, {"max_tokens": -(10**4_000)}).cost_tokens >= 0
+
+
+@pytest.mark.parametrize("path", INFERENCE_PATHS)
+def test_only_what_writes_tokens_is_charged_for_an_unknown_output(path: str) -> None:
+    """An embedding would cost its tenant 256 tokens that nobody writes, and its class their
+    time.
+    """
+    writes = path in (CHAT, COMPLETIONS, RESPONSES)
+    for request in ({"input": "x"}, {"input": "x", "max_tokens": 4_000}):
+        work = work_of(path, b"x" * 40, request)
+        entry = Entry(prompt_tokens=10, max_output_tokens=work.max_output_tokens, kind=work.kind)
+        expected = Lengths().predict(entry)
+        assert (work.cost_tokens > 200) == (expected.mean > 200) == (expected.p90 > 200) == writes
+        assert work.prompt_tokens == 10
+        assert writes or work.cost_tokens == 11
+
+
+def test_an_affinity_key_of_a_large_request_costs_little() -> None:
+    whole = {
+        "messages": [{"role": "system", "content": "x" * LARGEST}, *HELLO],
+        "instructions": "x" * LARGEST,
+    }
+    assert least_s(lambda: session_key({}, whole)) < STEP_S
+
+
+def test_the_bytes_of_a_picture_are_not_counted_as_text() -> None:
+    """Otherwise one picture of 4 MB would cost a class as much as a thousand short answers."""
+    picture, words = "data:image/png;base64," + "QUJD" * (1 << 20), "word " * 4_000
+    parts = (
+        {"type": "image_url", "image_url": {"url": picture}},
+        {"type": "input_image", "image_url": picture},
+        {"type": "input_audio", "input_audio": {"data": picture, "format": "wav"}},
+    )
+    for part in parts:
+        asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": words}, part]}]}
+        twice = {"messages": asked["messages"] * 2}
+        moved = {"input": asked["messages"]}
+        for request, least in ((asked, 5_000), (twice, 10_000), (moved, 5_000)):
+            body = json.dumps(request).encode()
+            seen = read(body, LIMITS)
+            assert len(str(seen)) < len(body) / 2, "only the beginning of the picture"
+            assert least < work_of(CHAT, body, seen).prompt_tokens < 1.5 * least
+    text = {"messages": [{"role": "user", "content": [{"type": "text", "text": words}]}]}
+    assert 5_000 < work_of(CHAT, json.dumps(text).encode(), text).prompt_tokens < 5_100
+    contents: list[Any] = [None, "text", [None], [{}], [{"image_url": 1}], [{"refusal": picture}]]
+    for content in contents:
+        odd = {"messages": [None, {"content": content}], "input": 3}
+        assert work_of(CHAT, b"x" * (1 << 20), odd).prompt_tokens == 1 << 18
+
+
+def test_the_estimate_for_a_large_request_costs_little() -> None:
+    part = {"image_url": {"url": "data:image/png;base64," + "QUJD" * 4_250}}
+    asked = {"messages": [{"content": [part] * 900}]}
+    body = json.dumps(asked).encode()
+    for written in (body, body.replace(b"data:", b"d\\u0061ta:")):
+        assert least_s(partial(work_of, CHAT, written, asked)) < STEP_S

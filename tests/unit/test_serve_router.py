@@ -1,0 +1,141 @@
+"""Ray Serve's routers as Serve makes them, one for each deployment; without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
+from ray.serve.config import RequestRouterConfig
+
+from serve_app.cluster import replicas as of_process
+from serve_app.cluster.serve_router import SessionRouter
+from serve_app.contract import Cause
+from serve_app.deploy import _worker_options
+from serve_app.settings import Settings
+
+
+class Told:
+    """What Serve tells of a replica, and what a router keeps of it."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, DeploymentID("engines", "app"))
+
+    def update_replica_info(self, told: Told) -> None:
+        """Serve's router calls this for a replica that it knows."""
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
+ROUTERS = sorted((Path(__file__).parents[1] / "service" / "versions").glob("*.router.pickle"))
+
+
+def router(deployment: str, ask: Callable[[Told], Any] | None = None) -> SessionRouter:
+    """As Serve creates it in an ingress, with the arguments that the application gives it. `ask`
+    stands for the GCS: it makes of what Serve tells of a replica what can be called.
+    """
+    config: RequestRouterConfig = _worker_options(Settings())["request_router_config"]
+    made: SessionRouter = config.get_request_router_class()(
+        deployment_id=DeploymentID(deployment, "app"),
+        handle_source=DeploymentHandleSource.REPLICA,
+        create_replica_wrapper_func=ask,
+    )
+    made.initialize_state(**config.request_router_kwargs)
+    return made
+
+
+def test_a_router_tells_the_replicas_of_its_own_deployment_and_of_no_other() -> None:
+    async def main() -> None:
+        losses: list[tuple[str, str]] = []
+        for name in ("engines-1", "engines-2"):
+            replicas = of_process.of(name)
+            replicas.listen(lambda request_id, cause: losses.append((request_id, cause)))
+            replicas.serving([f"{name}-a"])
+            replicas.place(f"on-{name}", f"{name}-a")
+        one, _ = router("engines-1"), router("engines-2")
+        one._by_name = {"engines-1-a": ReplicaID("engines-1-a", one._deployment_id)}
+        one.update_replicas([])
+        assert losses == [("on-engines-1", Cause.DRAINED)]
+        assert of_process.of("engines-2").able() == {"engines-2-a"}
+
+    asyncio.run(main())
+
+
+def test_a_gcs_that_does_not_answer_holds_no_request_up() -> None:
+    """Serve's own router asks for each new replica on the event loop of all requests."""
+
+    async def main() -> None:
+        answers = threading.Event()
+
+        def ask(told: Told) -> Told:
+            assert answers.wait(120)
+            return told
+
+        one = router("engines-3", ask)
+        able = of_process.of("engines-3").able
+        answers.set()
+        one._update_running_replicas([Told("a"), Told("b")])
+        await until(lambda: able() == {"a", "b"})
+        answers.clear()
+        began_s = time.monotonic()
+        one._update_running_replicas([Told("a"), Told("c")])
+        assert able() == {"a"}, "what has gone is known at once"
+        await asyncio.sleep(0)
+        assert time.monotonic() - began_s < 60
+        one._update_running_replicas([Told("a"), Told("d")])
+        answers.set()
+        await until(lambda: able() == {"a", "d"})
+
+    asyncio.run(main())
+
+
+def test_a_gcs_that_fails_is_asked_again_and_a_replica_that_is_dead_is_not() -> None:
+    async def main() -> None:
+        failures = [TimeoutError("no GCS"), ConnectionError("no GCS")]
+
+        def ask(told: Told) -> Told:
+            if failures:
+                raise failures.pop()
+            if told.replica_id.unique_id == "dead":
+                raise ValueError("no such actor")
+            return told
+
+        one = router("engines-4", ask)
+        one.ask_again_s = 0.01
+        one._update_running_replicas([Told("a"), Told("dead")])
+        await until(lambda: of_process.of("engines-4").able() == {"a"})
+        assert not failures
+
+    asyncio.run(main())
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """During an upgrade Serve sends the new router's class to the old ingresses. If loading it
+    raised, Serve (2.60) would never again tell them which replicas run.
+    """
+    config: RequestRouterConfig = _worker_options(Settings())["request_router_config"]
+    for name in [name for name in sys.modules if name.split(".")[0] == "serve_app"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert config.get_request_router_class().__name__ == "SessionRouter"
+
+
+@pytest.mark.parametrize("path", ROUTERS, ids=lambda path: path.name)
+def test_an_ingress_of_this_version_can_load_the_router_of_an_older_one(path: Path) -> None:
+    """Going back to an older version sends that version's router to the ingresses of this one."""
+    assert cloudpickle.loads(path.read_bytes()).__name__ == "SessionRouter"

@@ -1,0 +1,164 @@
+"""Tenants share a class fairly, in proportion to their weights. In virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.policy.fairness import VirtualCounters
+from serve_app.policy.order import Rules
+from serve_app.policy.tenants import TenantRules
+from tests.unit.virtual_order import Entry, Served, VirtualService, cost
+
+CAPACITY, SPEED = 8, 1_000.0
+RATE = CAPACITY * SPEED
+SEEDS = (1, 2, 3)
+
+
+def backlog(seed: int, lengths: dict[str, int], count: int = 400) -> list[Entry]:
+    """Requests of tenants with these mean outputs, all there from the beginning, mixed."""
+    chance = random.Random(seed)
+    entries = [
+        Entry("standard", 0, tenant, chance.randint(1, length), chance.randint(1, 2 * length))
+        for tenant, length in lengths.items()
+        for _ in range(count)
+    ]
+    chance.shuffle(entries)
+    return entries
+
+
+def got(served: list[Served], until_ms: float = float("inf")) -> Counter[str]:
+    """The cost of what each tenant was served until then; of what was running, the part."""
+    total: Counter[str] = Counter()
+    for one in served:
+        if one.start_ms < until_ms:
+            part = (min(one.end_ms, until_ms) - one.start_ms) / (one.end_ms - one.start_ms)
+            total[one.entry.tenant] += int(part * cost(one.entry))
+    return total
+
+
+def rules(ahead: float = 64, **weights: float) -> Rules:
+    return Rules(tenants=TenantRules(weights), claim_ahead=ahead)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_two_that_always_wait_none_is_ever_served_much_more(seed: int) -> None:
+    entries = backlog(seed, {"a": 100, "b": 300})
+    served = VirtualService(entries, CAPACITY, rules()).run()
+    largest = max(map(cost, entries))
+    ends_ms = min(max(one.start_ms for one in served if one.entry.tenant == name) for name in "ab")
+    most = 0
+    for at_ms in range(0, int(ends_ms), 100):
+        so_far = got(served, at_ms)
+        most = max(most, abs(so_far["a"] - so_far["b"]))
+    bound = 2 * max(largest, CAPACITY * largest)
+    print(f"largest difference {most}: {100 * most / bound:.0f} % of the bound")
+    assert most <= bound
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_weights_hold(seed: int) -> None:
+    entries = backlog(seed, {"heavy": 100, "light": 100}, count=2_000)
+    served = VirtualService(entries, CAPACITY, rules(heavy=4.0)).run(until_ms=15_000)
+    found = got(served, 15_000)
+    share = found["heavy"] / found.total()
+    print(f"the heavier of 4:1 got {100 * share:.1f} %")
+    assert abs(share - 0.8) <= 0.02
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ten_times_longer_requests_get_no_more_tokens(seed: int) -> None:
+    entries = backlog(seed, {"long": 500, "short": 50}, count=500)
+    served = VirtualService(entries, CAPACITY, rules()).run(until_ms=12_000)
+    found = got(served, 12_000)
+    share = found["long"] / found.total()
+    print(f"the tenant with ten times longer requests got {100 * share:.1f} %")
+    assert 0.45 <= share <= 0.55
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_noisy_tenant_does_not_delay_a_light_one(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def poisson(tenant: str, load: float) -> list[Entry]:
+        at_s, entries = 0.0, []
+        while (at_s := at_s + chance.expovariate(load * RATE / 300)) < 120:
+            lengths = chance.randint(1, 199), chance.randint(1, 199)
+            entries.append(Entry("standard", int(at_s * 1000), tenant, *lengths))
+        return entries
+
+    others = [entry for n in range(8) for entry in poisson(f"other-{n}", 0.07)]
+    light = poisson("light", 0.034)
+    p99_ms = []
+    for noise in (0.034, 0.34):
+        served = VirtualService([*others, *light, *poisson("noisy", noise)], CAPACITY).run()
+        waits = sorted(one.wait_ms for one in served if one.entry.tenant == "light")
+        p99_ms.append(waits[int(0.99 * len(waits))])
+    a_request_ms = 1000 * 300 / SPEED
+    print(
+        f"p99 of the light tenant's wait: {p99_ms[0]:.0f} ms, beside the noisy {p99_ms[1]:.0f} ms"
+    )
+    assert p99_ms[1] <= max(1.2 * p99_ms[0], p99_ms[0] + a_request_ms)
+
+
+def test_fairness_reaches_as_far_as_requests_are_claimed() -> None:
+    """A light tenant behind a thousand of a noisy one: it waits until it is claimed."""
+    entries = [
+        *(Entry("standard", 0, "noisy") for _ in range(1_000)),
+        Entry("standard", 1, "light"),
+    ]
+    waits = {}
+    for ahead in (4, 32, 64):
+        served = VirtualService(entries, CAPACITY, rules(ahead)).run()
+        (found,) = [one for one in served if one.entry.tenant == "light"]
+        waits[ahead] = found.wait_ms
+    print(f"wait by claim_ahead: {waits}")
+    assert waits[4] > waits[32] > waits[64]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["begins", "ends", "served"]), st.sampled_from("abc")),
+        max_size=80,
+    )
+)
+def test_counters_of_those_that_wait_never_differ_by_more_than_the_largest_cost(
+    steps: list[tuple[str, str]],
+) -> None:
+    """Whoever comes and goes, whatever is served to the one that was served least."""
+    largest = 10.0
+    counters = VirtualCounters({"a": 2.0})
+    for number, (what, name) in enumerate(steps):
+        if what == "begins":
+            counters.begins(name)
+        elif what == "ends":
+            counters.ends(name)
+        elif counters.waiting():
+            counters.charge(counters.least(), 1.0 + number % largest)
+        values = counters.waiting().values()
+        assert not values or max(values) - min(values) <= largest
+
+
+def test_nobody_saves_up_while_sending_nothing() -> None:
+    counters = VirtualCounters({})
+    counters.begins("busy")
+    counters.charge("busy", 1_000)
+    counters.begins("new")
+    assert counters["new"] == counters["busy"] == 1_000
+    counters.charge("new", 5)
+    counters.ends("new")
+    counters.charge("busy", 1)
+    counters.begins("new")
+    assert counters["new"] == 1_005, "what it was served is not forgotten"
+
+
+def test_tenants_without_requests_are_forgotten_in_the_end() -> None:
+    counters = VirtualCounters({})
+    for number in range(5_000):
+        counters.begins(f"t{number}")
+        counters.ends(f"t{number}")
+    assert len(counters._idle) <= 1_000

@@ -1,0 +1,76 @@
+"""The settings as arguments of vLLM's own server."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from serve_app.errors import SettingsError
+from serve_app.settings import Settings
+
+_NO_DOMAIN = "no-domain.invalid"
+"""Allows no domain; vLLM treats an empty list as every domain."""
+
+
+def engine_arguments(settings: Settings) -> Namespace:
+    """The settings as arguments of vLLM's own server, validated by vLLM's parser.
+
+    Raises:
+        SettingsError: one line that names the setting.
+    """
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise SettingsError(f"settings: engine.args: {message}")
+
+    parser = make_arg_parser(Parser())
+    given = {
+        "model": settings.model.path,
+        "served_model_name": [settings.model.name],
+        "tensor_parallel_size": settings.workers.tensor_parallel_size,
+        "max_num_seqs": settings.workers.max_running_requests,
+        "disable_uvicorn_access_log": True,
+        "max_logprobs": settings.limits.max_logprobs,
+        "allowed_media_domains": settings.limits.media_domains or [_NO_DOMAIN],
+        "otlp_traces_endpoint": settings.telemetry.traces_endpoint or None,
+        **{key.replace("-", "_"): value for key, value in settings.engine.args.items()},
+    }
+    actions = {action.dest: action for action in parser._actions}
+    words: list[str] = []
+    for key, value in given.items():
+        if key not in actions:
+            raise SettingsError(_unknown(key, actions))
+        words += _as_words(key, value)
+    args: Namespace = parser.parse_args(words)
+    try:
+        validate_parsed_serve_args(args)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"settings: engine.args: {error}") from None
+    return args
+
+
+def _unknown(key: str, actions: Mapping[str, Any]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, actions, n=1, cutoff=0.6)
+    fix = f"did you mean '{near[0]}'?" if near else "see vLLM's engine arguments"
+    return f"settings: unknown key 'engine.args.{key}': {fix}"
+
+
+def _as_words(key: str, value: Any) -> list[str]:
+    """One setting as command-line words for vLLM's parser."""
+    flag = "--" + key.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + key.replace("_", "-")]
+    if isinstance(value, dict):
+        return [flag, msgspec.json.encode(value).decode()]
+    if isinstance(value, list):
+        return [flag, *(str(item) for item in value)]
+    return [flag, str(value)]
