@@ -40,6 +40,7 @@ PURE = (
     "serve_app.policy.pace",
     "serve_app.policy.prediction",
     "serve_app.policy.work",
+    "serve_app.policy.running",
     "serve_app.policy.waiting",
     "serve_app.policy.heap",
     "serve_app.policy.affinity",
