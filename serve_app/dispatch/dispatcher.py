@@ -116,6 +116,7 @@ class Dispatcher:
         self._scheduler.claiming = not superseded
         if self._telemetry is not None:
             self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
+            self._telemetry.order(self._scheduler)
         self._changed.set()
 
     async def _run(self) -> None:
@@ -124,6 +125,8 @@ class Dispatcher:
             if (wanted := self._scheduler.wanted()) is not None:
                 await self._claim(wanted, outage)
             while (running := self._scheduler.next(self._clock.now_ms())) is not None:
+                if self._telemetry is not None:
+                    self._telemetry.started(running)
                 self._start(running)
             if self._scheduler.wanted() is None:
                 # Every reading of the members sets it too, because deadlines of waiting requests
@@ -139,6 +142,8 @@ class Dispatcher:
             await asyncio.sleep(jittered(timings.CLAIM_RETRY_S))
             return
         outage.over()
+        if self._telemetry is not None:
+            self._telemetry.claimed(len(claimed))
         for entry in claimed:
             self._scheduler.add(entry)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.observability.metrics import Telemetry
 from workers.loop_watch import LoopWatch
 from workers.recorder import current
 
@@ -104,8 +105,10 @@ async def a_stopped_process() -> None:
             await asyncio.sleep(0)
 
 
-async def held_by(work: Callable[[], Awaitable[None]]) -> list[str]:
-    watch = LoopWatch(HELD_S)
+async def held_by(
+    work: Callable[[], Awaitable[None]], telemetry: Telemetry | None = None
+) -> list[str]:
+    watch = LoopWatch(HELD_S, telemetry)
     watch.start()
     try:
         with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
@@ -126,3 +129,10 @@ def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
 )
 def test_no_request_is_blamed_for(work: Any) -> None:
     assert asyncio.run(held_by(work)) == []
+
+
+@pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
+def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
+    telemetry = Telemetry()
+    asyncio.run(held_by(work, telemetry))
+    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
