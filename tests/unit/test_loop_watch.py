@@ -119,6 +119,13 @@ async def held_by(
         watch.stop()
 
 
+@pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
+def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
+    telemetry = Telemetry()
+    asyncio.run(held_by(work, telemetry))
+    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
+
+
 @pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])
 def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
     assert asyncio.run(held_by(work)) == [MINE]
@@ -129,10 +136,3 @@ def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
 )
 def test_no_request_is_blamed_for(work: Any) -> None:
     assert asyncio.run(held_by(work)) == []
-
-
-@pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
-def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
-    telemetry = Telemetry()
-    asyncio.run(held_by(work, telemetry))
-    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
