@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import random
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,16 +34,36 @@ from scripts.local.environment import ROOT
 
 DASHBOARD = ROOT / "helm" / "hermes-serve" / "files" / "dashboard.json"
 CLASSES = ("realtime", "standard", "standard", "batch")
+TENANTS = ("acme", "acme", "acme", "bolt", "corp")
+"""Of the users, in turn."""
+SCRAPER = "@metrics"
 SCRAPE_S = 2
 RATE_INTERVAL = "20s"
 
 
-async def load(url: str, model: str, users: int, seconds: float, after_half: Any) -> None:
-    """Conversations of several turns in all classes, and now and then a bad request; a fault in the
-    middle.
+def write_keys(file: Path) -> dict[str, str]:
+    """A keys file with a key of each tenant and of the scraper; the keys."""
+    keys = {name: secrets.token_urlsafe() for name in (*TENANTS, SCRAPER)}
+    lines = (
+        f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}" for name, key in keys.items()
+    )
+    file.write_text("\n".join(lines) + "\n")
+    return keys
+
+
+async def load(
+    running: service.Service,
+    keys: dict[str, str],
+    users: int,
+    seconds: float,
+    after_half: Callable[[], object],
+) -> None:
+    """Conversations of several turns in all classes and of several tenants, and now and then a bad
+    request; a fault in the middle.
     """
+    model = running.model
     until_s = time.monotonic() + seconds
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=running.url, timeout=120) as http:
 
         async def user(number: int) -> None:
             chance = random.Random(number)
@@ -52,6 +75,7 @@ async def load(url: str, model: str, users: int, seconds: float, after_half: Any
                     }
                 ]
                 headers = {
+                    "authorization": f"Bearer {keys[TENANTS[number % len(TENANTS)]]}",
                     "x-session-id": f"s-{number}-{chance.random()}",
                     "x-hermes-class": chance.choice(CLASSES),
                 }
@@ -74,7 +98,7 @@ async def load(url: str, model: str, users: int, seconds: float, after_half: Any
         await asyncio.gather(fault(), *(user(n) for n in range(users)))
 
 
-def start_prometheus(folder: Path, running: service.Service) -> tuple[int, str]:
+def start_prometheus(folder: Path, running: service.Service, key: str) -> tuple[int, str]:
     """A Prometheus that scrapes the service's page and Ray's. Returns its pid and URL."""
     port = ports.free_port()
     ray = (
@@ -88,7 +112,11 @@ def start_prometheus(folder: Path, running: service.Service) -> tuple[int, str]:
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s"},
         "scrape_configs": [
-            {"job_name": "hermes", "static_configs": targets},
+            {
+                "job_name": "hermes",
+                "static_configs": targets,
+                "authorization": {"credentials": key},
+            },
             {
                 "job_name": "ray",
                 "file_sd_configs": [{"files": [str(ray)]}],
@@ -231,18 +259,23 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="picture-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        args = {"workers": {"max_running_requests": 6}, "telemetry": {"snapshot_period_s": 1.0}}
+        keys = write_keys(folder / "keys")
+        args = {
+            "auth": {"required": True, "keys_file": str(folder / "keys")},
+            "workers": {"max_running_requests": 6},
+            "telemetry": {"snapshot_period_s": 1.0},
+        }
         config = ROOT / "cluster" / "local_cpu.yaml"
         running = service.start(
             folder / "s", config, ports.free_port(), args, tell=lambda line: print(f"  {line}")
         )
-        prometheus_pid, prometheus = start_prometheus(folder, running)
+        prometheus_pid, prometheus = start_prometheus(folder, running, keys[SCRAPER])
         try:
             parts = Parts(running)
             from_s = time.time()
             seconds = options.minutes * 60
             kill = lambda: parts.kill(parts.pids("worker")[0])  # noqa: E731
-            asyncio.run(load(running.url, running.model, options.users, seconds, kill))
+            asyncio.run(load(running, keys, options.users, seconds, kill))
             full = draw(prometheus, from_s, time.time(), options.picture)
         finally:
             processes.end(prometheus_pid)

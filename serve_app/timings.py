@@ -232,6 +232,9 @@ SNAPSHOT_KEPT_S = 5
 """Shortest time for which a process's metrics page is kept; normally four periods, so that one
 missed snapshot leaves no gap.
 """
+ACTIVITY_LOOK_S = 0.25
+"""Time between two samples of the event loop's lag and the threads' CPU time; one takes some 50 µs.
+"""
 TRACES_EXPORT_MS = 1_000
 """Time between two exports of traces; a process that dies loses at most this much."""
 

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Literal
 
 from serve_app import timings
+from serve_app.observability.metrics import Telemetry
 from workers.recorder import current
 
 log = logging.getLogger("hermes.worker")
@@ -32,10 +33,12 @@ class LoopWatch:
 
     Args:
         held_s: CPU seconds that one step of one request may take.
+        telemetry: counts the steps that took longer.
     """
 
-    def __init__(self, held_s: float) -> None:
+    def __init__(self, held_s: float, telemetry: Telemetry | None = None) -> None:
         self._held_s = held_s
+        self._telemetry = telemetry
         self._watched: dict[str, asyncio.Future[float]] = {}
         self._beat_cpu_s = 0.0
         self._collecting_since_s: float | None = None
@@ -115,6 +118,8 @@ class LoopWatch:
             looked_s = now_s
 
     def _tell(self, task: asyncio.Task[object], seconds: float) -> None:
+        if self._telemetry is not None:
+            self._telemetry.loop_held()
         frame = sys._current_frames().get(self._loop_thread)
         request_id = _request_of(task) or self._named_in(frame)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"

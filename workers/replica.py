@@ -55,6 +55,7 @@ class WorkerReplica:
         """Take a lease, so that dispatchers count this replica's capacity, and watch the engine."""
         await self._membership.join_as_worker(self._name, self._capacity)
         self._watching = self._loops.keep("engine-health", self._health.watch)
+        self._telemetry.engine_slots(self._capacity)
 
     async def leave(self) -> None:
         """Delete the lease: dispatchers hand on what this replica works on."""

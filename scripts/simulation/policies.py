@@ -7,6 +7,7 @@ from typing import Any
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
 from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.policy.running import Running
 from serve_app.request_queue.entry import QueueEntry
 
 from .work import Record
@@ -21,7 +22,7 @@ class ArrivalOrder:
 
     def __init__(self) -> None:
         self.capacity = 0
-        self._running = 0
+        self.running: dict[Running[QueueEntry], None] = {}
         self._waiting: list[QueueEntry] = []
 
     def __len__(self) -> int:
@@ -33,34 +34,36 @@ class ArrivalOrder:
     @property
     def full(self) -> bool:
         """Whether no request may start before another has ended."""
-        return self._running >= self.capacity
+        return len(self.running) >= self.capacity
 
     def wanted(self) -> Claim | None:
         """The oldest of each class, because any of them may be the oldest of all."""
         if self.full:
             return None
-        return Claim(CLASSES, self.capacity - self._running, wait=not self._waiting)
+        return Claim(CLASSES, self.capacity - len(self.running), wait=not self._waiting)
 
     def add(self, entry: QueueEntry) -> None:
         """A request has been claimed."""
         insort(self._waiting, entry, key=lambda one: one.enqueued_ms)
 
-    def next(self, now_ms: int) -> QueueEntry | None:
+    def next(self, now_ms: int) -> Running[QueueEntry] | None:
         """The oldest."""
         if not self._waiting or self.full:
             return None
-        self._running += 1
-        return self._waiting.pop(0)
+        return self._run(self._waiting.pop(0), now_ms)
 
-    def adopt(self, entries: Iterable[QueueEntry]) -> list[QueueEntry]:
+    def adopt(self, entries: Iterable[QueueEntry]) -> list[Running[QueueEntry]]:
         """See `Scheduler.adopt`."""
-        adopted = list(entries)
-        self._running += len(adopted)
-        return adopted
+        return [self._run(entry, None) for entry in entries]
 
-    def ended(self, *_: object) -> None:
+    def ended(self, running: Running[QueueEntry], *_: object) -> None:
         """A request no longer runs."""
-        self._running -= 1
+        del self.running[running]
+
+    def _run(self, entry: QueueEntry, now_ms: int | None) -> Running[QueueEntry]:
+        running = Running(entry, Prediction(0.0, 0.0, 0.0), 0.0, now_ms)
+        self.running[running] = None
+        return running
 
 
 class KnownLengths(Lengths):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -23,6 +24,7 @@ from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.capacity import allowance, hardly_any_elsewhere
 from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
+from serve_app.policy.running import Running
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -56,7 +58,7 @@ class Dispatcher:
         self._loops = loops or Loops()
         self._telemetry = telemetry
         self._superseded = False
-        self._running: dict[asyncio.Task[Written | None], QueueEntry] = {}
+        self._attending: set[asyncio.Task[Written | None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
         self._changed = asyncio.Event()
         """Set when the capacity or its use has changed."""
@@ -66,13 +68,13 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         """Requests that this dispatcher has claimed and that have not ended."""
-        return len(self._running) + len(self._scheduler)
+        return len(self._scheduler.running) + len(self._scheduler)
 
     def lease(self, complete: bool) -> IngressLease:
         """What other ingresses need to know to divide the engines' capacity: requests that use no
         engine take no room from them.
         """
-        running = len(self._running) - self._attempts.waits.without_engine()
+        running = len(self._scheduler.running) - self._attempts.waits.without_engine()
         waiting = len(self._scheduler)
         return IngressLease(self._name, self._cluster, complete, running, waiting)
 
@@ -87,7 +89,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Claim nothing more; another ingress takes over what has been claimed."""
         await self._loops.end(*self._tasks)
-        await ended(list(self._running))
+        await ended(list(self._attending))
 
     def on_members(self, members: Members) -> None:
         """Divide the capacity of this Ray cluster's engines among its living ingresses.
@@ -114,6 +116,7 @@ class Dispatcher:
         self._scheduler.claiming = not superseded
         if self._telemetry is not None:
             self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
+            self._telemetry.order(self._scheduler)
         self._changed.set()
 
     async def _run(self) -> None:
@@ -121,8 +124,10 @@ class Dispatcher:
         while True:
             if (wanted := self._scheduler.wanted()) is not None:
                 await self._claim(wanted, outage)
-            while (entry := self._scheduler.next(self._clock.now_ms())) is not None:
-                self._start(entry)
+            while (running := self._scheduler.next(self._clock.now_ms())) is not None:
+                if self._telemetry is not None:
+                    self._telemetry.started(running)
+                self._start(running)
             if self._scheduler.wanted() is None:
                 # Every reading of the members sets it too, because deadlines of waiting requests
                 # pass.
@@ -137,6 +142,8 @@ class Dispatcher:
             await asyncio.sleep(jittered(timings.CLAIM_RETRY_S))
             return
         outage.over()
+        if self._telemetry is not None:
+            self._telemetry.claimed(len(claimed))
         for entry in claimed:
             self._scheduler.add(entry)
 
@@ -170,13 +177,13 @@ class Dispatcher:
         for entry in taken:
             if entry.key not in begun:
                 self._scheduler.add(entry)
-        for entry in self._scheduler.adopt(entry for entry in taken if entry.key in begun):
-            self._start(entry)
+        for running in self._scheduler.adopt(entry for entry in taken if entry.key in begun):
+            self._start(running)
         self._changed.set()
 
     def _claimed(self) -> list[QueueEntry]:
         """The queue entries that this ingress works on, started or not."""
-        return [*self._running.values(), *self._scheduler]
+        return [*(running.entry for running in self._scheduler.running), *self._scheduler]
 
     async def _tell_who_waits(self) -> None:
         """Log which requests make no progress, and why."""
@@ -196,16 +203,17 @@ class Dispatcher:
             if len(waiting) > timings.WAITING_TELL_AT_MOST:
                 log.warning("dispatcher: and %d more", len(waiting) - timings.WAITING_TELL_AT_MOST)
 
-    def _start(self, entry: QueueEntry) -> None:
+    def _start(self, running: Running[QueueEntry]) -> None:
+        entry = running.entry
         task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
-        self._running[task] = entry
-        task.add_done_callback(self._on_done)
+        self._attending.add(task)
+        task.add_done_callback(partial(self._on_done, running))
 
-    def _on_done(self, task: asyncio.Task[Written | None]) -> None:
-        entry = self._running.pop(task)
+    def _on_done(self, running: Running[QueueEntry], task: asyncio.Task[Written | None]) -> None:
+        self._attending.discard(task)
         failed = task.cancelled() or task.exception() is not None
         written = None if failed else task.result()
-        settled = self._scheduler.ended(entry, written, self._clock.now_ms())
+        settled = self._scheduler.ended(running, written, self._clock.now_ms())
         if settled is not None and self._telemetry is not None:
             order = self._scheduler
             self._telemetry.ended(settled, order.lengths.useful, order.classes.promotions)

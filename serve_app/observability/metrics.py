@@ -8,6 +8,7 @@ is for a scraper that discovers every pod.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import (
@@ -81,6 +82,14 @@ class Telemetry:
             "Background loops that ended unexpectedly and were restarted.",
             ["loop"],
         )
+        self._loop_held = counter(
+            "hermes_loop_held",
+            "Steps that blocked a worker's event loop for longer than `workers.held_s`.",
+        )
+        self._make_gauges(gauge)
+        self._prepare_series()
+
+    def _make_gauges(self, gauge: Callable[..., Gauge]) -> None:
         self._engines_ready = gauge(
             "hermes_engines_ready",
             "Engines that this ingress can send work to (0 in a worker's process).",
@@ -90,7 +99,10 @@ class Telemetry:
             "1 if Redis lost accepted requests at its last restart (0 in a worker's process).",
         )
         self._in_flight = gauge("hermes_in_flight_requests", "Requests that this replica works on.")
-        self._prepare_series()
+        self._slots = gauge(
+            "hermes_engine_slots",
+            "Requests that this replica's engine runs at a time (0 in an ingress's process).",
+        )
 
     def _prepare_series(self) -> None:
         self._output_tokens = self._tokens.labels("output")
@@ -149,6 +161,14 @@ class Telemetry:
     def working_on(self, requests: int) -> None:
         """How many requests the engine holds."""
         self._in_flight.set(requests)
+
+    def engine_slots(self, requests: int) -> None:
+        """How many requests the engine runs at a time."""
+        self._slots.set(requests)
+
+    def loop_held(self) -> None:
+        """A step has blocked the event loop for too long."""
+        self._loop_held.inc()
 
     def first_token(self, request_class: str, since_admission_s: float) -> None:
         """The first output of a request arrived."""

@@ -1,48 +1,43 @@
-"""Metrics of the order of work: what each tenant was served, and how good predictions are."""
+"""Metrics of the order of work: slots, claims, what waits, and ageing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from serve_app.observability.prediction_metrics import PredictionTelemetry
+from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import Settled
-from serve_app.policy.prediction import Prediction
+from serve_app.policy.order import Scheduler, Settled
+from serve_app.policy.running import Running
 
-_TENANTS = 50
-OTHER_TENANTS = "@other"
-"""All tenants beyond the first ones of a process; the names of tenants contain no `@`."""
-_TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class OrderTelemetry:
     """The metrics of one ingress's scheduler."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._served = Counter(
-            "hermes_tenant_served_cost",
-            "Cost of the requests that ended, by tenant.",
-            ["class", "tenant"],
+        self.tenants = TenantTelemetry(registry)
+        self._slots_allowed = Gauge(
+            "hermes_slots_allowed",
+            "Requests that this ingress may run at the same time: its share of the engines'.",
             registry=registry,
         )
-        self._lengths = Counter(
-            "hermes_predicted_lengths",
-            "Requests whose output was at most the predicted p50, at most the p90, or above.",
-            ["within"],
+        self._slots_reserved = Gauge(
+            "hermes_slots_reserved",
+            "Requests that this ingress has started and that have not ended.",
             registry=registry,
         )
-        self._ratio = Histogram(
-            "hermes_prediction_ratio",
-            "Real output tokens over predicted ones (the mean).",
+        self._claims = Histogram(
+            "hermes_claim_requests",
+            "Requests that one claim has brought.",
             registry=registry,
-            buckets=_TIMES,
+            buckets=_REQUESTS,
         )
-        self._useful = Gauge(
-            "hermes_predictions_useful",
-            "1 if short requests go first, because predictions are better than a constant.",
-            registry=registry,
-        )
+        self._predictions = PredictionTelemetry(registry)
         self._promotions = Counter(
             "hermes_ageing_promotions",
             "Requests that went before a more urgent class because of their age.",
@@ -61,10 +56,7 @@ class OrderTelemetry:
             registry=registry,
         )
         self.waiting({}, 0)
-        self._tenants: set[str] = set()
         self._promoted = 0
-        for within in ("p50", "p90", "above"):
-            self._lengths.labels(within)
 
     def waiting(self, lines: Mapping[str, tuple[int, int]], now_ms: int) -> None:
         """What waits in this ingress; the queue's own gauges do not count it.
@@ -78,6 +70,25 @@ class OrderTelemetry:
             self._claimed_waiting.labels(name).set(count)
             self._claimed_oldest.labels(name).set(max(0.0, (now_ms - oldest_ms) / 1000))
 
+    def claimed(self, requests: int) -> None:
+        """A claim has brought this many requests."""
+        if requests:
+            self._claims.observe(requests)
+
+    def started(self, running: Running[Any]) -> None:
+        """A request starts."""
+        if running.started_ms is not None:
+            waited_s = (running.started_ms - running.entry.enqueued_ms) / 1000
+            self.tenants.started(running.entry.tenant, waited_s)
+
+    def order(self, scheduler: Scheduler[Any]) -> None:
+        """Where the order of work stands now."""
+        self._slots_allowed.set(scheduler.capacity)
+        self._slots_reserved.set(len(scheduler.running))
+        self._predictions.error(scheduler.lengths.error_ratio)
+        lines = scheduler.lines.items()
+        self.tenants.counters({name: line.counters.waiting() for name, line in lines})
+
     def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.
 
@@ -85,20 +96,9 @@ class OrderTelemetry:
             promotions: how many there were since the process was started.
         """
         entry = settled.entry
-        self._served.labels(entry.request_class, self._named(entry.tenant)).inc(settled.cost)
+        self.tenants.ended(entry.request_class, entry.tenant, settled.cost)
         if settled.written.whole:
-            self._compare(settled.predicted, settled.written.tokens)
-        self._useful.set(lengths_useful)
+            self._predictions.compare(settled.predicted, settled.written.tokens)
+        self._predictions.useful(lengths_useful)
         self._promotions.inc(promotions - self._promoted)
         self._promoted = promotions
-
-    def _compare(self, predicted: Prediction, tokens: int) -> None:
-        within = "above" if tokens > predicted.p90 + 0.5 else "p90"
-        self._lengths.labels("p50" if tokens <= predicted.p50 + 0.5 else within).inc()
-        self._ratio.observe(tokens / max(1.0, predicted.mean))
-
-    def _named(self, tenant: str) -> str:
-        if tenant not in self._tenants and len(self._tenants) >= _TENANTS:
-            return OTHER_TENANTS
-        self._tenants.add(tenant)
-        return tenant

@@ -21,6 +21,7 @@ from serve_app.policy.classes import CLASSES, ClassOrder, ClassRules
 from serve_app.policy.heap import Heap
 from serve_app.policy.pace import Pace
 from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.policy.running import Running
 from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
 from serve_app.policy.waiting import Claimed, Waiting
 
@@ -48,16 +49,6 @@ class Claim(NamedTuple):
     of_each: int
     wait: bool
     """Whether to wait for an arrival if the queue is empty."""
-
-
-class _Started(NamedTuple):
-    """What was expected of a running request when it started."""
-
-    entry: Claimed  # so that its identity stays its own
-    predicted: Prediction
-    cost: float
-    at_ms: int | None
-    """None if it was taken over while it ran."""
 
 
 class Settled(NamedTuple):
@@ -104,11 +95,11 @@ class Scheduler(Generic[C]):
             name: TenantLines(rules.tenants) for name in CLASSES
         }
         self._rules = rules
-        self._running = 0
+        self.running: dict[Running[C], None] = {}
+        """The requests that have started and not ended, in the order of their starts."""
         self._running_cost = 0.0
         self.lengths = Lengths()
         self.pace = Pace()
-        self._started: dict[int, _Started] = {}
         self._by_deadline: Heap[Waiting[C]] = Heap()
 
     def __len__(self) -> int:
@@ -122,7 +113,7 @@ class Scheduler(Generic[C]):
     @property
     def full(self) -> bool:
         """Whether no request may start before another has ended."""
-        return self._running >= self.capacity
+        return len(self.running) >= self.capacity
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """How many of each class have not started, and when the oldest was enqueued, in Unix
@@ -138,7 +129,7 @@ class Scheduler(Generic[C]):
         """
         if self.full or not self.claiming:
             return None
-        free = self.capacity - self._running
+        free = self.capacity - len(self.running)
         empty = not len(self)
         if empty and (free > max(1, self.capacity / 4) or not self.ahead):
             return Claim(CLASSES, min(math.ceil(free / len(CLASSES)), _AT_ONCE), wait=True)
@@ -164,7 +155,7 @@ class Scheduler(Generic[C]):
         line.add(waiting)
         self._by_deadline.push(entry.deadline_ms, waiting)
 
-    def next(self, now_ms: int) -> C | None:
+    def next(self, now_ms: int) -> Running[C] | None:
         """The request that starts now; it runs until `ended` is called.
 
         A request whose deadline has passed starts at once: it only ends, and uses no engine. So its
@@ -181,15 +172,12 @@ class Scheduler(Generic[C]):
         line = self.lines[self.classes.choose(oldest_ms, now_ms)]
         return self._start(line.next(now_ms, self.pace.mean_ms), now_ms)
 
-    def adopt(self, entries: Iterable[C]) -> list[C]:
+    def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
         """Start requests that were taken over while they ran, in order, whatever else runs."""
-        ordered = sorted(entries, key=_urgency)
-        for entry in ordered:
-            self._charge(entry)
-        return ordered
+        return [self._run(entry) for entry in sorted(entries, key=_urgency)]
 
     def ended(
-        self, entry: C, written: Written | None = None, now_ms: int | None = None
+        self, running: Running[C], written: Written | None = None, now_ms: int | None = None
     ) -> Settled | None:
         """A request no longer runs. Its tenant pays for what it has used: for the prompt and for
         what was written, also of an answer that was broken off; for nothing if nobody has worked on
@@ -203,19 +191,19 @@ class Scheduler(Generic[C]):
         Returns:
             What it has cost; None if that is not known.
         """
-        self._running -= 1
-        started = self._started.pop(id(entry))
-        self._running_cost -= started.cost
+        del self.running[running]
+        self._running_cost -= running.cost
         if written is None:
             return None
-        if written.whole or written.tokens > started.predicted.mean:
-            self.lengths.learn(entry, started.predicted, written.tokens)
-        if written.whole and now_ms is not None and started.at_ms is not None:
-            self.pace.learn(_prompt(entry), written.tokens, now_ms - started.at_ms)
+        entry = running.entry
+        if written.whole or written.tokens > running.predicted.mean:
+            self.lengths.learn(entry, running.predicted, written.tokens)
+        if written.whole and now_ms is not None and running.started_ms is not None:
+            self.pace.learn(_prompt(entry), written.tokens, now_ms - running.started_ms)
         used = self._rules.tenants.cost(entry.prompt_tokens, written.tokens)
         cost = used if written.begun else 0.0
-        self._add_cost(entry, cost - started.cost)
-        return Settled(entry, started.predicted, written, cost)
+        self._add_cost(entry, cost - running.cost)
+        return Settled(entry, running.predicted, written, cost)
 
     def _handicap_ms(self, entry: C, output_tokens: float) -> float:
         """By how much later a request ranks than one that needs no work."""
@@ -225,24 +213,25 @@ class Scheduler(Generic[C]):
         most = max(0.0, _PASSED_FOR * (entry.deadline_ms - entry.enqueued_ms))
         return min(self._rules.short_first_ms_per_token * cost, most)
 
-    def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> C:
+    def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
         entry = waiting.entry
         line = self.lines[entry.request_class]
         line.remove(waiting)
-        self._charge(entry, uses_engine, now_ms)
+        running = self._run(entry, uses_engine, now_ms)
         if not len(line):
             others = {name: len(other) for name, other in self.lines.items() if len(other)}
             self.classes.waits_no_more(entry.request_class, others)
-        return entry
+        return running
 
-    def _charge(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> None:
-        self._running += 1
+    def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:
         predicted = self.lengths.predict(entry)
         expected = self._rules.tenants.cost(entry.prompt_tokens, predicted.mean)
         cost = expected if uses_engine else 0.0
-        self._started[id(entry)] = _Started(entry, predicted, cost, now_ms)
+        running = Running(entry, predicted, cost, now_ms)
+        self.running[running] = None
         self._running_cost += cost
         self._add_cost(entry, cost)
+        return running
 
     def _add_cost(self, entry: C, cost: float) -> None:
         self.classes.charge(entry.request_class, cost)

@@ -67,7 +67,12 @@ class Lengths:
     @property
     def useful(self) -> bool:
         """Whether the predictions are better than a constant."""
-        return self._judged >= _JUDGED_AFTER and self._error < _BETTER * self._constant_error
+        return self._judged >= _JUDGED_AFTER and self.error_ratio < _BETTER
+
+    @property
+    def error_ratio(self) -> float:
+        """Their error over that of a constant; 1 if there is nothing to compare."""
+        return self._error / self._constant_error if self._constant_error else 1.0
 
     def predict(self, request: Claimed) -> Prediction:
         """What is known of requests like this one."""

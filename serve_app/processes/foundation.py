@@ -10,6 +10,7 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops
+from serve_app.observability.activity_metrics import Activity
 from serve_app.observability.logs import configure_logging
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.process_page import serve_page
@@ -49,10 +50,12 @@ class Foundation:
             settings.telemetry.snapshot_period_s,
             self.loops,
         )
+        self._activity = Activity(self.telemetry.registry, self.loops)
         self._process_port = settings.telemetry.process_port
 
     async def start(self) -> None:
         """Start publishing this process's metrics."""
+        await self._activity.start()
         await self.snapshots.start()
         if self._process_port:
             port = serve_page(self.telemetry.registry, self._process_port)
@@ -60,6 +63,7 @@ class Foundation:
 
     async def stop(self) -> None:
         """Close the connections, after everything that uses them has stopped."""
+        await self._activity.stop()
         await self.snapshots.stop()
         await self.link.close()
         await self.lease_redis.aclose()

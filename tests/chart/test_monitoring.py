@@ -16,6 +16,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Reason
+from serve_app.loops import Loops
+from serve_app.observability.activity_metrics import Activity
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import queue_gauges
 from serve_app.observability.order_metrics import OrderTelemetry
@@ -61,6 +63,7 @@ def own_metrics() -> dict[str, set[str]]:
     """The service's metrics, each with its labels."""
     telemetry = Telemetry()
     OrderTelemetry(telemetry.registry)
+    Activity(telemetry.registry, Loops())
     registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0))]
     found = {}
     for registry in registries:
@@ -88,8 +91,9 @@ def test_every_metric_is_one_that_is_exported(where: str, expression: str) -> No
     of_vllm = exported_by("vllm", "v1/metrics", r'"(vllm:\w+)"')
     of_ray = exported_by("ray", "dashboard/modules/metrics", r"\b(ray_[a-z_]+)")
     for name in names:
+        histogram = re.sub("_(sum|count|bucket)$", "", name)
         bare = name.removesuffix("_total")
-        assert name in known or name in of_ray or name in of_vllm or bare in of_vllm, name
+        assert name in known or name in of_ray or {name, bare, histogram} & of_vllm, name
 
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=lambda text: text[:40])

@@ -94,6 +94,10 @@ class Door:
         await self._ingress.stop()
         await self._worker.stop()
 
+    async def metrics(self) -> str:
+        """The page of the whole application."""
+        return (await self._ingress.metrics.read()).decode()
+
     def _on_gc(self, phase: str, _: dict[str, int]) -> None:
         now_s = time.process_time()
         if phase == "start":

@@ -166,12 +166,13 @@ class World:
         wake: str | None = None,
         request_class: str = "standard",
         timeout_s: float = 60.0,
+        tenant: str = "t",
     ) -> str:
         """Accept a request."""
         now_ms = int(time.time() * 1000)
         deadline_ms = now_ms + int(timeout_s * 1000)
         channel = self.channel if wake is None else wake
-        facts = RequestFacts(request_class, "t", "s", "m", True, now_ms, deadline_ms, channel)
+        facts = RequestFacts(request_class, tenant, "s", "m", True, now_ms, deadline_ms, channel)
         return await self.accept(request_id, facts)
 
     async def accept(

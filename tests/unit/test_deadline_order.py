@@ -137,9 +137,12 @@ def test_until_a_request_has_ended_the_oldest_goes_first() -> None:
         its.capacity = 1
         for number in range(ended):
             its.add(one := Entry(enqueued_ms=number))
-            assert its.next(1_000 * number) is one
-            its.ended(one, Written(100), 1_000 * number + 500)
+            running = its.next(1_000 * number)
+            assert running is not None
+            its.ended(running, Written(100), 1_000 * number + 500)
         old, hurry = Entry(enqueued_ms=1), Entry(enqueued_ms=2, deadline_ms=1_000_900)
         for one in (old, hurry):
             its.add(one)
-        assert its.next(1_000_000) is (hurry if ended else old), "it takes half a second"
+        running = its.next(1_000_000)
+        assert running is not None
+        assert running.entry is (hurry if ended else old), "it takes half a second"

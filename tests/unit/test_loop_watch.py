@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.observability.metrics import Telemetry
 from workers.loop_watch import LoopWatch
 from workers.recorder import current
 
@@ -114,8 +115,10 @@ async def collecting_garbage() -> None:
     assert held
 
 
-async def held_by(work: Callable[[], Awaitable[None]]) -> list[str]:
-    watch = LoopWatch(HELD_S)
+async def held_by(
+    work: Callable[[], Awaitable[None]], telemetry: Telemetry | None = None
+) -> list[str]:
+    watch = LoopWatch(HELD_S, telemetry)
     watch.start()
     try:
         with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
@@ -124,6 +127,13 @@ async def held_by(work: Callable[[], Awaitable[None]]) -> list[str]:
             return [name for name, held in ((MINE, mine), (OTHER, other)) if held.done()]
     finally:
         watch.stop()
+
+
+@pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
+def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
+    telemetry = Telemetry()
+    asyncio.run(held_by(work, telemetry))
+    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
 
 
 @pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])

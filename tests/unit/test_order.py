@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.contract import Written
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
-from serve_app.policy.order import DEFAULT_RULES, Claim, Scheduler
+from serve_app.policy.order import DEFAULT_RULES, Claim, Scheduler, Settled
 from tests.unit.virtual_order import Entry
 
 AHEAD = int(DEFAULT_RULES.claim_ahead)
@@ -28,9 +28,14 @@ def scheduler(capacity: int, *entries: Entry) -> Scheduler[Entry]:
 def started(its: Scheduler[Entry], now_ms: int = 0) -> list[Entry]:
     """All requests that start now."""
     entries = []
-    while (entry := its.next(now_ms)) is not None:
-        entries.append(entry)
+    while (running := its.next(now_ms)) is not None:
+        entries.append(running.entry)
     return entries
+
+
+def end(its: Scheduler[Entry], entry: Entry, written: Written | None = None) -> Settled | None:
+    """A request that runs has ended."""
+    return its.ended(next(one for one in its.running if one.entry is entry), written)
 
 
 class Lines:
@@ -68,7 +73,12 @@ def test_urgent_classes_go_first_and_within_a_tenant_the_oldest() -> None:
     its = scheduler(4, new, realtime, old, critical)
     assert started(its) == [critical, realtime, old, new]
     batch = Entry("batch", 1)
-    assert scheduler(0).adopt([new, batch, realtime, old]) == [realtime, old, new, batch]
+    assert [one.entry for one in scheduler(0).adopt([new, batch, realtime, old])] == [
+        realtime,
+        old,
+        new,
+        batch,
+    ]
 
 
 @given(ENTRIES)
@@ -91,7 +101,7 @@ def test_no_more_start_than_may_run_at_a_time() -> None:
     first, second = started(its)
     assert (first.enqueued_ms, second.enqueued_ms) == (0, 1)
     assert (its.full, len(its), its.wanted()) == (True, 1, None)
-    its.ended(first)
+    end(its, first)
     assert [entry.enqueued_ms for entry in started(its)] == [2]
 
 
@@ -152,7 +162,7 @@ def test_while_another_ingress_has_much_room_nothing_is_claimed_ahead() -> None:
     its = scheduler(8, *(Entry("standard", n) for n in range(8)))
     its.ahead = False
     first, *_ = started(its)
-    its.ended(first)
+    end(its, first)
     assert its.wanted() == Claim(CLASSES, 1, wait=True), "one of each class for one place"
     its.add(Entry("batch", 9))
     assert its.wanted() is None, "what waits here starts now"
@@ -171,7 +181,7 @@ def test_all_that_wait_start_and_not_too_many_are_held_back(
         held = [len(line) for line in lines.scheduler.lines.values()]
         assert max(held) <= AHEAD * capacity, "what waits in Redis everybody can reach"
         for _ in range(min(ended, len(running))):
-            lines.scheduler.ended(running.popleft())
+            end(lines.scheduler, running.popleft())
             done += 1
     running += lines.step()
     assert done + len(running) == len(entries)
@@ -186,7 +196,7 @@ def test_a_tenant_pays_nothing_for_requests_that_expire_before_they_start() -> N
     hasty = [Entry(tenant="hasty", deadline_ms=5, prompt_tokens=1_000) for _ in range(20)]
     its = scheduler(1, *hasty)
     for entry in started(its, now_ms=5):
-        its.ended(entry)
+        end(its, entry)
     last = Entry(tenant="hasty", enqueued_ms=6)
     other = Entry(tenant="other", enqueued_ms=7)
     for entry in (last, other):
@@ -203,7 +213,7 @@ def test_a_tenant_pays_nothing_for_requests_that_are_cancelled_before_an_attempt
     cancelled = [Entry(tenant="hasty") for _ in range(50)]
     its = scheduler(50, *cancelled)
     for entry in started(its):
-        settled = its.ended(entry, Written(0, whole=False, begun=False))
+        settled = end(its, entry, Written(0, whole=False, begun=False))
         assert settled is not None
         assert settled.cost == 0
     assert served_cost(its, "hasty") == its._running_cost == 0
@@ -227,11 +237,11 @@ def test_an_answer_that_is_broken_off_is_paid_and_teaches_only_that_it_is_long(
     entry = Entry(prompt_tokens=10)
     its = scheduler(1, entry)
     started(its)
-    its.ended(entry, None if tokens is None else Written(tokens, whole=False))
+    end(its, entry, None if tokens is None else Written(tokens, whole=False))
     assert served_cost(its, "t") == paid
     assert its.lengths._judged == learnt
     its.adopt([whole := Entry()])
-    its.ended(whole, Written(3))
+    end(its, whole, Written(3))
     assert its.lengths._judged == learnt + 1
 
 

@@ -14,6 +14,7 @@ import pytest
 from serve_app.contract import Written
 from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
 from serve_app.policy.prediction import Lengths
+from serve_app.policy.running import Running
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost
 
 SEEDS = (1, 2, 3)
@@ -172,7 +173,7 @@ def test_a_decision_costs_little_with_a_thousand_waiting_of_fifty_tenants() -> N
         tenant, due_ms = f"t{chance.randint(1, 50)}", chance.randint(10**6, 2 * 10**6)
         return Entry(name, chance.randint(0, 10**6), tenant, deadline_ms=due_ms, kind="chat")
 
-    def start() -> Entry:
+    def start() -> Running[Entry]:
         started = its.next(10**6)
         assert started is not None
         return started

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from serve_app.contract import Written
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.running import Running
 
 NEVER_MS = 10**15
 
@@ -66,7 +67,7 @@ class VirtualService:
         self._speed = speed
         self._arrivals = deque(sorted(arrivals, key=lambda entry: entry.enqueued_ms))
         self._queue = {name: deque[Entry]() for name in CLASSES}
-        self._running: list[tuple[float, int, Entry]] = []
+        self._running: list[tuple[float, int, Running[Entry]]] = []
         self._now_ms = 0.0
 
     def run(self, until_ms: float = float("inf")) -> list[Served]:
@@ -81,10 +82,11 @@ class VirtualService:
                 arrived = self._arrivals.popleft()
                 self._queue[arrived.request_class].append(arrived)
             while self._running and self._running[0][0] <= self._now_ms:
-                _, number, entry = heappop(self._running)
+                _, number, running = heappop(self._running)
+                entry = running.entry
                 ran = self.served[number].start_ms < entry.deadline_ms
                 written = Written(entry.output_tokens) if ran else Written(0, False, False)
-                self.scheduler.ended(entry, written, int(self._now_ms))
+                self.scheduler.ended(running, written, int(self._now_ms))
             self._dispatch()
         return self.served
 
@@ -97,15 +99,16 @@ class VirtualService:
             ]
             for one in claimed:
                 self.scheduler.add(one)
-            while (entry := self.scheduler.next(int(self._now_ms))) is not None:
-                self._start(entry)
+            while (running := self.scheduler.next(int(self._now_ms))) is not None:
+                self._start(running)
             if wanted.wait and not claimed:
                 break
         waits = len(self.scheduler) + sum(map(len, self._queue.values()))
         self.idle_while_waiting += bool(waits) and not self.scheduler.full
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, running: Running[Entry]) -> None:
+        entry = running.entry
         in_time = entry.deadline_ms > self._now_ms
         end_ms = self._now_ms + in_time * 1000 * cost(entry) / self._speed
-        heappush(self._running, (end_ms, len(self.served), entry))
+        heappush(self._running, (end_ms, len(self.served), running))
         self.served.append(Served(entry, self._now_ms, end_ms))

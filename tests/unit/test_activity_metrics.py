@@ -1,0 +1,104 @@
+"""What a process's loop and threads do is measured by their CPU time and by the loop's lateness."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from serve_app import timings
+from serve_app.loops import Loops
+from serve_app.observability.activity_metrics import Activity
+
+COMPUTED_S = 0.2
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+
+
+def compute(seconds: float) -> None:
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+@asynccontextmanager
+async def sampled() -> AsyncIterator[CollectorRegistry]:
+    registry = CollectorRegistry()
+    activity = Activity(registry, Loops())
+    await activity.start()
+    try:
+        yield registry
+    finally:
+        await activity.stop()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def cpu_s(registry: CollectorRegistry, thread: str) -> float:
+    labels = {"thread": thread}
+    return registry.get_sample_value("hermes_thread_cpu_seconds_total", labels) or 0.0
+
+
+@on_linux
+def test_the_loops_cpu_time_is_its_threads_and_no_other_ones() -> None:
+    async def main() -> None:
+        async with sampled() as registry:
+            compute(COMPUTED_S)
+            computed_s = time.thread_time()
+            await until(lambda: cpu_s(registry, "loop") >= computed_s)
+            await asyncio.to_thread(compute, 4 * COMPUTED_S)
+            assert cpu_s(registry, "loop") < time.thread_time() + 0.1
+
+    asyncio.run(main())
+
+
+@on_linux
+def test_a_named_thread_is_counted_under_its_name_and_one_of_a_library_under_none() -> None:
+    go = threading.Event()
+
+    def work() -> None:
+        compute(COMPUTED_S)
+        go.wait()
+
+    async def main() -> None:
+        threads = [threading.Thread(target=work, name=n) for n in ("validator_0", "library-7")]
+        for thread in threads:
+            thread.start()
+        try:
+            async with sampled() as registry:
+                await until(lambda: cpu_s(registry, "validator") >= COMPUTED_S)
+                samples = [s for family in registry.collect() for s in family.samples]
+                shown = {s.labels["thread"] for s in samples if "thread" in s.labels}
+                assert shown == {"loop", "validator"}
+                assert (registry.get_sample_value("hermes_threads") or 0) >= 3
+        finally:
+            go.set()
+            for thread in threads:
+                thread.join()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_held_is_late() -> None:
+    held_s = 4 * timings.ACTIVITY_LOOK_S
+
+    async def main() -> None:
+        async with sampled() as registry:
+            await until(lambda: bool(registry.get_sample_value("hermes_loop_lag_seconds_count")))
+            before_s = registry.get_sample_value("hermes_loop_lag_seconds_sum") or 0.0
+            time.sleep(held_s)  # noqa: ASYNC251
+            count = registry.get_sample_value("hermes_loop_lag_seconds_count")
+            await until(lambda: registry.get_sample_value("hermes_loop_lag_seconds_count") != count)
+            late_s = (registry.get_sample_value("hermes_loop_lag_seconds_sum") or 0.0) - before_s
+            assert late_s >= held_s - 2 * timings.ACTIVITY_LOOK_S
+
+    asyncio.run(main())
