@@ -70,6 +70,7 @@ def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def cluster(nodes: Nodes) -> Iterator[Running]:
     """The service through the last node, with all replicas ready before each test."""
+    nodes.wait_joined()
     running = Running(nodes.service)
     whole_again(running, 3)
     for number in (1, 2):
