@@ -3,18 +3,23 @@ hermes-serve/values.schema.json.
 
 Unknown values are refused everywhere, except in objects that Kubernetes or vLLM define. `settings`
 comes from the service's own settings tree, without what the chart sets itself: the address of
-Redis, the API keys, and on which pods replicas run.
+Redis, the API keys, and on which pods replicas run. What values.yaml sets is required: it can be
+missing only if somebody sets it to null, or if `helm upgrade --reuse-values` leaves it out.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "helm" / "hermes-serve" / "values.schema.json"
+DEFAULTS = FILE.with_name("values.yaml")
 SET_BY_THE_CHART = {
     "": ("auth",),
     "RedisSettings": ("url", "ca_file"),
@@ -80,7 +85,7 @@ SCHEDULING = closed(
 POD = {"cpus": whole(1), "memory": MEMORY, "shmSize": MEMORY, "scheduling": SCHEDULING}
 
 OURS: dict[str, Schema] = {
-    "image": closed(**IMAGE, pullSecrets=listed(NAME)),
+    "image": closed(**IMAGE, ownNumbers=BOOL, pullSecrets=listed(NAME)),
     "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY, metricsKey=KEY),
     "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
     "weights": closed(
@@ -218,10 +223,29 @@ def schema() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": "Written by helm/schema.py.",
         "title": "Values of hermes-serve",
-        **closed(**OURS, settings=tree),
+        **closed(**copy.deepcopy(OURS), settings=tree),
         "$defs": _used(sections, tree),
     }
+    _require(document, yaml.safe_load(DEFAULTS.read_text()))
     return json.dumps(document, indent=1) + "\n"
+
+
+def _require(node: Schema, defaults: dict[str, Any]) -> None:
+    """Requires what has a default, in every object whose keys the chart knows."""
+    if node.get("additionalProperties", False) is not False:
+        return
+    nodes = node.setdefault("properties", {})
+    node["required"] = [
+        key for key, default in defaults.items() if not _may_be_null(nodes.get(key, {}), default)
+    ]
+    for key in node["required"]:
+        if isinstance(defaults[key], dict):
+            _require(nodes.setdefault(key, {}), defaults[key])
+
+
+def _may_be_null(node: Schema, default: Any) -> bool:
+    """Whether templates take null for nothing, such as `podAnnotations:` with nothing below it."""
+    return node == SCHEDULING or (default in ([], {}) and "$ref" not in node)
 
 
 def _used(sections: Schema, start: Schema) -> Schema:

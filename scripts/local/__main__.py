@@ -85,7 +85,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--down", action="store_true", help="stop what an earlier run started, and nothing else"
     )
     parser.add_argument(
-        "--state-dir", type=Path, default=ROOT / ".hermes" / "quickstart", help=argparse.SUPPRESS
+        "--state-dir",
+        type=Path,
+        default=ROOT / ".hermes" / "quickstart",
+        help="the folder for its Redis, its logs and what --down needs (default: "
+        ".hermes/quickstart); give --down the same",
     )
     # The parent process has checked and installed everything.
     parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)

@@ -13,8 +13,9 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.inference import Receive, Scope
+from serve_app.ingress.inference import Scope
 from serve_app.ingress.refusals import Send, note_refusal, send_refusal
+from serve_app.ingress.uploads import Receive
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers
 from serve_app.observability.logs import about

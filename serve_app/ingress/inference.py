@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answers
 from serve_app.ingress.refusals import Send, send_refusal
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.submissions import Submissions
+from serve_app.ingress.uploads import Receive, Uploads
 from serve_app.ingress.validation.headers import check_content_type
 from serve_app.ingress.validation.validator import Validator
 from serve_app.observability.tracing import SERVER, Span, Tracing
 
 Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class InferenceEndpoint:
@@ -27,7 +25,7 @@ class InferenceEndpoint:
 
     def __init__(
         self,
-        max_body_bytes: int,
+        uploads: Uploads,
         validator: Validator,
         submissions: Submissions,
         acceptance: Acceptance,
@@ -35,7 +33,7 @@ class InferenceEndpoint:
         slow_readers: SlowReaders,
         tracing: Tracing,
     ) -> None:
-        self._max_body_bytes = max_body_bytes
+        self._uploads = uploads
         self._validator = validator
         self._submissions = submissions
         self._acceptance = acceptance
@@ -67,43 +65,14 @@ class InferenceEndpoint:
         self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span
     ) -> Answer:
         check_content_type(headers.get("content-type", ""))
-        body = await _read_body(headers, receive, self._max_body_bytes)
-        path = scope["path"]
-        request = await self._validator.parse(path, body)
+        path, tenant = scope["path"], scope["state"]["tenant"]
         query = scope["query_string"].decode("latin-1")
-        submission = self._submissions.of(
-            scope["state"]["tenant"], path, query, headers, body, request, span.traceparent
-        )
-        follower, facts = await self._acceptance.accept(submission)
+        with self._uploads.of(tenant) as upload:
+            body = await upload.body(headers, receive)
+            request = await self._validator.parse(path, body)
+            submission = self._submissions.of(
+                tenant, path, query, headers, body, request, span.traceparent
+            )
+            follower, facts = await self._acceptance.accept(submission)
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
         return self._answers.of(follower, path, facts, facts.streamed)
-
-
-async def _read_body(headers: dict[str, str], receive: Receive, limit_bytes: int) -> bytes:
-    announced = headers.get("content-length", "0")
-    if (
-        announced.isascii()
-        and announced.isdigit()
-        and (len(announced) > 18 or int(announced) > limit_bytes)
-    ):
-        raise _too_large(limit_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestRefused(
-                Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
-            )
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > limit_bytes:
-            raise _too_large(limit_bytes)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-
-
-def _too_large(limit_bytes: int) -> RequestRefused:
-    return RequestRefused(
-        Reason.BODY_TOO_LARGE, f"The request body is longer than {limit_bytes} bytes."
-    )

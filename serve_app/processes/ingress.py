@@ -30,6 +30,7 @@ from serve_app.ingress.metrics_page import MetricsPage
 from serve_app.ingress.readiness import Readiness
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.submissions import Submissions
+from serve_app.ingress.uploads import Uploads
 from serve_app.ingress.validation.validator import Validator
 from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
@@ -97,6 +98,7 @@ class IngressProcess:
         self.submissions = Submissions(settings, self.followers.channel)
         self.connections = ConnectionLimits(settings)
         self.slow_readers = SlowReaders(settings.ingress.stalled_reader_s, base.loops)
+        self.uploads = Uploads(settings)
         self._validator = Validator(settings)
         self._api_keys = ApiKeys(settings.auth)
         self._durability = Durability(base.redis, settings.namespace, base.telemetry)
@@ -165,7 +167,7 @@ class IngressProcess:
         base, settings = self.base, self.settings
         answers = Answers(self._disconnects, self._deadlines, settings.ingress.heartbeat_s)
         inference = InferenceEndpoint(
-            settings.ingress.max_body_bytes,
+            self.uploads,
             self._validator,
             self.submissions,
             self.acceptance,

@@ -34,6 +34,12 @@ class IngressSettings(Section):
         ge=1024,
         description="Largest request body; larger ones are refused with 413",
     )
+    max_upload_bytes: int = Field(
+        512 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of request bodies that one ingress holds at a time until it accepts the "
+        "requests; more are refused with 429. One body always fits; small ones do not count",
+    )
     max_header_bytes: int = Field(
         12 * 1024,
         ge=1024,
@@ -55,14 +61,17 @@ class IngressSettings(Section):
         0.5,
         gt=0,
         le=1,
-        description="Share of an ingress's connections and readers that one tenant may use, if "
-        "API keys are required",
+        description="Share of an ingress's connections, readers and `max_upload_bytes` that one "
+        "tenant may use, if API keys are required",
     )
     max_bulk_reads: int = Field(
         4, ge=1, description="Long parts of journals that one ingress reads at the same time"
     )
     stalled_reader_s: float = Field(
-        60.0, gt=0, description="A client that reads nothing for this long is disconnected"
+        60.0,
+        gt=0,
+        description="A client that reads nothing of its answer, or sends nothing more of its "
+        "request, for this long is disconnected",
     )
     disconnect_grace_s: float = Field(
         5.0,

@@ -88,10 +88,17 @@ def test_a_release_may_move_from_one_gpu_stage_to_the_next() -> None:
     assert fixed("single-gpu") == fixed("multi-gpu") == fixed("multi-node")
 
 
-@pytest.mark.parametrize("ports", ["apiServerPorts", "dnsPorts"])
-def test_what_reuse_values_leaves_out_opens_no_port(ports: str) -> None:
-    said = refusal(merged(NAMED, {"networkPolicy": {ports: None}}))
-    assert f"networkPolicy.{ports} is missing, which --reuse-values does" in said
+@pytest.mark.parametrize(
+    "path", ["upgrade.type", "auth.enabled", "networkPolicy.dnsPorts", "uninstall", "redis.ha"]
+)
+def test_what_reuse_values_leaves_out_is_refused(path: str) -> None:
+    # A template would take it for false, for no ports (which opens all) or end in Go's words.
+    *parents, name = path.split(".")
+    values: Document = {name: None}
+    for parent in reversed(parents):
+        values = {parent: values}
+    place = "".join(f"/{parent}" for parent in parents)
+    assert f"at '{place}': missing property '{name}'" in refusal(merged(NAMED, values))
 
 
 @pytest.mark.parametrize("tag", ["0.1.0", "v0.1.0", "0.1.3-cpu"])
@@ -103,3 +110,8 @@ def test_an_image_without_the_first_containers_command_is_refused(tag: str) -> N
 @pytest.mark.parametrize("tag", ["", "0.2.0", "0.10.1", "10.1.0", "20.1.5", "prod", "0.1.0f4e2a"])
 def test_the_tags_of_other_images_are_the_operators(tag: str) -> None:
     assert refusal(merged(NAMED, {"image": {"tag": tag}})) == ""
+
+
+@pytest.mark.parametrize("image", [{"ownNumbers": True}, {"digest": "sha256:" + "0" * 64}], ids=str)
+def test_a_tag_that_is_no_version_of_the_service_is_accepted(image: Document) -> None:
+    assert refusal(merged(NAMED, {"image": {"tag": "0.1.7", **image}})) == ""

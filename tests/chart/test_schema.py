@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 
-from tests.chart.charts import CHART, ROOT, STAGES
+from tests.chart.charts import CHART, NAMED, ROOT, STAGES, Document, merged
+from tests.chart.test_refusals import refusal
 
 
 def script() -> Any:
@@ -36,6 +38,7 @@ def objects(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 def test_the_schema_is_the_one_that_its_script_writes() -> None:
@@ -69,16 +72,58 @@ def test_every_value_is_in_the_schema_and_right() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
     for name in ("values.yaml", *(f"values-{stage}.yaml" for stage in STAGES)):
-        assert [
-            error.message
-            for error in validator.iter_errors(yaml.safe_load((CHART / name).read_text()))
-        ] == [], name
+        values = merged(VALUES, yaml.safe_load((CHART / name).read_text()))
+        assert [error.message for error in validator.iter_errors(values)] == [], name
+
+
+MAY_BE_NULL = (
+    "image.pullSecrets",
+    "settings.engine.args",
+    "redis.internal.scheduling",
+    "redis.external.cidrs",
+    "head.scheduling",
+    "ingressPods.scheduling",
+    "ingressPods.scheduling.topologySpreadConstraints",
+    "engines.scheduling",
+    "env",
+    "podAnnotations",
+    "serviceAccount.annotations",
+    "networkPolicy.servingFrom",
+    "networkPolicy.dnsCidrs",
+    "networkPolicy.tracesTo",
+    "ingress.annotations",
+    "httpRoute.hosts",
+    "httpRoute.parentRefs",
+    "monitoring.labels",
+    "monitoring.dashboard.labels.grafana_dashboard",
+)
+"""Helm removes a value that is null, or has nothing below it in YAML: here that means none."""
+
+
+def test_every_other_value_is_required() -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+
+    def without_one(values: Document, parents: str = "") -> Iterator[tuple[str, Document]]:
+        for key, value in values.items():
+            yield parents + key, {k: v for k, v in values.items() if k != key}
+            if isinstance(value, dict):
+                for path, rest in without_one(value, f"{parents}{key}."):
+                    yield path, {**values, key: rest}
+
+    accepted = [path for path, rest in without_one(VALUES) if validator.is_valid(rest)]
+    assert accepted == list(MAY_BE_NULL)
+
+
+@pytest.mark.parametrize("path", MAY_BE_NULL)
+def test_what_may_be_null_is_as_none(path: str) -> None:
+    values: Document | None = None
+    for key in reversed(path.split(".")):
+        values = {key: values}
+    assert refusal(merged(NAMED, values or {})) == ""
 
 
 def test_every_value_of_the_schema_stands_in_the_values_file() -> None:
     # A value that nobody can find is none. Settings are in docs/settings.md.
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-
     def missing(schema: Any, given: Any, path: str) -> Iterator[str]:
         for key, sub in schema.get("properties", {}).items():
             if key not in given:
@@ -92,5 +137,5 @@ def test_every_value_of_the_schema_stands_in_the_values_file() -> None:
             k: v for k, v in SCHEMA["properties"].items() if k not in ("settings", "global")
         },
     }
-    lacking = [path for path in missing(ours, values, "") if ".scheduling." not in path]
+    lacking = [path for path in missing(ours, VALUES, "") if ".scheduling." not in path]
     assert lacking == []

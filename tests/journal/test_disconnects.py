@@ -41,7 +41,7 @@ async def at_a_cable(redis_url: str, namespace: str) -> AsyncIterator[tuple[Worl
     """A world whose connections to Redis can be cut."""
     cable = Cable(redis_url)
     await cable.start()
-    redis = {**redis_settings(cable.url), "response_timeout_s": 2.0}
+    redis = {**redis_settings(cable.url), "response_timeout_s": 8.0}
     async with world(cable.url, namespace, redis=redis, **SOON) as w:
         yield w, cable
     cable.drop()

@@ -19,6 +19,8 @@ from tests.service.network import Host, Network
 from tests.service.support import kill_all, replica_pids, until
 
 PORT = 8000
+STARTED = b"Ray runtime started"
+"""What `ray start` says when its node has joined."""
 
 
 class Nodes:
@@ -32,6 +34,7 @@ class Nodes:
         self._environment: dict[str, str] = {}
         self._gcs_login: tuple[str, ...] = ()
         self._document: dict[str, Any] = {"applications": []}
+        self._log_begins: dict[int, int] = {}
         self.service = Service(str(state), url=f"http://{self.hosts[-1].address}:{PORT}")
 
     @property
@@ -66,7 +69,7 @@ class Nodes:
             self.start_head()
             for number in range(1, len(self.hosts)):
                 self.start_node(number)
-            self._wait_joined()
+            self.wait_joined()
         except BaseException:
             self.down()
             raise
@@ -91,27 +94,40 @@ class Nodes:
         self.service.save()
 
     def start_node(self, number: int) -> None:
-        """Start another node, or replace one that was killed."""
+        """Start another node, or replace one that was killed; `wait_joined` waits for it."""
+        log = self._log(number)
+        self._log_begins[number] = log.stat().st_size if log.exists() else 0
         head = f"{self.hosts[0].address}:{self._gcs_port}"
         self.service.pids[f"node-{number}"] = ray_cluster.join(
             self.state, head, f"node-{number}", True, self._environment, self._place(number)
         )
         self.service.save()
 
-    def _wait_joined(self) -> None:
-        """Until Ray knows every node: Serve would crowd what it deploys onto those that are there
-        already.
+    def wait_joined(self) -> None:
+        """Wait until every node has started and Ray knows it: Serve would crowd what it deploys
+        onto those that are there already. On a busy machine `ray start` gives up after 30 s, and
+        Ray ends a node that was silent for too long: such nodes are started again.
         """
-        deadline = time.monotonic() + 240
-        while (alive := ray_cluster.alive_nodes(self.service.dashboard_url)) < len(self.hosts):
+        deadline = time.monotonic() + 480
+        while not self._all_joined():
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"{alive} of {len(self.hosts)} Ray nodes have joined; logs: {self.state}"
-                )
-            for number in range(1, len(self.hosts)):
-                if not processes.is_alive(self.service.pids[f"node-{number}"]):
-                    self.start_node(number)  # `ray start` gives up after 30 s
+                raise RuntimeError(f"not every Ray node has joined; logs: {self.state}")
             time.sleep(0.2)
+
+    def _all_joined(self) -> bool:
+        joined = [self._joined(number) for number in range(1, len(self.hosts))]
+        dashboard = self.service.dashboard_url
+        return all(joined) and ray_cluster.alive_nodes(dashboard) >= len(self.hosts)
+
+    def _joined(self, number: int) -> bool:
+        """Whether a node has started; one that has ended is started again."""
+        if not processes.is_alive(self.service.pids[f"node-{number}"]):
+            self.start_node(number)
+            return False
+        return STARTED in self._log(number).read_bytes()[self._log_begins[number] :]
+
+    def _log(self, number: int) -> Path:
+        return self.state / f"ray-node-{number}.log"
 
     def deploy(
         self,
@@ -148,7 +164,7 @@ class Nodes:
             if not any(processes.is_alive(pid) for pid in host.pids()):
                 self.start_node(number)
         until("nothing is deployed", lambda: not application_status(dashboard), 240)
-        self._wait_joined()
+        self.wait_joined()
 
     def down(self) -> None:
         """Stop everything that was started, and nothing else."""

@@ -22,6 +22,7 @@ from scripts.chaos_testing.traffic import Told
 from scripts.local import processes
 from scripts.local.service import merged
 from serve_app.cli.serve_api import application_status
+from tests.running_time import RunningTime
 from tests.service.disturbance import simulated_text, under, whole_again
 from tests.service.nodes import Nodes
 from tests.service.services import CONFIG, KINDS, Services
@@ -69,6 +70,7 @@ def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def cluster(nodes: Nodes) -> Iterator[Running]:
     """The service through the last node, with all replicas ready before each test."""
+    nodes.wait_joined()
     running = Running(nodes.service)
     whole_again(running, 3)
     for number in (1, 2):
@@ -160,7 +162,9 @@ def test_a_head_that_dies_disturbs_no_stream(nodes: Nodes, cluster: Running) -> 
     assert set(deployed) == {"Ingress", "Worker"}
 
 
-async def slowest_s(nodes: Nodes, model: str, seconds: float) -> dict[str, float]:
+async def slowest_s(
+    nodes: Nodes, model: str, seconds: float, running: RunningTime
+) -> dict[str, float]:
     """The longest times of new requests, ten a second, on new connections to one node after the
     other. No request waits for an earlier one.
     """
@@ -169,11 +173,11 @@ async def slowest_s(nodes: Nodes, model: str, seconds: float) -> dict[str, float
     body = {"model": model, "messages": [message], "max_tokens": 4}
 
     async def ask(http: httpx.AsyncClient, name: str) -> None:
-        began_s = time.monotonic()
+        began_s = running.now_s()
         method, path = name.split()
         asked = await http.request(method, path, json=body if method == "POST" else None)
         assert asked.status_code == 200, asked.text
-        took_s[name] = max(took_s[name], time.monotonic() - began_s)
+        took_s[name] = max(took_s[name], running.now_s() - began_s)
 
     until_s = time.monotonic() + seconds
     async with (
@@ -206,19 +210,22 @@ def test_a_gcs_that_hangs_holds_up_no_stream_and_no_request(nodes: Nodes, cluste
     between_s: list[float] = []
 
     async def strike(parts: Parts, told: list[Told]) -> None:
-        between_s.append(time.monotonic())
+        between_s.extend((time.monotonic(), running.now_s()))
         parts.send(gcs, signal.SIGSTOP)
         try:
-            found["meanwhile"] = await slowest_s(nodes, cluster.model, GCS_HANGS_S)
+            found["meanwhile"] = await slowest_s(nodes, cluster.model, GCS_HANGS_S, running)
         finally:
             parts.send(gcs, signal.SIGCONT)
-        found["afterwards"] = await slowest_s(nodes, cluster.model, AFTERWARDS_S)
-        between_s.append(time.monotonic())
+        found["afterwards"] = await slowest_s(nodes, cluster.model, AFTERWARDS_S, running)
+        between_s.extend((time.monotonic(), running.now_s()))
 
-    told = under(
-        cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2])
-    )
-    pause_s = longest_pause_s(told, between_s[0], between_s[1])
+    with RunningTime() as running:
+        told = under(
+            cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2])
+        )
+    from_s, ran_from_s, to_s, ran_to_s = between_s
+    stood_s = (to_s - from_s) - (ran_to_s - ran_from_s)
+    pause_s = longest_pause_s(told, from_s, to_s) - stood_s
     print(f"GCS stopped for {GCS_HANGS_S:g} s: longest pause {pause_s:.2f} s, longest {found}")
     assert not any(one.breaks for one in told if one.streamed)
     # What waits for the GCS takes as long as it hangs; a busy machine alone takes its time, too.

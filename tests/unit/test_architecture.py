@@ -160,6 +160,7 @@ APART = (
 MAX_FILE_LINES = 300
 MAX_TEST_FILE_LINES = 400
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 MAX_FUNCTION_LINES = 60
 
 
@@ -265,6 +266,11 @@ def test_a_file_can_be_read_in_one_sitting(path: Path) -> None:
                 _lines(child) for child in node.body if isinstance(child, ast.AsyncFunctionDef)
             )
             assert _lines(node) - inner <= MAX_FUNCTION_LINES, node.name
+
+
+def test_a_script_can_be_read_in_one_sitting() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in SCRIPTS}
+    assert {path: n for path, n in lengths.items() if n > MAX_FILE_LINES} == {}
 
 
 def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -119,7 +119,7 @@ VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM can
       name: {{ .Values.hub.existingSecret }}
       key: {{ .Values.hub.tokenKey }}
 {{- end }}
-{{- range $name, $value := merge (deepCopy .Values.env) $own (include "hermes.fixedEnvironment" . | fromYaml) }}
+{{- range $name, $value := merge (deepCopy (.Values.env | default dict)) $own (include "hermes.fixedEnvironment" . | fromYaml) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}

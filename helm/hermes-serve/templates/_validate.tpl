@@ -54,8 +54,8 @@
 {{- fail (printf "%s.tag is 'latest', which changes over time: set a version or a digest" $path) }}
 {{- end }}
 {{- end }}
-{{- if regexMatch "^v?0[.]1[.][0-9]+([-_].*)?$" .Values.image.tag }}
-{{- fail (printf "image.tag is %s, but the pods of this chart run `hermes check-redis`, which images have from 0.2.0 on: build the image again and set its tag" .Values.image.tag) }}
+{{- if and (regexMatch "^v?0[.]1[.][0-9]+([-_].*)?$" .Values.image.tag) (not .Values.image.digest) (not .Values.image.ownNumbers) }}
+{{- fail (printf "image.tag is %s, but the pods of this chart run `hermes check-redis`, which images have from 0.2.0 on: build the image again and set its tag, or set image.ownNumbers=true if the tag is not the version of hermes-serve" .Values.image.tag) }}
 {{- end }}
 {{- end }}
 
@@ -71,11 +71,11 @@
 {{- end }}
 {{- end }}
 {{- range list "HERMES_REDIS_URL" "HERMES_REDIS_PASSWORD" "HERMES_SENTINEL_PASSWORD" "HF_TOKEN" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN" "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_enable_autoscaler_v2" }}
-{{- if hasKey $.Values.env . }}
+{{- if hasKey ($.Values.env | default dict) . }}
 {{- fail (printf "env.%s is set by the chart or by KubeRay (from a Secret if it is secret): remove it" .) }}
 {{- end }}
 {{- end }}
-{{- if and (hasKey .Values.env "RAY_SERVE_ENABLE_HA_PROXY") (ne .Values.env.RAY_SERVE_ENABLE_HA_PROXY "1") }}
+{{- if and (hasKey (.Values.env | default dict) "RAY_SERVE_ENABLE_HA_PROXY") (ne .Values.env.RAY_SERVE_ENABLE_HA_PROXY "1") }}
 {{- fail "env.RAY_SERVE_ENABLE_HA_PROXY is not '1', but probes, Services and the network policy need HAProxy: remove it" }}
 {{- end }}
 {{- end }}
@@ -196,7 +196,7 @@
 {{- if not (include "hermes.weightsClaim" .) }}
 {{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false and there is no volume, so it cannot be loaded: set hub.access=true or weights.existingClaim" $model.source) }}
 {{- end }}
-{{- if and $weights.readOnly (not (hasKey .Values.env "HF_HOME")) }}
+{{- if and $weights.readOnly (not (hasKey (.Values.env | default dict) "HF_HOME")) }}
 {{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false: set a path below weights.mountPath or, if the volume holds the hub's own cache, set env.HF_HOME" $model.source) }}
 {{- end }}
 {{- end }}
@@ -236,11 +236,6 @@
 {{- end }}
 
 {{- define "hermes.validateNetwork" -}}
-{{- range list "dnsPorts" "apiServerPorts" }}
-{{- if and $.Values.networkPolicy.enabled (not (get $.Values.networkPolicy .)) }} {{- /* a rule without ports opens all of them */}}
-{{- fail (printf "networkPolicy.%s is missing, which --reuse-values does to what a newer chart has added: use --reset-then-reuse-values" .) }}
-{{- end }}
-{{- end }}
 {{- if and .Values.networkPolicy.enabled (or .Values.ingress.enabled .Values.httpRoute.enabled) (not .Values.networkPolicy.servingFrom) }}
 {{- fail "networkPolicy.servingFrom is empty, so only this namespace can reach the service: set the peers of your ingress controller or Gateway" }}
 {{- end }}

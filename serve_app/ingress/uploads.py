@@ -1,0 +1,156 @@
+"""Receives request bodies, and bounds the memory of those that are not accepted yet.
+
+A client may announce a large body and never send the rest. What it has sent occupies memory until
+the request is accepted (from then on the body is in Redis) or refused. A body that comes in one
+small piece is complete at once and does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from serve_app import timings
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.settings import Settings
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+_SMALL_BYTES = 64 * 1024
+
+
+class Uploads:
+    """The bodies that one ingress holds for requests that are not accepted yet."""
+
+    def __init__(self, settings: Settings) -> None:
+        ingress = settings.ingress
+        share = ingress.max_tenant_share if settings.auth.required else 1.0
+        self.max_body_bytes = ingress.max_body_bytes
+        self.stalled_s = ingress.stalled_reader_s
+        # The largest body always fits.
+        self._most = max(ingress.max_upload_bytes, ingress.max_body_bytes)
+        self._most_of_tenant = max(int(share * self._most), ingress.max_body_bytes)
+        self._held: Counter[str] = Counter()
+        self.held_bytes = 0
+
+    def of(self, tenant: str) -> Upload:
+        """The body of one request; it counts while the `with` block runs."""
+        return Upload(self, tenant)
+
+    def hold(self, tenant: str, size: int) -> None:
+        """Count more bytes of a tenant.
+
+        Raises:
+            RequestRefused: `too_many_connections`, or `tenant_limit` if other tenants may still
+                send.
+        """
+        if self.held_bytes + size > self._most:
+            raise RequestRefused(
+                Reason.TOO_MANY_CONNECTIONS,
+                "Too many large requests are being received; please try again later.",
+                retry_after_s=timings.RETRY_AFTER_S,
+            )
+        if self._held[tenant] + size > self._most_of_tenant:
+            raise RequestRefused(
+                Reason.TENANT_LIMIT,
+                "You are sending too many large requests at a time; please try again later.",
+                retry_after_s=timings.RETRY_AFTER_S,
+            )
+        self.held_bytes += size
+        self._held[tenant] += size
+
+    def release(self, tenant: str, size: int) -> None:
+        """Stop counting bytes of a tenant."""
+        self.held_bytes -= size
+        self._held[tenant] -= size
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+
+class Upload:
+    """The body of one request."""
+
+    __slots__ = ("_counted", "_tenant", "_uploads")
+
+    def __init__(self, uploads: Uploads, tenant: str) -> None:
+        self._uploads = uploads
+        self._tenant = tenant
+        self._counted = 0
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._counted:
+            self._uploads.release(self._tenant, self._counted)
+
+    async def body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        """Receive the whole body.
+
+        Args:
+            headers: by lower-case name.
+
+        Raises:
+            RequestRefused: `body_too_large`, `client_disconnected` (also for a client that sends
+                nothing for long), and as `Uploads.hold`.
+        """
+        self._check_length(headers.get("content-length", "0"))
+        piece, more = await _next(receive)
+        if not more and len(piece) <= _SMALL_BYTES:
+            return piece
+        self._take(piece)
+        body = bytearray(piece)
+        while more:
+            piece, more = await self._next_in_time(receive)
+            self._take(piece)
+            body += piece
+        return bytes(body)
+
+    def _check_length(self, announced: str) -> None:
+        if (
+            announced.isascii()
+            and announced.isdigit()
+            and (len(announced) > 18 or int(announced) > self._uploads.max_body_bytes)
+        ):
+            raise self._too_large()
+
+    def _take(self, piece: bytes) -> None:
+        if self._counted + len(piece) > self._uploads.max_body_bytes:
+            raise self._too_large()
+        self._uploads.hold(self._tenant, len(piece))
+        self._counted += len(piece)
+
+    async def _next_in_time(self, receive: Receive) -> tuple[bytes, bool]:
+        try:
+            async with asyncio.timeout(self._uploads.stalled_s):
+                return await _next(receive)
+        except TimeoutError:
+            raise RequestRefused(
+                Reason.CLIENT_DISCONNECTED,
+                f"Nothing more of the request came for {self._uploads.stalled_s:g} s.",
+            ) from None
+
+    def _too_large(self) -> RequestRefused:
+        return RequestRefused(
+            Reason.BODY_TOO_LARGE,
+            f"The request body is longer than {self._uploads.max_body_bytes} bytes.",
+        )
+
+
+async def _next(receive: Receive) -> tuple[bytes, bool]:
+    """The next piece of a body, and whether more follow."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise RequestRefused(
+            Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
+        )
+    return message.get("body", b""), message.get("more_body", False)

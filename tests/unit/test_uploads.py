@@ -1,0 +1,72 @@
+"""Bodies that are still being received have a bound for each tenant and one for all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.uploads import Uploads
+from serve_app.settings import Settings
+
+KIB = 1024
+LARGEST = 400 * KIB
+
+
+def uploads(most: int) -> Uploads:
+    settings = Settings.model_validate(
+        {
+            "auth": {"required": True, "keys_file": "/keys"},
+            "ingress": {"max_body_bytes": LARGEST, "max_upload_bytes": most},
+        }
+    )
+    return Uploads(settings)
+
+
+async def body(of: Uploads, tenant: str, *pieces: bytes) -> bytes:
+    left = list(pieces)
+
+    async def receive() -> dict[str, Any]:
+        piece = left.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+    with of.of(tenant) as upload:
+        return await upload.body({}, receive)
+
+
+def refused(of: Uploads, tenant: str, *pieces: bytes) -> Reason:
+    with pytest.raises(RequestRefused) as refusal:
+        asyncio.run(body(of, tenant, *pieces))
+    return refusal.value.reason
+
+
+def test_a_body_comes_whole_in_any_pieces_and_counts_no_longer() -> None:
+    of = uploads(LARGEST)
+    for pieces in ([b"small"], [b"x" * LARGEST], [b"", b"a", b""], [b"x" * 100] * 4_000):
+        assert asyncio.run(body(of, "acme", *pieces)) == b"".join(pieces)
+        assert of.held_bytes == 0
+
+
+def test_a_body_beyond_the_limit_is_refused_however_it_comes() -> None:
+    of = uploads(10 * LARGEST)
+    assert refused(of, "acme", b"x" * (LARGEST + 1)) is Reason.BODY_TOO_LARGE
+    assert refused(of, "acme", b"x" * LARGEST, b"x") is Reason.BODY_TOO_LARGE
+    assert of.held_bytes == 0
+
+
+def test_a_tenant_has_its_share_and_all_together_have_a_bound() -> None:
+    of = uploads(4 * LARGEST)
+    of.hold("acme", 2 * LARGEST)
+    assert refused(of, "acme", b"a", b"b") is Reason.TENANT_LIMIT
+    assert asyncio.run(body(of, "acme", b"a small body in one piece"))
+    of.hold("zeta", 2 * LARGEST)
+    assert refused(of, "other", b"a", b"b") is Reason.TOO_MANY_CONNECTIONS
+    of.release("acme", 2 * LARGEST)
+    assert asyncio.run(body(of, "acme", b"a", b"b")) == b"ab"
+
+
+def test_the_largest_body_fits_whatever_the_bound() -> None:
+    assert asyncio.run(body(uploads(KIB), "acme", b"x" * LARGEST, b""))
