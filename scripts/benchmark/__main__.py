@@ -14,6 +14,7 @@ from .batching.comparison import compare
 from .cost_model import cost_model
 from .errors import SystemFailed
 from .options import Options, parse
+from .order.comparison import measure_order
 from .rounds import Turns, take_turns
 from .systems import System, existing, start_bare_vllm, start_own, start_ray_serve_llm
 
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
             systems = _start(options, folder, stack)
             if options.batching:
                 return compare(options, arguments, systems[0])
+            if options.order:
+                return measure_order(options, arguments, systems[0])
             turns = _measure(options, systems)
         except SystemFailed as failed:
             print(failed, file=sys.stderr)

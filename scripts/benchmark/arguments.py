@@ -8,6 +8,8 @@ from pathlib import Path
 from .batching.specification import DEFAULT as DEFAULT_BATCHERS
 from .batching.specification import Specification
 from .batching.specification import parse as parse_batchers
+from .order.arguments import ABOUT as ABOUT_ORDER
+from .order.arguments import add_order
 
 PEERS = ("bare-vllm", "ray-serve-llm", "ray-serve-llm-tuned")
 ENDPOINTS = ("chat/completions", "completions", "responses")
@@ -20,7 +22,7 @@ Load on OpenAI endpoints, and an honest account of what it cost: throughput, lat
 CPU by kind of process. Against peers the runs alternate (A B C A B C …) and the ratios are taken
 round by round, so that they hold on a noisy machine. Whatever this command starts, it ends."""
 
-_EPILOG = """\
+_EPILOG = f"""\
 examples:
   a service that runs already:
     scripts/bench --url http://127.0.0.1:8000/v1
@@ -54,6 +56,8 @@ batchers (--batching): each stands between the users and the endpoint, in this p
   for --duration-s; what was sent gets as long again to end, the rest is unfinished, and counts in
   the latencies with the time that it had waited by then (≥).
 
+{ABOUT_ORDER}
+
 how to read the figures:
   Throughput counts the tokens of the time in which load was kept up (at least one response for
   every user); the tail after it counts for latency and CPU only. TTFT runs from sending (with
@@ -80,6 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_systems(parser.add_argument_group("what to measure"))
     _add_load(parser.add_argument_group("the load"))
     _add_batching(parser.add_argument_group("batchers side by side"))
+    add_order(parser.add_argument_group("the order of work"))
     _add_output(parser.add_argument_group("output"))
     return parser
 
