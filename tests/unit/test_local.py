@@ -146,8 +146,8 @@ def test_as_many_replicas_as_the_gpus_can_hold(
 
 
 def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["order.claim_ahead=2", "engine.args.enforce_eager=false", "model.name=a=b"]
-    asked = options("--ingress-replicas", "3", *(part for word in words for part in ("--set", word)))
+    words = ["--ingress-replicas", "3", "--set", "order.claim_ahead=2", "--set", "model.name=a=b"]
+    asked = options(*words, "--set", "engine.args.enforce_eager=false")
     changed = quickstart.changes(asked, "cpu")
     assert changed["order"] == {"claim_ahead": 2}
     assert changed["engine"] == {"kind": "vllm", "args": {"enforce_eager": False}}

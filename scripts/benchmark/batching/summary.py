@@ -9,6 +9,7 @@ from .row import BatchRow
 Measure = Callable[[BatchRow], float]
 _CLOSED = ("static", "dynamic")
 _FIXED = ("async",)
+_MIXED = ("hybrid", "split")
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,15 @@ def _per_round(
 
 
 def ratios(rows: Sequence[BatchRow]) -> list[BatchRatio]:
-    """Continuous against each, tuned against the best fixed window, and hybrid against the better
-    of closed batches and fixed windows; at every load.
+    """Continuous against each, tuned against the best fixed window, and hybrid and
+    split against the better of closed batches and fixed windows; at every load.
     """
     names = batchers_of(rows)
     found: list[BatchRatio | None] = []
     for load in loads_of(rows):
         pairs = [("continuous", name) for name in names if name != "continuous"]
         pairs += [("tuned", best) for best in _best(rows, load, _FIXED)]
-        hybrids = [name for name in names if _kind(name) == "hybrid"]
+        hybrids = [name for name in names if _kind(name) in _MIXED]
         pairs += [
             (ours, best) for ours in hybrids for best in _best(rows, load, (*_CLOSED, *_FIXED))
         ]
