@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import interrupts, report, table
-from .batching.comparison import compare
+from .batching.comparison import compare, compare_virtually
 from .cost_model import cost_model
 from .errors import SystemFailed
 from .options import Options, parse
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
             )
         )
         try:
+            if options.virtual:
+                return compare_virtually(options, arguments)
             systems = _start(options, folder, stack)
             if options.batching:
                 return compare(options, arguments, systems[0])

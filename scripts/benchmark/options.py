@@ -42,6 +42,7 @@ class Options:
     match: tuple[str, ...]
     batching: tuple[Specification, ...]
     load_percent: tuple[int, ...]
+    virtual: str
     order: str
     settings: tuple[str, ...]
     slots: int
@@ -60,14 +61,16 @@ def parse(arguments: Sequence[str]) -> Options:
         parser.error(
             "--serve starts the service and --url names a running one: give only one of them"
         )
-    if not (given["serve"] or given["url"] or given["against"]):
+    if not (_systems(given) or given["virtual"]):
         parser.error("nothing to measure: give --url, --serve or --against")
     if given["cost_model"] and (given["rate_per_s"] or not given["stream"]):
         parser.error("--cost-model needs streams in a closed loop")
     if given["batching"]:
         _check_batching(parser, given)
-    elif given["load_percent"]:
-        parser.error("--load-percent needs --batching")
+    elif given["load_percent"] or given["virtual"]:
+        parser.error(
+            f"{'--load-percent' if given['load_percent'] else '--virtual'} needs --batching"
+        )
     if given["order"]:
         _check_order(parser, given)
     if given["settings"] and not given["serve"]:
@@ -79,7 +82,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def _check_batching(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
-    if _systems(given) != 1:
+    if _systems(given) + bool(given["virtual"]) != 1:
         parser.error("--batching compares batchers in front of one system: give one")
     for name, value in (("--rate", "rate_per_s"), ("--requests", "requests")):
         if given[value]:

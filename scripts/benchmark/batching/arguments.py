@@ -49,6 +49,15 @@ def add_batching(group: argparse._ArgumentGroup, counts: Callable[[str], tuple[i
         help="with --batching: open loops at P %% of the capacity, which is measured first at the "
         "highest --concurrency, instead of closed loops",
     )
+    add(
+        "--virtual",
+        nargs="?",
+        const="tiny-cpu",
+        default="",
+        metavar="ENGINE",
+        help="with --batching, in place of a system: the model of an engine in virtual time, as "
+        "scripts/simulate has it (tiny-cpu)",
+    )
 
 
 def _batchers(text: str) -> tuple[Specification, ...]:
