@@ -102,7 +102,8 @@ def _check_order(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None
         parser.error("--order needs streams of a known length, of chat or completions")
     given["rounds"] = given["rounds"] or ROUNDS
     if given["order"] == "long-among-short":
-        given["settings"].append(f"workers.max_running_requests={given['slots']}")
+        # First, so that one who sets it, too, gets slots that the long ones leave free.
+        given["settings"].insert(0, f"workers.max_running_requests={given['slots']}")
 
 
 def _systems(given: dict[str, Any]) -> int:

@@ -46,19 +46,22 @@ class _Engine:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.startswith(b"GET"):
-                    self._tell(writer)
+                    self._tell(writer, head.split()[1])
                     continue
                 length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
                 await self._answer(json.loads(await reader.readexactly(length)), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    def _tell(self, writer: asyncio.StreamWriter) -> None:
+    def _tell(self, writer: asyncio.StreamWriter, path: bytes) -> None:
+        """How many attempts a request took is the number at the end of its id."""
         page = (
             f'vllm:num_requests_running{{engine="0"}} {self._running}\n'
             f'vllm:num_requests_waiting{{engine="0"}} {self._waiting}\n'
             f"vllm:num_preemptions_total {len(self.begun)}\nvllm:kv_cache_usage_perc 0.5\n"
         ).encode()
+        if path.startswith(b"/v1/requests/r"):
+            page = json.dumps({"attempts": int(path.rpartition(b"r")[2])}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(page), page))
 
     async def _answer(self, body: dict[str, int], writer: asyncio.StreamWriter) -> None:
@@ -75,10 +78,12 @@ class _Engine:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         self.begun.append(tokens)
         word = self._word(len(self.begun))
+        name = f"chatcmpl-r{len(self.begun)}"
         for left in range(tokens - 1, -1, -1):
             await asyncio.sleep(0.002)
             reason = None if left else "length"
-            _write(writer, {"choices": [{"delta": {"content": word}, "finish_reason": reason}]})
+            choices = [{"delta": {"content": word}, "finish_reason": reason}]
+            _write(writer, {"id": name, "choices": choices})
             await writer.drain()
         _write(writer, {"choices": [], "usage": {"completion_tokens": tokens, "prompt_tokens": 5}})
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
@@ -152,7 +157,7 @@ class TestLongAmongShort:
     async def _measure(self, engine: _Engine) -> tuple[list[ShortRow], LongAmongShort]:
         async with _serving(engine) as url:
             load = Load(rate_per_s=50.0, requests=5, duration_s=0.5, timeout_s=60.0)
-            turns = Turns(slots=2, long_tokens=_LONG_TOKENS, rounds=2, load=load)
+            turns = Turns(f"{url}/v1", "k", slots=2, long_tokens=_LONG_TOKENS, rounds=2, load=load)
             measured = LongAmongShort(_maker(url, 3), _maker(url, 3), turns)
             return [row async for row in measured.measure()], measured
 
@@ -167,7 +172,9 @@ class TestLongAmongShort:
         assert engine.begun == [*long, *(short + long + short) * 2]
         assert all(row.requests == 5 and row.errors == row.texts_differ == 0 for row in rows)
         assert all(bool(row.long_s) == row.beside_long for row in rows)
+        assert [row.long_attempts for row in rows] == [[], [8, 9], [], [20, 21]]
         text = short_summary(rows, measured.unbroken)
+        assert "| attempts of a long generation | 20–21, 8–9 |" in text
         assert "| long texts that are not the unbroken one | 0 of 4 |" in text
 
     def test_a_text_with_a_seam_is_found(self) -> None:
@@ -181,6 +188,7 @@ class TestLongAmongShort:
     def test_a_long_one_that_fails_is_told_and_its_text_differs(self) -> None:
         row = ShortRow(1, True, 5, 0, Latency(1, 2), Latency(3, 4), 9.0, 1.0, ["HTTP 500"], 1)
         assert "long: HTTP 500" in short_line(row)
+        assert short_line(row).splitlines()[0].split()[-2:] == ["–", "1"]
 
     def test_text_and_finish_reason_come_from_the_chunks_of_chat_and_completions(self) -> None:
         chat = b'id: 1\ndata: {"choices":[{"delta":{"role":"assistant"}}]}\n\n: ping\n\n'
@@ -193,7 +201,7 @@ class TestLongAmongShort:
 class TestCommandLine:
     def test_slots_are_a_setting_of_the_service(self) -> None:
         options = parse(["--serve", "--order", "long-among-short", "--set", "a.b=1"])
-        assert options.settings == ("a.b=1", "workers.max_running_requests=4")
+        assert options.settings == ("workers.max_running_requests=4", "a.b=1")
         assert options.rounds == 7
 
     @pytest.mark.parametrize(

@@ -20,8 +20,11 @@ the order of work (--order): one system, the real engine, rounds on a service th
   --set makes the engine small, so that its KV cache is what bounds it:
     scripts/bench --serve --order backlog --concurrency 160 --max-tokens 512 \\
       --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64
-  long-among-short sets workers.max_running_requests to --slots; ask for short answers:
-    scripts/bench --serve --order long-among-short --max-tokens 32 --rate 6"""
+  long-among-short sets workers.max_running_requests to --slots; with more than that, the second
+  command tells what the long ones cost the short ones where nobody waits for a slot:
+    scripts/bench --serve --order long-among-short --max-tokens 32
+    scripts/bench --serve --order long-among-short --max-tokens 32 \\
+      --set workers.max_running_requests=64"""
 
 
 def add_order(group: argparse._ArgumentGroup) -> None:

@@ -60,7 +60,9 @@ async def _long_among_short(options: Options, system: System, shape: Shape) -> l
         timeout_s=options.timeout_s,
         seed=options.seed,
     )
-    turns = Turns(options.slots, options.long_tokens, options.rounds, load)
+    turns = Turns(
+        system.url, options.api_key, options.slots, options.long_tokens, options.rounds, load
+    )
     short = RequestMaker(system.url, options.api_key, shape, options.seed)
     long = RequestMaker(system.url, options.api_key, shape, options.seed + 1)
     measured = LongAmongShort(short, long, turns)

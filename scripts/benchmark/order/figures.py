@@ -77,6 +77,9 @@ class ShortRow:
     """The longest time in which one of them wrote nothing."""
     long_errors: list[str] = field(default_factory=list)
     texts_differ: int = 0
+    long_attempts: list[int] = field(default_factory=list)
+    """Attempts of each of the long generations, if the service tells; more than one after a yield.
+    """
 
     @classmethod
     def of(cls, number: int, beside_long: bool, exchanges: Sequence[Exchange]) -> "ShortRow":

@@ -8,15 +8,17 @@ from ..connection import Exchange
 from ..load import Generator, Load
 from ..prompts import RequestMaker
 from .figures import ShortRow
-from .long_answers import LongAnswer, LongAnswers
+from .long_answers import LongAnswer, LongAnswers, attempts_of
 
 
 @dataclass(frozen=True)
 class Turns:
     """How the turns go: ``slots`` long generations of ``long_tokens``, and short requests as
-    ``load`` says.
+    ``load`` says; ``url`` and ``api_key`` of the service that knows how many attempts each took.
     """
 
+    url: str
+    api_key: str
     slots: int
     long_tokens: int
     rounds: int
@@ -53,7 +55,8 @@ class LongAmongShort:
         except asyncio.CancelledError:
             await long_ones.break_off()
             raise
-        return with_long(row, answers, self.unbroken)
+        attempts = await attempts_of(self._turns.url, self._turns.api_key, answers)
+        return replace(with_long(row, answers, self.unbroken), long_attempts=attempts)
 
     async def _short_ones(self, number: int) -> list[Exchange]:
         """The same arrivals in both turns of a round."""

@@ -13,7 +13,8 @@ BACKLOG_HEADING = (
 )
 SHORT_HEADING = (
     f"{'round':>5}  {'short requests':<15}{'requests':>9}{'errors':>7}{'TTFT ms p50/p99':>19}"
-    f"{'end-to-end ms p50/p99':>24}{'long s':>8}{'long gap s':>11}{'texts differ':>13}"
+    f"{'end-to-end ms p50/p99':>24}{'long s':>8}{'long gap s':>11}{'attempts':>10}"
+    f"{'texts differ':>13}"
 )
 
 
@@ -49,7 +50,7 @@ def backlog_summary(rows: Sequence[BacklogRow]) -> str:
 def short_line(row: ShortRow) -> str:
     """One turn, with what went wrong below it."""
     long_ones = (
-        f"{row.long_s:>8.1f}{row.long_gap_s:>11.1f}{row.texts_differ:>13}"
+        f"{row.long_s:>8.1f}{row.long_gap_s:>11.1f}{_attempts(row):>10}{row.texts_differ:>13}"
         if row.beside_long
         else ""
     )
@@ -78,10 +79,18 @@ def short_summary(rows: Sequence[ShortRow], unbroken: Sequence[LongAnswer]) -> s
         "a long generation, s": f"{_seconds(spread_of(beside, lambda row: row.long_s))}; "
         f"{alone_s:.1f} with nothing beside it",
         "its longest pause, s": _seconds(spread_of(beside, lambda row: row.long_gap_s)),
+        "attempts of a long generation": ", ".join(sorted({_attempts(row) for row in beside})),
         "long texts that are not the unbroken one": f"{sum(row.texts_differ for row in beside)} "
         f"of {texts}",
     }
     return _markdown(f"median of {len(beside)} rounds (lowest–highest)", found)
+
+
+def _attempts(row: ShortRow) -> str:
+    if not row.long_attempts:
+        return "–"
+    least, most = min(row.long_attempts), max(row.long_attempts)
+    return str(least) if least == most else f"{least}–{most}"
 
 
 def _markdown(heading: str, found: dict[str, str]) -> str:
