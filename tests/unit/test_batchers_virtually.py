@@ -2,8 +2,10 @@
 without noise. docs/performance.md has the figures.
 """
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from scripts.benchmark.batching.summary import ratios
 from scripts.benchmark.batching.table import line
 from scripts.benchmark.batching.virtual_run import VirtualRun
 from scripts.benchmark.options import parse as parse_options
-from scripts.simulation.engines import load_engine
+from scripts.simulation.engines import FOLDER, load_engine
 
 _FIXED = ("async:8", "async:16", "async:32", "async:64")
 _PARTS = ("dynamic:32/50/8192", "async:16")
@@ -91,10 +93,21 @@ class TestVirtualRuns:
         assert row.unfinished == 6, "each of the users had asked for one more"
 
     def test_a_request_that_meets_an_idle_engine_takes_the_time_of_its_steps(self) -> None:
-        timing = load_engine("tiny-cpu").timing
         (row,) = _rows(["continuous"], rate_per_s=0.5).values()
+        timing = load_engine("tiny-cpu").timing
         first_ms = timing.request_ms + timing.step_ms + 32 * timing.prefill_token_us / 1e3
         assert first_ms < row.end_to_end.p50_ms < first_ms + 64 * (timing.step_ms + 1)
+
+    def test_what_the_server_takes_for_a_request_comes_on_top(self, tmp_path: Path) -> None:
+        fields = json.loads((FOLDER / "tiny-cpu.json").read_text())
+        fields["timing"]["request_ms"] += 100
+        slower = tmp_path / "slower.json"
+        slower.write_text(json.dumps(fields))
+        times_ms = [
+            _rows(["continuous"], rate_per_s=0.5, engine=engine)["continuous"].end_to_end.p50_ms
+            for engine in ("tiny-cpu", str(slower))
+        ]
+        assert times_ms[1] - times_ms[0] == pytest.approx(100)
 
     def test_a_dynamic_batch_waits_for_as_long_as_it_says(self) -> None:
         rows = _rows(["dynamic:8/300/8192", "continuous"], rate_per_s=0.5)

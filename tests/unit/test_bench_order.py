@@ -76,6 +76,7 @@ class _Engine:
 
     async def _stream(self, tokens: int, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        await asyncio.sleep(0.01 * tokens)  # a long one begins later than short ones that come now
         self.begun.append(tokens)
         word = self._word(len(self.begun))
         name = f"chatcmpl-r{len(self.begun)}"
@@ -138,19 +139,26 @@ class TestBacklog:
         assert "nan" in backlog_line(row)
 
     def test_as_many_requests_are_under_way_as_there_are_users_in_every_round(self) -> None:
-        rows = asyncio.run(self._measure(slots=2, users=6))
+        rows, begun_before = asyncio.run(self._measure(slots=2, users=6))
         assert [row.round for row in rows] == [1, 2]
         for row in rows:
             assert (row.engine_running_p50, row.engine_waiting_p50) == (2, 4)
             assert (row.errors, row.held_back_p50) == (0, 0)
             assert row.requests > 0
+        assert begun_before >= 6, "the ramp counts for no round"
         assert "| waiting in the engine, median | 4 (4–4) |" in backlog_summary(rows)
 
-    async def _measure(self, slots: int, users: int) -> list[BacklogRow]:
-        async with _serving(_Engine(slots)) as url:
+    async def _measure(self, slots: int, users: int) -> tuple[list[BacklogRow], float]:
+        """The rows, and how many requests had begun before the first."""
+        engine, begun_before, rows = _Engine(slots), 0.0, list[BacklogRow]()
+        async with _serving(engine) as url:
             page = await asyncio.to_thread(EnginePage, [f"{url}/nothing", f"{url}/metrics"])
             backlog = Backlog(_maker(url, 32), page, users, "seed", 60.0)
-            return [row async for row in backlog.measure(rounds=2, duration_s=0.5)]
+            async for row in backlog.measure(rounds=2, duration_s=0.5):
+                # The small engine calls each beginning a preemption.
+                begun_before = begun_before or len(engine.begun) - row.preemptions
+                rows.append(row)
+        return rows, begun_before
 
 
 class TestLongAmongShort:
