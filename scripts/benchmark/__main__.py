@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import interrupts, report, table
-from .batching.comparison import compare
+from .batching.comparison import compare, compare_virtually
 from .cost_model import cost_model
 from .errors import SystemFailed
 from .options import Options, parse
+from .order.comparison import measure_order
 from .rounds import Turns, take_turns
 from .systems import System, existing, start_bare_vllm, start_own, start_ray_serve_llm
 
@@ -44,9 +45,13 @@ def main(arguments: Sequence[str]) -> int:
             )
         )
         try:
+            if options.virtual:
+                return compare_virtually(options, arguments)
             systems = _start(options, folder, stack)
             if options.batching:
                 return compare(options, arguments, systems[0])
+            if options.order:
+                return measure_order(options, arguments, systems[0])
             turns = _measure(options, systems)
         except SystemFailed as failed:
             print(failed, file=sys.stderr)

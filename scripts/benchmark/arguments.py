@@ -5,9 +5,10 @@ import json
 import os
 from pathlib import Path
 
-from .batching.specification import DEFAULT as DEFAULT_BATCHERS
-from .batching.specification import Specification
-from .batching.specification import parse as parse_batchers
+from .batching.arguments import ABOUT as ABOUT_BATCHERS
+from .batching.arguments import add_batching
+from .order.arguments import ABOUT as ABOUT_ORDER
+from .order.arguments import add_order
 
 PEERS = ("bare-vllm", "ray-serve-llm", "ray-serve-llm-tuned")
 ENDPOINTS = ("chat/completions", "completions", "responses")
@@ -20,7 +21,7 @@ Load on OpenAI endpoints, and an honest account of what it cost: throughput, lat
 CPU by kind of process. Against peers the runs alternate (A B C A B C …) and the ratios are taken
 round by round, so that they hold on a noisy machine. Whatever this command starts, it ends."""
 
-_EPILOG = """\
+_EPILOG = f"""\
 examples:
   a service that runs already:
     scripts/bench --url http://127.0.0.1:8000/v1
@@ -35,24 +36,9 @@ examples:
   batchers side by side, in front of the engine alone:
     scripts/bench --against bare-vllm --batching --rounds 7 --max-tokens 64 --duration-s 2
 
-batchers (--batching): each stands between the users and the endpoint, in this process.
-  serial                    one request at a time
-  static:N                  waits for N requests, runs them, waits for all to end, and only then
-                            takes the next N (of fewer than N users: all of them)
-  dynamic:N/wait_ms/tokens  the same, but a batch is complete at N requests, or when the next one
-                            would make more than so many tokens (prompt and output), or when its
-                            oldest request has waited for wait_ms
-  async:N                   N at a time, first in, first out; one that ends makes room for the next
-  continuous                everything straight to the engine's own continuous batching
-  tuned                     async with a window that doubles from 8 to 64 above a load of 0.7 and
-                            halves below 0.5; load: requests that run or wait, per slot; looked at
-                            ten times a second
-  hybrid:N                  N slots (64); while both wait, interactive requests get 70 % of them and
-                            batch work 30 %; whoever waits alone gets all
-  Output lengths are mixed: log-uniform from a sixteenth of --max-tokens to all of it; 70 % of the
-  requests are interactive. All batchers of a round get the same lengths and arrivals. A run sends
-  for --duration-s; what was sent gets as long again to end, the rest is unfinished, and counts in
-  the latencies with the time that it had waited by then (≥).
+{ABOUT_BATCHERS}
+
+{ABOUT_ORDER}
 
 how to read the figures:
   Throughput counts the tokens of the time in which load was kept up (at least one response for
@@ -79,7 +65,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_systems(parser.add_argument_group("what to measure"))
     _add_load(parser.add_argument_group("the load"))
-    _add_batching(parser.add_argument_group("batchers side by side"))
+    add_batching(parser.add_argument_group("batchers side by side"), _counts)
+    add_order(parser.add_argument_group("the order of work"))
     _add_output(parser.add_argument_group("output"))
     return parser
 
@@ -239,27 +226,6 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_batching(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--batching",
-        type=_batchers,
-        nargs="?",
-        const=_batchers(DEFAULT_BATCHERS),
-        default=(),
-        metavar="B,B",
-        help=f"compare batchers in front of one system ({DEFAULT_BATCHERS})",
-    )
-    add(
-        "--load-percent",
-        type=_counts,
-        default=(),
-        metavar="P,P",
-        help="with --batching: open loops at P %% of the capacity, which is measured first at the "
-        "highest --concurrency, instead of closed loops",
-    )
-
-
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
@@ -282,13 +248,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return number
-
-
-def _batchers(text: str) -> tuple[Specification, ...]:
-    try:
-        return parse_batchers(text)
-    except ValueError as unknown:
-        raise argparse.ArgumentTypeError(str(unknown)) from None
 
 
 def _counts(text: str) -> tuple[int, ...]:

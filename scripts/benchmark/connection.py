@@ -27,6 +27,8 @@ class Exchange:
     tokens: int = 0
     prompt_tokens: int = 0
     error: str | None = None
+    body: bytearray | None = None
+    """Set by whoever wants to keep the body of a stream; it is not kept otherwise."""
 
     def note_tokens(self, now_s: float, count: int) -> None:
         """``count`` token events came with one read of the socket, at ``now_s``."""
@@ -120,6 +122,8 @@ class HttpConnection(asyncio.Protocol):
         """httptools' callback, once per HTTP chunk."""
         if self._stream and self._status == 200:
             self._arrived += self._events.feed(body)
+            if self._exchange is not None and self._exchange.body is not None:
+                self._exchange.body += body
         else:
             self._body += body
 

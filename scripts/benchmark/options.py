@@ -8,6 +8,7 @@ from typing import Any
 
 from .arguments import make_parser
 from .batching.specification import Specification
+from .order.arguments import ROUNDS
 from .sse import Endpoint
 
 
@@ -41,6 +42,12 @@ class Options:
     match: tuple[str, ...]
     batching: tuple[Specification, ...]
     load_percent: tuple[int, ...]
+    virtual: str
+    order: str
+    settings: tuple[str, ...]
+    slots: int
+    long_tokens: int
+    metrics_url: str
     cost_model: bool
     json_path: Path | None
     plot_path: Path | None
@@ -54,23 +61,28 @@ def parse(arguments: Sequence[str]) -> Options:
         parser.error(
             "--serve starts the service and --url names a running one: give only one of them"
         )
-    if not (given["serve"] or given["url"] or given["against"]):
+    if not (_systems(given) or given["virtual"]):
         parser.error("nothing to measure: give --url, --serve or --against")
     if given["cost_model"] and (given["rate_per_s"] or not given["stream"]):
         parser.error("--cost-model needs streams in a closed loop")
     if given["batching"]:
         _check_batching(parser, given)
-    elif given["load_percent"]:
-        parser.error("--load-percent needs --batching")
+    elif given["load_percent"] or given["virtual"]:
+        parser.error(
+            f"{'--load-percent' if given['load_percent'] else '--virtual'} needs --batching"
+        )
+    if given["order"]:
+        _check_order(parser, given)
+    if given["settings"] and not given["serve"]:
+        parser.error("--set needs --serve: it is for the service that this command starts")
     given["rounds"] = given["rounds"] or (3 if given["against"] else 1)
-    for name in ("against", "root_pids", "match"):
+    for name in ("against", "root_pids", "match", "settings"):
         given[name] = tuple(dict.fromkeys(given[name]))
     return Options(**given)
 
 
 def _check_batching(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
-    systems = len(given["against"]) + bool(given["serve"]) + bool(given["url"])
-    if systems != 1:
+    if _systems(given) + bool(given["virtual"]) != 1:
         parser.error("--batching compares batchers in front of one system: give one")
     for name, value in (("--rate", "rate_per_s"), ("--requests", "requests")):
         if given[value]:
@@ -79,3 +91,20 @@ def _check_batching(parser: argparse.ArgumentParser, given: dict[str, Any]) -> N
         parser.error("--batching has no --cost-model")
     if not (given["stream"] and given["ignore_eos"]):
         parser.error("--batching needs streams of a known length")
+
+
+def _check_order(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
+    if _systems(given) != 1:
+        parser.error("--order measures one system: give one")
+    if given["batching"] or given["cost_model"] or given["requests"] or given["plot_path"]:
+        parser.error("--order has no --batching, --cost-model, --requests or --plot")
+    if not (given["stream"] and given["ignore_eos"]) or given["endpoint"] == "responses":
+        parser.error("--order needs streams of a known length, of chat or completions")
+    given["rounds"] = given["rounds"] or ROUNDS
+    if given["order"] == "long-among-short":
+        # First, so that one who sets it, too, gets slots that the long ones leave free.
+        given["settings"].insert(0, f"workers.max_running_requests={given['slots']}")
+
+
+def _systems(given: dict[str, Any]) -> int:
+    return len(given["against"]) + bool(given["serve"]) + bool(given["url"])

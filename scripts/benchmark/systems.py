@@ -38,6 +38,8 @@ class System:
     scope: Scope
     family: Family | None = None
     state_dir: Path | None = None
+    process_port: int = 0
+    """First port of the metrics pages of the service's processes; 0 if they have none."""
 
     def end(self) -> None:
         """End what the bench started, and nothing else."""
@@ -90,6 +92,11 @@ def start_own(options: Options, folder: Path) -> System:
         "--kept-logs",
         str(REPOSITORY / ".hermes" / "bench-logs"),
     ]  # the state folder does not stay
+    if options.order:
+        system.process_port = free_port()
+        command += ["--set", f"telemetry.process_port={system.process_port}"]
+    for setting in options.settings:
+        command += ["--set", setting]
     if options.model_path != TINY_MODEL:
         command += ["--model", options.model_path]
     try:

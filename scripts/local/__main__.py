@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scripts.local import environment, preflight, surroundings
+from scripts.local import assignments, environment, preflight, surroundings
 from scripts.local.environment import ROOT
 
 
@@ -70,6 +70,16 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="set a variable for the service's processes, such as VLLM_LOGGING_LEVEL=DEBUG or "
         "HTTPS_PROXY=…; from your environment they get PATH, HOME, CUDA_*, NVIDIA_*, HF_* and "
         "similar, and nothing meant for another Ray, vLLM or proxy",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        type=assignments.assignment,
+        help="change a setting (docs/settings.md), such as order.claim_ahead=2 or "
+        "engine.args.max_model_len=2048",
     )
     parser.add_argument(
         "--timeout-s",
@@ -222,6 +232,8 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
         args["workers"]["tensor_parallel_size"] = options.tensor_parallel_size
     if options.ingress_replicas:
         args["ingress"] = {"replicas": options.ingress_replicas}
+    for names, value in options.settings:
+        assignments.assign(args, names, value)
     return args
 
 

@@ -14,6 +14,7 @@ from scripts.benchmark.batching.hybrid import Hybrid
 from scripts.benchmark.batching.job import Job, mix
 from scripts.benchmark.batching.occupancy import Occupancy
 from scripts.benchmark.batching.specification import DEFAULT, parse
+from scripts.benchmark.batching.split import Split
 from scripts.benchmark.batching.tuned import LARGEST, LOOK_EVERY_S, SMALLEST, Tuned
 from scripts.benchmark.batching.window import Window
 
@@ -153,9 +154,26 @@ class TestHybrid:
         assert started[99] == 10, "the first slot that becomes free"
 
 
+class TestSplit:
+    def test_neither_kind_uses_the_slots_of_the_other(self) -> None:
+        split = Split(Window(3), Batches(4, 0.0, None))
+        for number in range(20):
+            split.add(_job(number, interactive=False))
+        assert [job.number for job in split.next(0.0)] == [0, 1, 2, 3]
+        split.add(_job(20))
+        assert [job.number for job in split.next(0.0)] == [20]
+        assert (split.waiting, split.slots) == (16, 7)
+
+    def test_a_batch_is_closed_and_a_window_is_not(self) -> None:
+        jobs = [_job(n, tokens=5 + 10 * n, interactive=False) for n in range(3)]
+        jobs += [_job(10 + n, tokens=5 + 10 * n) for n in range(3)]
+        started = _play(Split(Window(2), Batches(2, 0.5, None)), jobs)
+        assert started == {0: 0, 1: 0, 2: 15, 10: 0, 11: 0, 12: 5}
+
+
 MAKERS: list[tuple[str, Callable[[], Batcher]]] = [
     (one.name, lambda one=one: one.make(None))  # type: ignore[misc]
-    for one in parse(DEFAULT)
+    for one in parse(f"{DEFAULT},split:3/4/50/8192")
     if one.kind != "static"
 ]
 
@@ -186,8 +204,8 @@ def test_every_request_starts_once_and_within_the_slots(
 
 class TestSpecifications:
     def test_every_form_of_the_help_is_understood(self) -> None:
-        assert [one.kind for one in parse(DEFAULT)] == [
-            *("serial", "static", "dynamic", "async", "continuous", "tuned", "hybrid")
+        assert [one.kind for one in parse(f"{DEFAULT},split:16/32/50/8192")] == [
+            *("serial", "static", "dynamic", "async", "continuous", "tuned", "hybrid", "split")
         ]
 
     def test_a_dynamic_batch_has_size_wait_and_tokens(self) -> None:
@@ -204,7 +222,17 @@ class TestSpecifications:
 
     @pytest.mark.parametrize(
         "text",
-        ["static", "static:0", "dynamic:4", "async:4/5", "serial:1", "magic", "async:-1", ""],
+        [
+            "static",
+            "static:0",
+            "dynamic:4",
+            "async:4/5",
+            "serial:1",
+            "split:4",
+            "magic",
+            "async:-1",
+            "",
+        ],
     )
     def test_what_is_no_batcher_is_refused_with_the_forms(self, text: str) -> None:
         with pytest.raises(ValueError, match=r"is no batcher: serial, static:N"):

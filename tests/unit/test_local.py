@@ -145,6 +145,20 @@ def test_as_many_replicas_as_the_gpus_can_hold(
     assert "replicas" not in quickstart.changes(options(), "cpu", 0)["workers"]
 
 
+def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ingress-replicas", "3", "--set", "order.claim_ahead=2", "--set", "model.name=a=b"]
+    asked = options(*words, "--set", "engine.args.enforce_eager=false")
+    changed = quickstart.changes(asked, "cpu")
+    assert changed["order"] == {"claim_ahead": 2}
+    assert changed["engine"] == {"kind": "vllm", "args": {"enforce_eager": False}}
+    assert changed["model"] == {"name": "a=b"}
+    assert changed["ingress"] == {"replicas": 3}
+    for wrong in ("order.claim_ahead", "=2", "order..claim_ahead=2"):
+        with pytest.raises(SystemExit):
+            options("--set", wrong)
+        assert f"'{wrong}' is not NAME=VALUE" in capsys.readouterr().err
+
+
 def test_a_download_and_an_engines_words_are_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from serve_app.errors import SettingsError
+
+from ..errors import SystemFailed
 from ..options import Options
 from ..report import write_document
 from ..rounds import wanted_shape, warm_up
@@ -12,13 +15,26 @@ from . import table
 from .rounds import BatchRounds
 from .row import BatchRow
 from .summary import ratios
+from .virtual_rounds import VirtualRounds
 
 
 def compare(options: Options, arguments: Sequence[str], system: System) -> int:
     """Compare the batchers of ``options`` in front of ``system``; the command's exit status."""
     shape = wanted_shape(options, system)
     warm_up(options, system, shape)
-    rounds = BatchRounds(options, system, shape)
+    return _report(options, arguments, BatchRounds(options, system, shape))
+
+
+def compare_virtually(options: Options, arguments: Sequence[str]) -> int:
+    """The same in front of the model of an engine, in virtual time."""
+    try:
+        rounds = VirtualRounds(options)
+    except SettingsError as wrong:
+        raise SystemFailed(str(wrong)) from None
+    return _report(options, arguments, rounds)
+
+
+def _report(options: Options, arguments: Sequence[str], rounds: BatchRounds | VirtualRounds) -> int:
     print(table.heading(), flush=True)
     rows = rounds.take_turns(lambda row: print(table.line(row), flush=True))
     print(f"\n{table.summary(rows)}")

@@ -25,6 +25,21 @@ _SETTLE_TOKENS = 2
 _SETTLE_TRIES = 100
 
 
+def pressures(options: Options, capacity_per_s: float = 0.0) -> list[Pressure]:
+    """The loads that ``options`` ask for; those in percent are of ``capacity_per_s``."""
+    if not capacity_per_s:
+        return [_pressure(options, str(users), users, 0.0) for users in options.concurrency]
+    return [
+        _pressure(options, f"{percent} %", 0, capacity_per_s * percent / 100)
+        for percent in options.load_percent
+    ]
+
+
+def _pressure(options: Options, name: str, users: int, rate_per_s: float) -> Pressure:
+    seed = f"{options.seed}/{name}"
+    return Pressure(name, users, rate_per_s, options.duration_s, options.timeout_s, seed)
+
+
 class BatchRounds:
     """Measures the batchers of ``options`` against one endpoint."""
 
@@ -41,31 +56,17 @@ class BatchRounds:
         rows: list[BatchRow] = []
         if self._options.load_percent:
             self.capacity_per_s = self._measure_capacity()
-        for pressure in self._pressures():
+        for pressure in pressures(self._options, self.capacity_per_s):
             for number in range(1, self._options.rounds + 1):
                 for specification in self._options.batching:
                     rows.append(self._measure(specification, pressure, number))
                     report(rows[-1])
         return rows
 
-    def _pressures(self) -> list[Pressure]:
-        options = self._options
-        if not options.load_percent:
-            return [self._pressure(str(users), users, 0.0) for users in options.concurrency]
-        return [
-            self._pressure(f"{percent} %", 0, self.capacity_per_s * percent / 100)
-            for percent in options.load_percent
-        ]
-
-    def _pressure(self, name: str, users: int, rate_per_s: float) -> Pressure:
-        options = self._options
-        seed = f"{options.seed}/{name}"
-        return Pressure(name, users, rate_per_s, options.duration_s, options.timeout_s, seed)
-
     def _measure_capacity(self) -> float:
         (continuous,) = parse("continuous")
         users = max(self._options.concurrency)
-        pressure = self._pressure("capacity", users, 0.0)
+        pressure = _pressure(self._options, "capacity", users, 0.0)
         runs = [
             self._measure(continuous, pressure, number) for number in range(1, _CAPACITY_RUNS + 1)
         ]

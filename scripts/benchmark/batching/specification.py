@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .batcher import Batcher
 from .batches import Batches
 from .hybrid import Hybrid
+from .split import Split
 from .tuned import Tuned
 from .window import Window
 
@@ -20,6 +21,7 @@ _NUMBERS = {
     "continuous": (0,),
     "tuned": (0,),
     "hybrid": (0, 1),
+    "split": (4,),
 }
 _HYBRID_SLOTS = 64
 
@@ -51,6 +53,12 @@ def _dynamic(numbers: tuple[int, ...], _: int | None) -> Batcher:
     return Batches(size, wait_ms / 1e3, tokens)
 
 
+def _split(numbers: tuple[int, ...], _: int | None) -> Batcher:
+    window, *batches = numbers
+    size, wait_ms, tokens = batches
+    return Split(Window(window), Batches(size, wait_ms / 1e3, tokens))
+
+
 _MAKERS: dict[str, Callable[[tuple[int, ...], int | None], Batcher]] = {
     "serial": lambda *_: Window(1),
     "static": _static,
@@ -59,6 +67,7 @@ _MAKERS: dict[str, Callable[[tuple[int, ...], int | None], Batcher]] = {
     "continuous": lambda *_: Window(None),
     "tuned": lambda *_: Tuned(),
     "hybrid": lambda numbers, _: Hybrid(numbers[0] if numbers else _HYBRID_SLOTS),
+    "split": _split,
 }
 
 
@@ -79,6 +88,6 @@ def _parse_one(part: str) -> Specification:
     if len(numbers) not in _NUMBERS.get(kind, ()):
         raise ValueError(
             f"'{part}' is no batcher: serial, static:N, dynamic:N/wait_ms/tokens, async:N, "
-            "continuous, tuned, hybrid or hybrid:N"
+            "continuous, tuned, hybrid, hybrid:N or split:N/size/wait_ms/tokens"
         )
     return Specification(part, kind, numbers)

@@ -9,6 +9,7 @@ from .row import BatchRow
 Measure = Callable[[BatchRow], float]
 _CLOSED = ("static", "dynamic")
 _FIXED = ("async",)
+_MIXED = ("hybrid", "split")
 
 
 @dataclass(frozen=True)
@@ -85,27 +86,46 @@ def _per_round(
 
 
 def ratios(rows: Sequence[BatchRow]) -> list[BatchRatio]:
-    """Continuous against each, tuned against the best fixed window, and hybrid against the better
-    of closed batches and fixed windows; at every load.
+    """Continuous against each, tuned against the best fixed window, hybrid and split against the
+    better of closed batches and fixed windows, and split against the better of its two parts; at
+    every load.
     """
     names = batchers_of(rows)
     found: list[BatchRatio | None] = []
     for load in loads_of(rows):
         pairs = [("continuous", name) for name in names if name != "continuous"]
         pairs += [("tuned", best) for best in _best(rows, load, _FIXED)]
-        hybrids = [name for name in names if _kind(name) == "hybrid"]
+        hybrids = [name for name in names if _kind(name) in _MIXED]
         pairs += [
             (ours, best) for ours in hybrids for best in _best(rows, load, (*_CLOSED, *_FIXED))
         ]
-        found += [ratio(rows, load, *pair) for pair in pairs if pair[0] in names]
+        pairs += [
+            (ours, best)
+            for ours in names
+            for best in _best(rows, load, (*_CLOSED, *_FIXED), among=_parts(ours))
+        ]
+        found += [ratio(rows, load, *pair) for pair in dict.fromkeys(pairs) if pair[0] in names]
     return [one for one in found if one is not None]
 
 
-def _best(rows: Sequence[BatchRow], load: str, kinds: Sequence[str]) -> list[str]:
-    """The name of the batcher of these kinds with the highest median; empty if there is none."""
+def _best(
+    rows: Sequence[BatchRow], load: str, kinds: Sequence[str], among: Sequence[str] | None = None
+) -> list[str]:
+    """The name of the batcher of these kinds with the highest median, ``among`` these alone if they
+    are given; empty if there is none.
+    """
     names = [name for name in batchers_of(rows) if _kind(name) in kinds]
+    if among is not None:
+        names = [name for name in names if name in among]
     names.sort(key=lambda name: spread(rows, name, load, lambda row: row.tokens_per_s).median)
     return names[-1:]
+
+
+def _parts(name: str) -> list[str]:
+    """What a split batcher is made of; nothing for others."""
+    kind, _, numbers = name.partition(":")
+    window, _, batches = numbers.partition("/")
+    return [f"async:{window}", f"dynamic:{batches}"] if kind == "split" else []
 
 
 def _kind(name: str) -> str:

@@ -32,9 +32,9 @@ def line(row: BatchRow) -> str:
         f"{row.batcher:<20}{row.load:>9}{row.round:>6}{row.requests_per_s:>8.1f}"
         f"{row.tokens_per_s:>8.0f}{_pair(row.end_to_end, least):>24}"
         f"{_pair(row.interactive, least):>18}{_pair(row.batch, least):>18}{row.in_flight:>11.1f}"
-        f"{_percent(row.occupancy):>11}{_percent(row.kv_used):>7}{row.rss_mib:>9.0f}"
-        f"{row.cores:>7.2f}"
-        f"{_percent(row.loop_share):>7}{row.turns_per_s:>9.0f}{row.turn_us:>8.1f}"
+        f"{_percent(row.occupancy):>11}{_percent(row.kv_used):>7}{_number(row.rss_mib):>9}"
+        f"{_number(row.cores, 2):>7}"
+        f"{_percent(row.loop_share):>7}{row.turns_per_s:>9.0f}{_number(row.turn_us, 1):>8}"
         f"{row.unfinished:>11}{row.errors:>7}"
     )
     return "\n".join(
@@ -91,7 +91,8 @@ def _summary_line(rows: Sequence[BatchRow], name: str, load: str) -> str:
         f"| {load} | {name} | {requests:,.1f} | {tokens.median:,.0f} ({tokens.low:,.0f}–"
         f"{tokens.high:,.0f}) | {least}{p50:,.0f} | {least}{p99:,.0f} | {least}{quick50:,.0f} / "
         f"{least}{quick99:,.0f} | {in_flight:.1f} | {_percent(used)} | {_percent(kv_used)} | "
-        f"{rss:,.0f} | {cores:.2f} | {per_cpu:,.0f} | {_percent(loop)} | {turns:,.0f} |"
+        f"{_number(rss)} | {_number(cores, 2)} | {_number(per_cpu)} | "
+        f"{_percent(loop)} | {turns:,.0f} |"
     )
 
 
@@ -105,6 +106,11 @@ def _pair(latency: Latency, least: str) -> str:
 
 def _short(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _number(value: float, digits: int = 0) -> str:
+    """Of what virtual time does not know, a dash."""
+    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def _percent(value: float) -> str:

@@ -1,0 +1,229 @@
+"""`scripts/bench --order` against a small server: what is sent when, and what the rows say."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scripts.benchmark.connection import Exchange
+from scripts.benchmark.errors import SystemFailed
+from scripts.benchmark.load import Load
+from scripts.benchmark.measurement import Latency
+from scripts.benchmark.options import parse
+from scripts.benchmark.order.backlog import Backlog
+from scripts.benchmark.order.engine_page import EnginePage, Reading, parse_page
+from scripts.benchmark.order.figures import BacklogRow, ShortRow
+from scripts.benchmark.order.long_among_short import LongAmongShort, Turns
+from scripts.benchmark.order.long_answers import text_of
+from scripts.benchmark.order.table import (
+    backlog_line,
+    backlog_summary,
+    short_line,
+    short_summary,
+)
+from scripts.benchmark.prompts import RequestMaker, Shape
+
+_LONG_TOKENS = 40
+
+
+class _Engine:
+    """Streams as many tokens as were asked for, of which ``slots`` requests get some at a time, and
+    has vLLM's metrics page.
+    """
+
+    def __init__(self, slots: int, word: Callable[[int], str] = lambda _: "a") -> None:
+        self.begun: list[int] = []
+        """The lengths of the requests in the order of their first tokens."""
+        self._slots = asyncio.Semaphore(slots)
+        self._word = word
+        self._running = self._waiting = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    self._tell(writer, head.split()[1])
+                    continue
+                length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+                await self._answer(json.loads(await reader.readexactly(length)), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def _tell(self, writer: asyncio.StreamWriter, path: bytes) -> None:
+        """How many attempts a request took is the number at the end of its id."""
+        page = (
+            f'vllm:num_requests_running{{engine="0"}} {self._running}\n'
+            f'vllm:num_requests_waiting{{engine="0"}} {self._waiting}\n'
+            f"vllm:num_preemptions_total {len(self.begun)}\nvllm:kv_cache_usage_perc 0.5\n"
+        ).encode()
+        if path.startswith(b"/v1/requests/r"):
+            page = json.dumps({"attempts": int(path.rpartition(b"r")[2])}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(page), page))
+
+    async def _answer(self, body: dict[str, int], writer: asyncio.StreamWriter) -> None:
+        self._waiting += 1
+        async with self._slots:
+            self._waiting -= 1
+            self._running += 1
+            try:
+                await self._stream(body["max_tokens"], writer)
+            finally:
+                self._running -= 1
+
+    async def _stream(self, tokens: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        await asyncio.sleep(0.01 * tokens)  # a long one begins later than short ones that come now
+        self.begun.append(tokens)
+        word = self._word(len(self.begun))
+        name = f"chatcmpl-r{len(self.begun)}"
+        for left in range(tokens - 1, -1, -1):
+            await asyncio.sleep(0.002)
+            reason = None if left else "length"
+            choices = [{"delta": {"content": word}, "finish_reason": reason}]
+            _write(writer, {"id": name, "choices": choices})
+            await writer.drain()
+        _write(writer, {"choices": [], "usage": {"completion_tokens": tokens, "prompt_tokens": 5}})
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def _write(writer: asyncio.StreamWriter, event: dict[str, object]) -> None:
+    data = b"data: " + json.dumps(event).encode() + b"\n\n"
+    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+@asynccontextmanager
+async def _serving(engine: _Engine) -> AsyncIterator[str]:
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def _maker(url: str, max_tokens: int) -> RequestMaker:
+    return RequestMaker(f"{url}/v1", "k", Shape("chat/completions", "m", max_tokens, 10), 1)
+
+
+class TestEnginePage:
+    def test_the_values_of_all_engines_are_added(self) -> None:
+        page = (
+            'vllm:num_requests_running{engine="0"} 12.0\nvllm:num_requests_running{engine="1"} 1\n'
+            'vllm:num_requests_waiting{engine="0"} 3.0\n'
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25\nvllm:num_preemptions_total 7.0\n'
+        )
+        assert parse_page(page, 1.0) == Reading(1.0, 13.0, 3.0, 0.25, 7.0)
+
+    def test_a_page_without_an_engine_has_no_reading(self) -> None:
+        assert parse_page("hermes_requests 1\n", 1.0) is None
+        with pytest.raises(SystemFailed, match=r"http://127\.0\.0\.1:1/metrics"):
+            EnginePage(["http://127.0.0.1:1/metrics"])
+
+
+class TestBacklog:
+    def test_a_row_counts_what_ended_and_what_the_engine_did_between_its_readings(self) -> None:
+        readings = [Reading(float(at), 4.0, at, at / 10, 5.0 * at) for at in range(1, 4)]
+        ended = [Exchange(0.0, tokens=10) for _ in range(20)] + [Exchange(0.0, error="broken")]
+        row = BacklogRow.of(1, 32, readings, ended)
+        assert (row.requests, row.errors, row.tokens_per_s) == (20, 1, 100.0)
+        assert (row.engine_running_p50, row.engine_waiting_p50, row.held_back_p50) == (4, 2, 26)
+        assert row.engine_waiting_p99 == pytest.approx(2.98)
+        assert (row.preemptions, row.preemptions_per_request) == (10.0, 0.5)
+        assert row.kv_used_p50 == 0.2
+
+    def test_a_round_in_which_nothing_ended_has_no_preemptions_per_request(self) -> None:
+        row = BacklogRow.of(1, 1, [Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, 2)], [])
+        assert math.isnan(row.preemptions_per_request)
+        assert "nan" in backlog_line(row)
+
+    def test_as_many_requests_are_under_way_as_there_are_users_in_every_round(self) -> None:
+        rows, begun_before = asyncio.run(self._measure(slots=2, users=6))
+        assert [row.round for row in rows] == [1, 2]
+        for row in rows:
+            assert (row.engine_running_p50, row.engine_waiting_p50) == (2, 4)
+            assert (row.errors, row.held_back_p50) == (0, 0)
+            assert row.requests > 0
+        assert begun_before >= 6, "the ramp counts for no round"
+        assert "| waiting in the engine, median | 4 (4–4) |" in backlog_summary(rows)
+
+    async def _measure(self, slots: int, users: int) -> tuple[list[BacklogRow], float]:
+        """The rows, and how many requests had begun before the first."""
+        engine, begun_before, rows = _Engine(slots), 0.0, list[BacklogRow]()
+        async with _serving(engine) as url:
+            page = await asyncio.to_thread(EnginePage, [f"{url}/nothing", f"{url}/metrics"])
+            backlog = Backlog(_maker(url, 32), page, users, "seed", 60.0)
+            async for row in backlog.measure(rounds=2, duration_s=0.5):
+                # The small engine calls each beginning a preemption.
+                begun_before = begun_before or len(engine.begun) - row.preemptions
+                rows.append(row)
+        return rows, begun_before
+
+
+class TestLongAmongShort:
+    async def _measure(self, engine: _Engine) -> tuple[list[ShortRow], LongAmongShort]:
+        async with _serving(engine) as url:
+            load = Load(rate_per_s=50.0, requests=5, duration_s=0.5, timeout_s=60.0)
+            turns = Turns(f"{url}/v1", "k", slots=2, long_tokens=_LONG_TOKENS, rounds=2, load=load)
+            measured = LongAmongShort(_maker(url, 3), _maker(url, 3), turns)
+            return [row async for row in measured.measure()], measured
+
+    def test_short_ones_come_alone_and_after_every_long_one_has_begun(self) -> None:
+        engine = _Engine(slots=100)
+        rows, measured = asyncio.run(self._measure(engine))
+        assert [(row.round, row.beside_long) for row in rows] == [
+            *[(1, False), (1, True)],
+            *[(2, False), (2, True)],
+        ]
+        short, long = [3] * 5, [_LONG_TOKENS] * 2
+        assert engine.begun == [*long, *(short + long + short) * 2]
+        assert all(row.requests == 5 and row.errors == row.texts_differ == 0 for row in rows)
+        assert all(bool(row.long_s) == row.beside_long for row in rows)
+        assert [row.long_attempts for row in rows] == [[], [8, 9], [], [20, 21]]
+        text = short_summary(rows, measured.unbroken)
+        assert "| attempts of a long generation | 20–21, 8–9 |" in text
+        assert "| long texts that are not the unbroken one | 0 of 4 |" in text
+
+    def test_a_text_with_a_seam_is_found(self) -> None:
+        """The second of the long ones in the second round gets another text than before."""
+        seam = 2 + 5 + 2 + 5 + 5 + 2
+        engine = _Engine(slots=100, word=lambda number: "b" if number == seam else "a")
+        rows, measured = asyncio.run(self._measure(engine))
+        assert [row.texts_differ for row in rows] == [0, 0, 0, 1]
+        assert "1 of 4" in short_summary(rows, measured.unbroken)
+
+    def test_a_long_one_that_fails_is_told_and_its_text_differs(self) -> None:
+        row = ShortRow(1, True, 5, 0, Latency(1, 2), Latency(3, 4), 9.0, 1.0, ["HTTP 500"], 1)
+        assert "long: HTTP 500" in short_line(row)
+        assert short_line(row).splitlines()[0].split()[-2:] == ["–", "1"]
+
+    def test_text_and_finish_reason_come_from_the_chunks_of_chat_and_completions(self) -> None:
+        chat = b'id: 1\ndata: {"choices":[{"delta":{"role":"assistant"}}]}\n\n: ping\n\n'
+        chat += b'data: {"choices":[{"delta":{"content":"one "}}]}\n\n'
+        chat += b'data: {"choices":[{"delta":{"content":"two"},"finish_reason":"length"}]}\n\n'
+        assert text_of(chat + b"data: [DONE]\n\n") == ("one two", "length")
+        assert text_of(b'data: {"choices":[{"text":"one"}]}\n\n') == ("one", "")
+
+
+class TestCommandLine:
+    def test_slots_are_a_setting_of_the_service(self) -> None:
+        options = parse(["--serve", "--order", "long-among-short", "--set", "a.b=1"])
+        assert options.settings == ("workers.max_running_requests=4", "a.b=1")
+        assert options.rounds == 7
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--serve", "--against", "bare-vllm", "--order", "backlog"], "measures one system"),
+            (["--url", "http://h/v1", "--set", "a.b=1"], "--set needs --serve"),
+            (["--serve", "--order", "backlog", "--batching"], "has no --batching"),
+            (["--serve", "--order", "backlog", "--no-stream"], "streams of a known length"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(
+        self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            parse(words)
+        assert said in capsys.readouterr().err
