@@ -45,6 +45,14 @@ _INTERACTIVE, _BATCH = "interactive", "batch"
 _GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": _BATCH}
 
 
+def engine_priority(request_class: str) -> int:
+    """What vLLM's priority scheduling gets for a class: the least number goes first. The class of a
+    newer version counts as the default one.
+    """
+    known = request_class if request_class in CLASSES else DEFAULT_CLASS
+    return CLASSES.index(known)
+
+
 class ClassRules(NamedTuple):
     """How the classes share."""
 
