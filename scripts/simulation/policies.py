@@ -7,6 +7,7 @@ from typing import Any
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
 from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.policy.room import Room
 from serve_app.policy.running import Running
 from serve_app.request_queue.entry import QueueEntry
 
@@ -23,6 +24,7 @@ class ArrivalOrder:
     def __init__(self) -> None:
         self.capacity = 0
         self.running: dict[Running[QueueEntry], None] = {}
+        self.room = Room()
         self._waiting: list[QueueEntry] = []
 
     def __len__(self) -> int:
@@ -41,6 +43,9 @@ class ArrivalOrder:
         if self.full:
             return None
         return Claim(CLASSES, self.capacity - len(self.running), wait=not self._waiting)
+
+    def room_changed(self, *_: object) -> None:
+        """Memory is the engines' own concern."""
 
     def add(self, entry: QueueEntry) -> None:
         """A request has been claimed."""

@@ -1,0 +1,112 @@
+"""The room in the engines' memory: what running requests have reserved of it, and what fits. Pure.
+
+An engine keeps keys and values (KV) of every token of a running request. When its memory is full,
+it preempts: it forgets one request and computes it again later. So each request reserves what it
+will need, its prompt and the output that it probably writes (at most `max_tokens`, else the
+predicted 90th percentile), and starts when that fits into this ingress's share.
+
+Reserving that much leaves memory unused: few requests write as much, and none has written it from
+the beginning. How much more may be given out is learnt from the engines' reports: a little more
+while requests wait for room and the engines use less than they have, much less after a preemption.
+What is counted less is the outputs, and only when hardly anything is left of those, the prompts:
+those are needed at once and in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from serve_app.contract import EngineReport
+
+_USED = 0.93
+"""Share of its memory that an engine should use. What is free beyond that is needed until the next
+reading.
+"""
+_STEP = 0.005
+"""By how much the factor changes with each reading (twice a second), towards that share."""
+_FIRST_STEP = 0.01
+"""The same, until that share is used for the first time."""
+_LESS = 0.85
+"""By what the factor is multiplied after a preemption."""
+_CALM_READINGS = 8
+"""For so many readings after that it neither grows nor shrinks: what was started before still
+runs.
+"""
+_LEAST, _MOST = 0.5, 8.0
+_OUTPUTS = 4.0
+"""Up to this factor, outputs are counted as so many times less; beyond it, the room as more."""
+_ROUNDED_TOKENS = 16
+"""The last block of a sequence is half empty."""
+
+
+class Room:
+    """What one ingress may reserve of the engines' memory, in tokens, and has reserved."""
+
+    def __init__(self) -> None:
+        self.capacity_tokens = math.inf
+        """This ingress's share; no bound if an engine does not report its memory."""
+        self.longest_tokens = math.inf
+        """No request needs more: the engines' context."""
+        self.reserved_tokens = 0
+        self.factor = 1.0
+        """How much more is given out than fits for certain."""
+        self._preemptions: dict[str, int] = {}
+        self._calm = 0
+        self._step = _FIRST_STEP
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is any bound."""
+        return self.capacity_tokens < math.inf
+
+    def need(self, prompt_tokens: float, output_tokens: float) -> int:
+        """What a request reserves.
+
+        Args:
+            output_tokens: what it probably writes at most.
+        """
+        whole = prompt_tokens + output_tokens / min(max(1.0, self.factor), _OUTPUTS)
+        return math.ceil(min(whole + _ROUNDED_TOKENS, self.longest_tokens))
+
+    def fits(self, tokens: int) -> bool:
+        """Whether so much is free. A request that exceeds the share fits when nothing is reserved:
+        it fits into an engine, and would never start otherwise.
+        """
+        return self.reserved_tokens + tokens <= self._limit() or not self.reserved_tokens
+
+    def take(self, tokens: int) -> None:
+        """A request starts."""
+        self.reserved_tokens += tokens
+
+    def give_back(self, tokens: int) -> None:
+        """A request has ended."""
+        self.reserved_tokens -= tokens
+
+    def reported(self, engines: Sequence[EngineReport], short: bool) -> None:
+        """Learn from what the engines say.
+
+        Args:
+            engines: all that this ingress sends work to.
+            short: whether a request waits for room.
+        """
+        before = self._preemptions
+        self._preemptions = {one.name: one.preemptions for one in engines}
+        # An engine that was started again counts from 0.
+        if any(one.preemptions > before.get(one.name, one.preemptions) for one in engines):
+            self._step = _STEP
+            if self._calm <= 0:
+                self.factor = max(_LEAST, self.factor * _LESS)
+            self._calm = _CALM_READINGS
+            return
+        self._calm -= 1
+        kv_tokens = sum(one.kv_tokens for one in engines)
+        unused = sum(one.used_tokens for one in engines) < _USED * kv_tokens
+        if not unused:
+            self._step = _STEP
+            self.factor = max(_LEAST, self.factor - self._step)
+        elif short and self._calm <= 0:
+            self.factor = min(_MOST, self.factor + self._step)
+
+    def _limit(self) -> float:
+        return self.capacity_tokens * min(1.0, self.factor) * max(1.0, self.factor / _OUTPUTS)
