@@ -217,6 +217,24 @@ def _long_prompts(cluster: Cluster, seed: int) -> Plan:
     return Plan(cluster, [closed_loop(cluster.slots, kind, 300, f"{seed}/long")], 300)
 
 
+@preset(
+    "held-batch", "prompts of a third of an engine's KV always wait, beside urgent requests", 128
+)
+def _held_batch(cluster: Cluster, seed: int) -> Plan:
+    cluster = _short_of_memory(cluster, 300)
+    long = Kind(Lengths(3000, 1.1, 3400), Lengths(200, 1.5, 600), "batch", "long")
+    urgent = [replace(CHAT, request_class=name, name=name) for name in ("critical", "realtime")]
+    rate_per_s = 0.25 * capacity_per_s(cluster, CHAT)
+    sources = [
+        closed_loop(12, long, 300, f"{seed}/long"),
+        *(
+            open_loop(poisson(share * rate_per_s, 300, f"{seed}/{kind.name}"), kind, kind.name)
+            for share, kind in zip((0.1, 0.9), urgent, strict=True)
+        ),
+    ]
+    return Plan(cluster, sources, 300)
+
+
 @preset("conversations", "conversations with thinking in between; their beginning is in the cache")
 def _conversations(cluster: Cluster, seed: int) -> Plan:
     talk = Talk(Lengths(5, 1.6), Lengths(120, 2.0), Lengths(150, 1.8), 10.0, 3500, tenants=4)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from serve_app.contract import EngineReport
 
-_USED = 0.93
+_USED = 0.91
 """Share of its memory that an engine should use. What is free beyond that is needed until the next
 reading.
 """
