@@ -200,8 +200,13 @@ def _azure(cluster: Cluster, seed: int) -> Plan:
 
 
 def _short_of_memory(cluster: Cluster, blocks: int) -> Cluster:
-    """The same cluster, whose engines have so little KV that it is full before the slots are."""
-    return replace(cluster, engine=msgspec.structs.replace(cluster.engine, num_gpu_blocks=blocks))
+    """The same cluster, whose engines have so little KV that it is full before the slots are. They
+    go by priority, as workers have vLLM do.
+    """
+    engine = msgspec.structs.replace(
+        cluster.engine, num_gpu_blocks=blocks, priority_scheduling=True
+    )
+    return replace(cluster, engine=engine)
 
 
 @preset("kv-bound", "chats that always wait, on engines whose KV is full before their slots", 128)

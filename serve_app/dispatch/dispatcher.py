@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -128,13 +127,13 @@ class Dispatcher:
         engines = [one for one in members.engines if one.name in mine]
         order = self._scheduler
         if not self._kv_room or not engines or len(engines) < len(mine):
-            order.room_changed((), math.inf, math.inf)
+            order.room_changed((), 0, 0)
             return
         tokens = sum(one.kv_tokens for one in engines)
         uses = [in_tokens(one) for one in others]
         share = allowance(tokens, uses, waiting=len(order) > 0)
         order.ahead = order.ahead or hardly_any_elsewhere(tokens, uses, share)
-        order.room_changed(engines, share, max(one.max_model_len for one in engines))
+        order.room_changed(engines, share, sum(one.running for one in uses))
 
     async def _run(self) -> None:
         outage = Outage(log, "dispatcher: cannot claim")

@@ -131,16 +131,16 @@ class Scheduler(Generic[C]):
         return {name: (len(line), line.oldest_ms) for name, line in self.lines.items() if len(line)}
 
     def room_changed(
-        self, engines: Sequence[EngineReport], capacity_tokens: float, longest_tokens: float
+        self, engines: Sequence[EngineReport], share_tokens: float, others_tokens: int
     ) -> None:
         """The engines have reported.
 
         Args:
-            capacity_tokens: this ingress's share of their memory; `inf` without a bound.
-            longest_tokens: of one request.
+            engines: all of them; none if their memory is not to be considered.
+            share_tokens: what this ingress may reserve of their memory.
+            others_tokens: what other ingresses have reserved.
         """
-        self.room.capacity_tokens, self.room.longest_tokens = capacity_tokens, longest_tokens
-        self.room.reported(engines, self.overtaking.short)
+        self.room.reported(engines, share_tokens, others_tokens, self.overtaking.short)
         self._stuck = False
 
     def wanted(self) -> Claim | None:
@@ -152,17 +152,18 @@ class Scheduler(Generic[C]):
         if self.full or self._stuck or not self.claiming:
             return None
         free = self.capacity - len(self.running)
+        places = max(1, len(self.running)) if self.overtaking.short else self.capacity
         empty = not len(self)
         if empty and (free > max(1, self.capacity / 4) or not self.ahead):
             return Claim(CLASSES, min(math.ceil(free / len(CLASSES)), _AT_ONCE), wait=True)
         if not self.ahead:
             return None
-        ahead = math.ceil(self._rules.claim_ahead * self.capacity)
+        ahead = math.ceil(self._rules.claim_ahead * places)
         room = {name: ahead - len(line) for name, line in self.lines.items() if len(line) < ahead}
         if not room:
             return None
         # Little by little, so that several ingresses get similar parts of a sudden backlog.
-        of_each = min(min(room.values()), 2 * self.capacity, _AT_ONCE)
+        of_each = min(min(room.values()), 2 * places, _AT_ONCE)
         return Claim(tuple(room), of_each, wait=empty)
 
     def add(self, entry: C) -> None:

@@ -21,6 +21,7 @@ from serve_app.policy.waiting import Claimed, Waiting
 
 C = TypeVar("C", bound=Claimed)
 
+_URGENT = ("critical", "realtime")
 _PASSES = 1.0
 """With 2, the mean wait of long requests grows by half, and no more memory is used."""
 
@@ -34,6 +35,10 @@ class _Held(Generic[C]):
         self.since_ms = now_ms
         self.left_tokens = _PASSES * tokens
         """What others may still reserve before it."""
+
+    def overdue(self, waiting: Waiting[C], now_ms: int) -> bool:
+        """Whether it is this one, and has waited for long."""
+        return waiting is self.waiting and now_ms - self.since_ms >= 1000 * timings.ROOM_OVERDUE_S
 
     def lets_pass(self, other: Waiting[C], tokens: int, now_ms: int) -> bool:
         """Whether another request may start first."""
@@ -83,7 +88,7 @@ class Overtaking(Generic[C]):
         if self._starts(head, room, now_ms):
             return head
         tokens = room.need(head.prompt_tokens, head.output_tokens)
-        if chosen not in self._held and not room.fits(tokens):
+        if chosen not in self._held and not room.fits(tokens, chosen in _URGENT):
             self._held[chosen] = _Held(head, tokens, now_ms)
         for candidate in _others(head, lines, now_ms, soon_ms):
             if self._starts(candidate, room, now_ms):
@@ -101,7 +106,10 @@ class Overtaking(Generic[C]):
 
     def _starts(self, waiting: Waiting[C], room: Room, now_ms: int) -> bool:
         tokens = room.need(waiting.prompt_tokens, waiting.output_tokens)
-        return room.fits(tokens) and all(
+        urgent = waiting.entry.request_class in _URGENT
+        own = self._held.get(waiting.entry.request_class)
+        overdue = own is not None and own.overdue(waiting, now_ms)
+        return room.fits(tokens, urgent, overdue) and all(
             held.lets_pass(waiting, tokens, now_ms) for held in self._held.values()
         )
 

@@ -33,6 +33,8 @@ _CALM_READINGS = 8
 """For so many readings after that it neither grows nor shrinks: what was started before still
 runs.
 """
+_URGENT = 1 / 16
+"""Of all memory: so much more than fits may be reserved for urgent requests."""
 _LEAST, _MOST = 0.5, 8.0
 _OUTPUTS = 4.0
 """Up to this factor, outputs are counted as so many times less; beyond it, the room as more."""
@@ -44,9 +46,13 @@ class Room:
     """What one ingress may reserve of the engines' memory, in tokens, and has reserved."""
 
     def __init__(self) -> None:
-        self.capacity_tokens = math.inf
+        self.capacity_tokens: float = math.inf
         """This ingress's share; no bound if an engine does not report its memory."""
-        self.longest_tokens = math.inf
+        self.total_tokens: float = math.inf
+        """What all engines have."""
+        self.others_tokens = 0
+        """What other ingresses have reserved."""
+        self.longest_tokens: float = math.inf
         """No request needs more: the engines' context."""
         self.reserved_tokens = 0
         self.factor = 1.0
@@ -69,11 +75,26 @@ class Room:
         whole = prompt_tokens + output_tokens / min(max(1.0, self.factor), _OUTPUTS)
         return math.ceil(min(whole + _ROUNDED_TOKENS, self.longest_tokens))
 
-    def fits(self, tokens: int) -> bool:
-        """Whether so much is free. A request that exceeds the share fits when nothing is reserved:
-        it fits into an engine, and would never start otherwise.
+    def fits(self, tokens: int, urgent: bool = False, overdue: bool = False) -> bool:
+        """Whether so much is free.
+
+        Args:
+            urgent: whether the request may use what other ingresses leave free, and a little more:
+                what is running in this ingress may take long to end, and the engine knows better
+                which of all its requests ends first.
+            overdue: whether it has waited for room for long. A request that exceeds the share needs
+                room that others leave free, and they may never do.
         """
-        return self.reserved_tokens + tokens <= self._limit() or not self.reserved_tokens
+        limit = self._limit()
+        if self.reserved_tokens + tokens <= limit:
+            return True
+        left = self.total_tokens - self.others_tokens - self.reserved_tokens
+        if urgent:
+            return tokens <= left + _URGENT * self.total_tokens
+        if tokens <= limit:
+            return False
+        alone = not self.reserved_tokens and (overdue or not self.others_tokens)
+        return alone or tokens <= left
 
     def take(self, tokens: int) -> None:
         """A request starts."""
@@ -83,13 +104,22 @@ class Room:
         """A request has ended."""
         self.reserved_tokens -= tokens
 
-    def reported(self, engines: Sequence[EngineReport], short: bool) -> None:
+    def reported(
+        self, engines: Sequence[EngineReport], share_tokens: float, others_tokens: int, short: bool
+    ) -> None:
         """Learn from what the engines say.
 
         Args:
-            engines: all that this ingress sends work to.
+            engines: all that this ingress sends work to; none if there is no bound.
+            share_tokens: of their memory, for this ingress.
+            others_tokens: what other ingresses have reserved.
             short: whether a request waits for room.
         """
+        kv_tokens = sum(one.kv_tokens for one in engines)
+        self.capacity_tokens = share_tokens if engines else math.inf
+        self.total_tokens = kv_tokens if engines else math.inf
+        self.longest_tokens = max((one.max_model_len for one in engines), default=math.inf)
+        self.others_tokens = others_tokens
         before = self._preemptions
         self._preemptions = {one.name: one.preemptions for one in engines}
         # An engine that was started again counts from 0.
@@ -100,7 +130,6 @@ class Room:
             self._calm = _CALM_READINGS
             return
         self._calm -= 1
-        kv_tokens = sum(one.kv_tokens for one in engines)
         unused = sum(one.used_tokens for one in engines) < _USED * kv_tokens
         if not unused:
             self._step = _STEP
