@@ -91,14 +91,6 @@ ENDED_WITHIN_S = 300.0
 
 # -- request queue --------------------------------------------------------------------------------
 
-HELD_UP_S = 60.0
-"""For so long more urgent requests pass one that waits for room in the engines' memory. It is much
-longer than most answers take, so that few of what is urgent ever wait for a `batch` request.
-"""
-ROOM_OVERDUE_S = 10.0
-"""After so long a request that needs more room than its ingress's share starts when nothing else of
-its ingress runs, even if other ingresses leave it no room: the engine makes it wait then.
-"""
 CLAIM_BLOCK_MS = 1_000
 """How long a claim waits for the first entry. It is shorter than the time that a connection may be
 silent; otherwise an idle queue would look like a dead Redis.

@@ -118,7 +118,9 @@ class Dispatcher:
         self._divide_room(members, others)
         self._scheduler.claiming = not superseded
         if self._telemetry is not None:
-            self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
+            order = self._scheduler
+            self._telemetry.waiting(order.waiting(), self._clock.now_ms())
+            self._telemetry.room(order.room, order.overtaking.passes)
         self._changed.set()
 
     def _divide_room(self, members: Members, others: Sequence[IngressLease]) -> None:

@@ -9,11 +9,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Settled
 from serve_app.policy.prediction import Prediction
+from serve_app.policy.room import Room
 
 _TENANTS = 50
 OTHER_TENANTS = "@other"
 """All tenants beyond the first ones of a process; the names of tenants contain no `@`."""
 _TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
+
+_ROOM = {
+    "engines_tokens": "Tokens that fit into the KV caches of all engines; 0 if one does not say.",
+    "engines_used_tokens": "What running sequences occupy of them.",
+    "share_tokens": "What this ingress may reserve of them.",
+    "reserved_tokens": "What its running requests have reserved.",
+    "overcommit": "How much more than fits for certain is given out; it follows preemptions.",
+}
 
 
 class OrderTelemetry:
@@ -60,6 +69,16 @@ class OrderTelemetry:
             ["class"],
             registry=registry,
         )
+        self._room = {
+            name: Gauge(f"hermes_kv_{name}", about, registry=registry)
+            for name, about in _ROOM.items()
+        }
+        self._overtakings = Counter(
+            "hermes_overtakings",
+            "Requests that started before one whose turn it was and for which there was no room.",
+            registry=registry,
+        )
+        self._overtaken = 0
         self.waiting({}, 0)
         self._tenants: set[str] = set()
         self._promoted = 0
@@ -77,6 +96,21 @@ class OrderTelemetry:
             count, oldest_ms = lines.get(name, (0, now_ms))
             self._claimed_waiting.labels(name).set(count)
             self._claimed_oldest.labels(name).set(max(0.0, (now_ms - oldest_ms) / 1000))
+
+    def room(self, room: Room, passes: int) -> None:
+        """What this ingress may use of the engines' memory, and uses.
+
+        Args:
+            passes: overtakings since the process was started.
+        """
+        bounded = room.bounded
+        self._room["share_tokens"].set(room.capacity_tokens if bounded else 0)
+        self._room["reserved_tokens"].set(room.reserved_tokens)
+        self._room["engines_tokens"].set(room.total_tokens if bounded else 0)
+        self._room["engines_used_tokens"].set(room.used_tokens)
+        self._room["overcommit"].set(room.factor)
+        self._overtakings.inc(passes - self._overtaken)
+        self._overtaken = passes
 
     def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.

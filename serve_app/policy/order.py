@@ -198,7 +198,10 @@ class Scheduler(Generic[C]):
         head = self.lines[self.classes.choose(oldest_ms, now_ms)].next(now_ms, soon_ms)
         waiting = self.overtaking.choose(head, self.lines, self.room, now_ms, soon_ms)
         self._stuck = waiting is None
-        return None if waiting is None else self._start(waiting, now_ms)
+        if waiting is None:
+            return None
+        self.classes.starts(waiting.entry.request_class, oldest_ms)
+        return self._start(waiting, now_ms)
 
     def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
         """Start requests that were taken over while they ran, in order, whatever else runs."""

@@ -5,21 +5,35 @@ so that no memory is idle, but only until they have reserved `_PASSES` times wha
 what becomes free is kept for it. So it waits a bounded time, however many small ones come.
 
 A more urgent class is not held up by a less urgent one: `realtime` passes a waiting `batch` request
-without that bound, for at most `timings.HELD_UP_S`, and `critical` for ever.
+without that bound, for at most `held_up_s`, and `critical` for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from serve_app import timings
 from serve_app.policy.classes import CLASSES, CRITICAL
 from serve_app.policy.room import Room
 from serve_app.policy.tenants import TenantLines
 from serve_app.policy.waiting import Claimed, Waiting
 
 C = TypeVar("C", bound=Claimed)
+
+
+class Patience(NamedTuple):
+    """How long who waits for whom."""
+
+    held_up_s: float = 60.0
+    """For so long more urgent requests pass one that waits for room. It is much longer than most
+    answers take, so that few of what is urgent ever wait for a `batch` request.
+    """
+    overdue_s: float = 10.0
+    """After so long a request that needs more room than its ingress's share starts when nothing
+    else of its ingress runs, even if other ingresses leave it no room: the engine makes it wait
+    then.
+    """
+
 
 _URGENT = ("critical", "realtime")
 _PASSES = 1.0
@@ -29,8 +43,9 @@ _PASSES = 1.0
 class _Held(Generic[C]):
     """A request whose turn it is, and for which there is no room."""
 
-    def __init__(self, waiting: Waiting[C], tokens: int, now_ms: int) -> None:
+    def __init__(self, waiting: Waiting[C], tokens: int, now_ms: int, patience: Patience) -> None:
         self.waiting = waiting
+        self._patience = patience
         self.urgency = _urgency(waiting)
         self.since_ms = now_ms
         self.left_tokens = _PASSES * tokens
@@ -38,13 +53,16 @@ class _Held(Generic[C]):
 
     def overdue(self, waiting: Waiting[C], now_ms: int) -> bool:
         """Whether it is this one, and has waited for long."""
-        return waiting is self.waiting and now_ms - self.since_ms >= 1000 * timings.ROOM_OVERDUE_S
+        return waiting is self.waiting and now_ms - self.since_ms >= 1000 * self._patience.overdue_s
 
     def lets_pass(self, other: Waiting[C], tokens: int, now_ms: int) -> bool:
         """Whether another request may start first."""
         if other is self.waiting or other.entry.request_class == CRITICAL:
             return True
-        if _urgency(other) < self.urgency and now_ms - self.since_ms < 1000 * timings.HELD_UP_S:
+        if (
+            _urgency(other) < self.urgency
+            and now_ms - self.since_ms < 1000 * self._patience.held_up_s
+        ):
             return True
         return tokens <= self.left_tokens
 
@@ -54,7 +72,8 @@ class Overtaking(Generic[C]):
     of each class keeps its turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience = Patience()) -> None:
+        self._patience = patience
         self._held: dict[str, _Held[C]] = {}
         self.passes = 0
         """How often a request started before one whose turn it was."""
@@ -89,7 +108,7 @@ class Overtaking(Generic[C]):
             return head
         tokens = room.need(head.prompt_tokens, head.output_tokens)
         if chosen not in self._held and not room.fits(tokens, chosen in _URGENT):
-            self._held[chosen] = _Held(head, tokens, now_ms)
+            self._held[chosen] = _Held(head, tokens, now_ms, self._patience)
         for candidate in _others(head, lines, now_ms, soon_ms):
             if self._starts(candidate, room, now_ms):
                 return candidate

@@ -52,6 +52,8 @@ class Room:
         """What all engines have."""
         self.others_tokens = 0
         """What other ingresses have reserved."""
+        self.used_tokens = 0
+        """What running sequences occupy of it, by the engines' own count."""
         self.longest_tokens: float = math.inf
         """No request needs more: the engines' context."""
         self.reserved_tokens = 0
@@ -120,6 +122,7 @@ class Room:
         self.total_tokens = kv_tokens if engines else math.inf
         self.longest_tokens = max((one.max_model_len for one in engines), default=math.inf)
         self.others_tokens = others_tokens
+        self.used_tokens = sum(one.used_tokens for one in engines)
         before = self._preemptions
         self._preemptions = {one.name: one.preemptions for one in engines}
         # An engine that was started again counts from 0.
@@ -130,8 +133,7 @@ class Room:
             self._calm = _CALM_READINGS
             return
         self._calm -= 1
-        unused = sum(one.used_tokens for one in engines) < _USED * kv_tokens
-        if not unused:
+        if self.used_tokens >= _USED * kv_tokens:
             self._step = _STEP
             self.factor = max(_LEAST, self.factor - self._step)
         elif short and self._calm <= 0:
