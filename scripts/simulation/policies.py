@@ -137,7 +137,7 @@ POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
     "oracle": lambda records: _knowing(records, DEFAULT_RULES),
     "shortest": lambda records: _knowing(records, _SHORTEST),
 }
-"""`hermes` is what runs live; `window` is the adaptive window of one of the articles; `oracle` is the
-live one and knows every length; `shortest` also knows them, and never lets a long request go before
-a short one of its tenant.
+"""`hermes` is what runs live; `window` is the adaptive window of one of the articles; `oracle` is
+`hermes` with every length known; `shortest` also knows them, and never lets a long request go
+before a short one of its tenant.
 """

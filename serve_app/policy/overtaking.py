@@ -35,6 +35,7 @@ class Patience(NamedTuple):
     """
 
 
+PATIENCE = Patience()
 _URGENT = ("critical", "realtime")
 _PASSES = 1.0
 """With 2, the mean wait of long requests grows by half, and no more memory is used."""
@@ -72,7 +73,7 @@ class Overtaking(Generic[C]):
     of each class keeps its turn.
     """
 
-    def __init__(self, patience: Patience = Patience()) -> None:
+    def __init__(self, patience: Patience = PATIENCE) -> None:
         self._patience = patience
         self._held: dict[str, _Held[C]] = {}
         self.passes = 0
