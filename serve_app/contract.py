@@ -47,6 +47,8 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     STORAGE_FULL = "storage_full"
     TENANT_LIMIT = "tenant_limit"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    """OpenAI's word for what is longer than the model's context."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
     JOURNAL_LOST = "journal_lost"
@@ -107,6 +109,8 @@ class Written(NamedTuple):
     """Whether a worker has worked on it. A request that was cancelled while it waited has used
     nothing.
     """
+    prompt_tokens: int = 0
+    """What it has read, as the engine counted; 0 if that is not known."""
 
 
 class Answer(NamedTuple):
@@ -134,7 +138,7 @@ class Answer(NamedTuple):
     def decode(cls, text: Any) -> Answer:
         """Parse an answer; raises ValueError if its word is unknown."""
         written: tuple[Any, ...] | None = getattr(text, "written", None)
-        return cls(Outcome(text), None if written is None else Written(*written[:3]))
+        return cls(Outcome(text), None if written is None else Written(*written[:4]))
 
 
 Execute = Callable[[str, int, str, str], Awaitable[Answer]]
@@ -149,7 +153,7 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>`.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>|<reserved tokens>`.
     """
 
     name: str
@@ -160,12 +164,15 @@ class IngressLease(NamedTuple):
     """Requests that it has started and that use an engine, or will at once."""
     waiting: int | None = None
     """Requests that it has claimed and not started; None if an older version does not say."""
+    reserved_tokens: int | None = None
+    """Of the engines' KV cache, for what it runs; None if an older version does not say."""
 
     def encode(self) -> str:
         """The member of the sorted set."""
         words = [self.name, self.cluster, str(int(self.complete))]
         if self.waiting is not None:
             words += [str(self.running), str(self.waiting)]
+            words += [] if self.reserved_tokens is None else [str(self.reserved_tokens)]
         return "|".join(words)
 
     @classmethod
@@ -174,7 +181,8 @@ class IngressLease(NamedTuple):
         name, cluster, complete, *use = [*member.decode().split("|"), "", ""]
         if len(use) < 4:
             return cls(name, cluster, complete == "1")
-        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]))
+        reserved = int(use[2]) if use[2].isdigit() else None  # or of a later version
+        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), reserved)
 
 
 class WorkerLease(NamedTuple):
@@ -193,3 +201,36 @@ class WorkerLease(NamedTuple):
         """Parse a member; raises ValueError if it has no capacity or is not text."""
         name, _, capacity = member.decode().rpartition("|")
         return cls(name, int(capacity))
+
+
+class EngineReport(NamedTuple):
+    """What an engine has and uses, as it says itself; a member of `{ns}:engines`:
+    `<name>|<KV tokens>|<longest>|<used>|<running>|<waiting>|<preemptions>`.
+    """
+
+    name: str
+    """Of its worker's lease."""
+    kv_tokens: int
+    """Tokens whose keys and values fit into its cache."""
+    max_model_len: int
+    """Tokens of a prompt and its answer together."""
+    used_tokens: int = 0
+    """What running sequences occupy of the cache."""
+    running: int = 0
+    """Sequences in its batch."""
+    waiting: int = 0
+    """Sequences that it has taken and not begun, or begun and preempted."""
+    preemptions: int = 0
+    """How often it had to forget what a sequence had computed, since it was started."""
+
+    def encode(self) -> str:
+        """The member of the sorted set."""
+        return "|".join(map(str, self))
+
+    @classmethod
+    def decode(cls, member: bytes) -> EngineReport:
+        """Parse a member; raises ValueError if it lacks a number or is not text."""
+        name, *numbers = member.decode().split("|")
+        if len(numbers) < 6:
+            raise ValueError(f"a report with {len(numbers)} numbers")
+        return cls(name, *map(int, numbers[:6]))

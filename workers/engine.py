@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from serve_app.clock import SYSTEM, Clock
+from serve_app.contract import EngineReport
 from serve_app.journal.facts import RequestLine
 from workers.recorder import Recorder
 
@@ -32,6 +33,11 @@ class Progress:
     def ended(self) -> None:
         """The generation no longer waits."""
         self._generating -= 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether no generation waits for the engine."""
+        return not self._generating
 
     def stepped(self) -> None:
         """The engine has made a step."""
@@ -82,6 +88,14 @@ class Engine(Protocol):
     @property
     def fingerprint(self) -> str:
         """What must be equal in two engines so that one can continue what the other began."""
+        ...
+
+    def report(self, name: str) -> EngineReport | None:
+        """What its memory holds and how much of that is used; None of an engine that has none.
+
+        Args:
+            name: of its worker's lease.
+        """
         ...
 
     async def check_health(self) -> None:

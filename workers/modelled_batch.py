@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from serve_app.clock import SYSTEM
+from serve_app.contract import EngineReport
 from workers.engine_model.model import EngineModel
 from workers.engine_model.parameters import EngineParameters
 from workers.engine_model.sequence import Sequence
@@ -45,6 +46,10 @@ class ModelledBatch:
     def room(self, prompt: bytes) -> int:
         """How many tokens can follow a prompt; below 1 if it is too long."""
         return self._model.parameters.longest() - _tokens(prompt)
+
+    def report(self, name: str) -> EngineReport:
+        """What the engine's memory holds, see `Engine.report`."""
+        return self._model.report(name)
 
     def join(self, prompt: bytes, already: int, limit: int) -> Running:
         """A request begins to compute.

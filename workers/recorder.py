@@ -59,6 +59,7 @@ class Recorder:
         "head",
         "lost",
         "output_tokens",
+        "prompt_tokens",
         "recorded",
     )
 
@@ -77,7 +78,7 @@ class Recorder:
         self.recorded = recorded or Recorded()
         self.head: Head | None = None
         self.first_output_ms: int | None = None
-        self.output_tokens = 0
+        self.output_tokens = self.prompt_tokens = 0
         self._attempt = attempt
         self._facts = facts
         self._opened = opened
@@ -106,6 +107,11 @@ class Recorder:
         return self._facts.tenant
 
     @property
+    def request_class(self) -> str:
+        """One of `CLASSES`; a newer version may have others."""
+        return self._facts.request_class
+
+    @property
     def created_s(self) -> float:
         """The response's creation time in Unix seconds: the admission time, which is the same in
         every attempt.
@@ -116,7 +122,8 @@ class Recorder:
     def written(self) -> Written:
         """What the request has written so far."""
         whole = self.completed and self.first_output_ms is not None
-        return Written(self.output_tokens, whole)
+        several = self._generations > 1  # the prompt that was counted is one of them
+        return Written(self.output_tokens, whole, True, 0 if several else self.prompt_tokens)
 
     def next_value(self) -> bytes:
         """A deterministic replacement for a random value, the same in every attempt."""
@@ -184,6 +191,7 @@ class Recorder:
                     (self.first_output_ms - self._facts.admitted_ms) / 1000,
                 )
             self._telemetry.prompt(prompt_tokens)
+            self.prompt_tokens = prompt_tokens
         else:
             cached_tokens = None
         self._recording = True

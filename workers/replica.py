@@ -53,7 +53,9 @@ class WorkerReplica:
 
     async def join(self) -> None:
         """Take a lease, so that dispatchers count this replica's capacity, and watch the engine."""
-        await self._membership.join_as_worker(self._name, self._capacity)
+        await self._membership.join_as_worker(
+            self._name, self._capacity, lambda: self._engine.report(self._name)
+        )
         self._watching = self._loops.keep("engine-health", self._health.watch)
         self._telemetry.engine_slots(self._capacity)
 

@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
 from workers.continuation import Continuation, obstacle
 from workers.engine import Progress
@@ -27,11 +28,16 @@ from workers.replay import CannotContinue
 
 
 class RecordingClient:
-    """Delegates all of `EngineClient` to the engine, and records what `generate` yields."""
+    """Delegates all of `EngineClient` to the engine, and records what `generate` yields.
 
-    def __init__(self, engine: EngineClient, progress: Progress) -> None:
+    Args:
+        by_priority: whether the engine's scheduler goes by priorities; vLLM refuses them otherwise.
+    """
+
+    def __init__(self, engine: EngineClient, progress: Progress, by_priority: bool = False) -> None:
         self._engine = engine
         self._progress = progress
+        self._by_priority = by_priority
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -46,6 +52,7 @@ class RecordingClient:
             if recorder is None:
                 outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
             else:
+                options = self._prioritised(recorder, options)
                 outputs = self._recorded(recorder, prompt, sampling_params, request_id, options)
             async with aclosing(outputs):
                 async for output in outputs:
@@ -62,10 +69,19 @@ class RecordingClient:
         recorder = current.get()
         if recorder is not None:
             prompt = _salted(prompt, recorder.tenant)
+            options = self._prioritised(recorder, options)
         outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
+
+    def _prioritised(self, recorder: Recorder, options: dict[str, Any]) -> dict[str, Any]:
+        """Options with the priority of the request's class. The journal holds the class, so every
+        attempt has the same.
+        """
+        if not self._by_priority:
+            return options
+        return {**options, "priority": engine_priority(recorder.request_class)}
 
     async def _recorded(
         self,

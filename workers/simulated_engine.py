@@ -22,7 +22,7 @@ import msgspec
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
-from serve_app.contract import Reason
+from serve_app.contract import EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
@@ -105,6 +105,10 @@ class SimulatedEngine:
         """Stop stepping."""
         if self._steps is not None:
             self._steps.cancel()
+
+    def report(self, name: str) -> EngineReport | None:
+        """Of the engine model; None of fixed rates, which know no memory."""
+        return None if self._modelled is None else self._modelled.report(name)
 
     async def check_health(self) -> None:
         """Raise once a fault has made the engine fail or hang."""

@@ -34,6 +34,7 @@ def engine_arguments(settings: Settings) -> Namespace:
         "served_model_name": [settings.model.name],
         "tensor_parallel_size": settings.workers.tensor_parallel_size,
         "max_num_seqs": settings.workers.max_running_requests,
+        "scheduling_policy": "priority",
         "disable_uvicorn_access_log": True,
         "max_logprobs": settings.limits.max_logprobs,
         "allowed_media_domains": settings.limits.media_domains or [_NO_DOMAIN],

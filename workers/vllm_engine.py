@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import Reason
+from serve_app.contract import EngineReport, Reason
 from serve_app.errors import SettingsError, error_body
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
 from workers import asgi
 from workers.engine import EngineFailed, Progress
+from workers.engine_usage import EngineUsage
 from workers.recorder import Recorder
 from workers.vllm_arguments import engine_arguments
 
@@ -61,6 +62,7 @@ class VllmEngine:
         self._tasks = ""
         self._engine: Any = None
         self._progress = Progress()
+        self._usage = EngineUsage()
 
     @property
     def fingerprint(self) -> str:
@@ -88,9 +90,11 @@ class VllmEngine:
         self._engine = AsyncLLM.from_engine_args(
             engine_args,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[_step_logger(self._progress)],
+            stat_loggers=[_step_logger(self._progress, self._usage)],
         )
-        client: Any = RecordingClient(self._engine, self._progress)
+        client: Any = RecordingClient(
+            self._engine, self._progress, by_priority=args.scheduling_policy == "priority"
+        )
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks and self._settings.limits.max_logprobs:
             await warm_up(self._engine)
@@ -138,6 +142,12 @@ class VllmEngine:
             recorder.fail()
             raise EngineFailed("the engine failed while answering")
 
+    def report(self, name: str) -> EngineReport | None:
+        """As vLLM's statistics say; None before it has started."""
+        if self._app is None:
+            return None
+        return self._usage.report(name, self._engine.vllm_config, self._progress.idle)
+
     async def check_health(self) -> None:
         """Raise vLLM's `EngineDeadError` if an engine process has died, or `EngineFailed` if it
         makes no steps.
@@ -168,16 +178,17 @@ def _set_environment(settings: Settings) -> None:
         os.environ.setdefault("OTEL_SERVICE_NAME", "hermes-engine")
 
 
-def _step_logger(progress: Progress) -> Any:
+def _step_logger(progress: Progress, usage: EngineUsage) -> Any:
     """A vLLM stat logger, called after every step of the engine core."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class StepLogger(StatLoggerBase):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            pass
+            self._rank = engine_index
 
-        def record(self, *_: Any, **__: Any) -> None:
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             progress.stepped()
+            usage.stepped(self._rank, scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from serve_app.contract import EngineReport
 from workers.engine_model.model import EngineModel
 from workers.engine_model.parameters import EngineParameters
 from workers.engine_model.sequence import Sequence
@@ -61,6 +62,10 @@ class VirtualEngine:
         """vLLM's names; counters include what was before a fault."""
         now = self.model.metrics()
         return {name: value + self.gone.get(name, 0.0) for name, value in now.items()}
+
+    def report(self) -> EngineReport:
+        """What it says of itself, as the worker's lease would carry it."""
+        return self.model.report(self.name)
 
     async def run(self, sequence: Sequence, on_first_token: Callable[[], None]) -> None:
         """Generate all tokens of a sequence.

@@ -7,6 +7,7 @@ from typing import Any
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
 from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.policy.room import Room
 from serve_app.policy.running import Running
 from serve_app.request_queue.entry import QueueEntry
 
@@ -23,6 +24,7 @@ class ArrivalOrder:
     def __init__(self) -> None:
         self.capacity = 0
         self.running: dict[Running[QueueEntry], None] = {}
+        self.room = Room()
         self._waiting: list[QueueEntry] = []
 
     def __len__(self) -> int:
@@ -41,6 +43,9 @@ class ArrivalOrder:
         if self.full:
             return None
         return Claim(CLASSES, self.capacity - len(self.running), wait=not self._waiting)
+
+    def room_changed(self, *_: object) -> None:
+        """Memory is the engines' own concern."""
 
     def add(self, entry: QueueEntry) -> None:
         """A request has been claimed."""
@@ -64,6 +69,43 @@ class ArrivalOrder:
         running = Running(entry, Prediction(0.0, 0.0, 0.0), 0.0, now_ms)
         self.running[running] = None
         return running
+
+
+class AdaptiveWindow(ArrivalOrder):
+    """First come, first served, with a window of so many requests at a time: it doubles from 8 to
+    64 while more than 0.7 of it is used, and is halved while less than 0.5 is.
+    """
+
+    _LEAST, _MOST = 8, 64
+    _LOOKS_EVERY_MS = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = self._LEAST
+        self._looked_ms = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether no request may start before another has ended, or the window has grown."""
+        return len(self.running) >= min(self.window, self.capacity)
+
+    def wanted(self) -> Claim | None:
+        """As many as the window has places left."""
+        if self.full:
+            return None
+        free = min(self.window, self.capacity) - len(self.running)
+        return Claim(CLASSES, free, wait=not self._waiting)
+
+    def next(self, now_ms: int) -> Running[QueueEntry] | None:
+        """The oldest, if the window has a place."""
+        if now_ms - self._looked_ms >= self._LOOKS_EVERY_MS:
+            self._looked_ms = now_ms
+            load = len(self.running) / self.window
+            if load > 0.7:
+                self.window = min(2 * self.window, self._MOST)
+            elif load < 0.5:
+                self.window = max(self.window // 2, self._LEAST)
+        return super().next(now_ms)
 
 
 class KnownLengths(Lengths):
@@ -91,9 +133,11 @@ _SHORTEST = DEFAULT_RULES._replace(short_first_ms_per_token=_WITHOUT_AGEING, cla
 POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
     "hermes": lambda _: Scheduler(),
     "fcfs": lambda _: ArrivalOrder(),
+    "window": lambda _: AdaptiveWindow(),
     "oracle": lambda records: _knowing(records, DEFAULT_RULES),
     "shortest": lambda records: _knowing(records, _SHORTEST),
 }
-"""`hermes` is what runs live; `oracle` is the same with every length known; `shortest` also knows
-them, and never lets a long request go before a short one of its tenant.
+"""`hermes` is what runs live; `window` is the adaptive window of one of the articles; `oracle` is
+`hermes` with every length known; `shortest` also knows them, and never lets a long request go
+before a short one of its tenant.
 """

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import NamedTuple
 
+import msgspec
+
 from . import traces
 from .engines import load_engine
 from .figures import Slo
@@ -195,6 +197,47 @@ def _azure(cluster: Cluster, seed: int) -> Plan:
     timed = traces.azure_part(seed, 3000, cluster.engine.longest())
     speed = speed_for(timed, cluster, 0.9)
     return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in timed))])
+
+
+def _short_of_memory(cluster: Cluster, blocks: int) -> Cluster:
+    """The same cluster, whose engines have so little KV that it is full before the slots are. They
+    go by priority, as workers have vLLM do.
+    """
+    engine = msgspec.structs.replace(
+        cluster.engine, num_gpu_blocks=blocks, priority_scheduling=True
+    )
+    return replace(cluster, engine=engine)
+
+
+@preset("kv-bound", "chats that always wait, on engines whose KV is full before their slots", 128)
+def _kv_bound(cluster: Cluster, seed: int) -> Plan:
+    cluster = _short_of_memory(cluster, 900)
+    return Plan(cluster, [closed_loop(2 * cluster.slots, CHAT, 240, f"{seed}/chat")], 240)
+
+
+@preset("long-prompts", "prompts that share nothing and always wait; `kv-bound` engines", 128)
+def _long_prompts(cluster: Cluster, seed: int) -> Plan:
+    cluster = _short_of_memory(cluster, 1200)
+    kind = Kind(Lengths(1200, 1.6, 3000), Lengths(80, 2.0, 600), name="long")
+    return Plan(cluster, [closed_loop(cluster.slots, kind, 300, f"{seed}/long")], 300)
+
+
+@preset(
+    "held-batch", "prompts of a third of an engine's KV always wait, beside urgent requests", 128
+)
+def _held_batch(cluster: Cluster, seed: int) -> Plan:
+    cluster = _short_of_memory(cluster, 300)
+    long = Kind(Lengths(3000, 1.1, 3400), Lengths(200, 1.5, 600), "batch", "long")
+    urgent = [replace(CHAT, request_class=name, name=name) for name in ("critical", "realtime")]
+    rate_per_s = 0.25 * capacity_per_s(cluster, CHAT)
+    sources = [
+        closed_loop(12, long, 300, f"{seed}/long"),
+        *(
+            open_loop(poisson(share * rate_per_s, 300, f"{seed}/{kind.name}"), kind, kind.name)
+            for share, kind in zip((0.1, 0.9), urgent, strict=True)
+        ),
+    ]
+    return Plan(cluster, sources, 300)
 
 
 @preset("conversations", "conversations with thinking in between; their beginning is in the cache")

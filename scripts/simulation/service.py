@@ -120,7 +120,7 @@ class _Ingress:
             await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, refused))
             self.waits.over(entry.key)
         self._service.ended(record)
-        return Written(record.tokens)
+        return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
 
     async def _attempt(self, entry: QueueEntry, record: Record) -> bool:
         """Returns whether the request has all of its tokens."""
@@ -291,6 +291,7 @@ class VirtualService:
         workers = tuple(
             WorkerLease(name, self.cluster.max_running_requests) for name in sorted(self._leased)
         )
+        reports = tuple(self._by_name[name].report() for name in sorted(self._leased))
         for ingress in self._ingresses:
             ingress.replicas.serving(sorted(self._leased))
-            ingress.dispatcher.on_members(Members(leases, workers, trusted=True))
+            ingress.dispatcher.on_members(Members(leases, workers, trusted=True, engines=reports))

@@ -2,7 +2,8 @@
 
 The sorted sets `{ns}:ingresses` and `{ns}:workers` have `IngressLease` and `WorkerLease` as
 members. The score is the end of the lease in milliseconds by Redis's clock, because nodes' clocks
-may differ.
+may differ. With its lease a worker renews in `{ns}:engines` what its engine reports
+(`EngineReport`), in the same round trip.
 
 During an upgrade without downtime two Ray clusters share the namespace. Their names sort by start
 time. Once the newer cluster is complete, the older one claims nothing more and only finishes its
@@ -14,22 +15,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members, Trust
-from serve_app.contract import IngressLease, WorkerLease
+from serve_app.contract import EngineReport, IngressLease, WorkerLease
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops
 from serve_app.redis.client import redis_call
-from serve_app.redis.keyspace import ingresses_key, workers_key
+from serve_app.redis.keyspace import engines_key, ingresses_key, workers_key
 
 log = logging.getLogger("hermes.membership")
 
-T = TypeVar("T", IngressLease, WorkerLease)
+T = TypeVar("T", IngressLease, WorkerLease, EngineReport)
 
 
 class Membership:
@@ -50,11 +53,13 @@ class Membership:
         self._loops = loops or Loops()
         self._ingresses = ingresses_key(namespace)
         self._workers = workers_key(namespace)
+        self._engines = engines_key(namespace)
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
         self._key = ""
         self._member: Callable[[], str] = str
-        self._held = ""
+        self._held = self._told = ""
+        self._report: Callable[[], EngineReport | None] = lambda: None
         self.members = Members()
         self.reachable = False
         self._trust = Trust()
@@ -63,8 +68,14 @@ class Membership:
         """Acquire and keep the lease of an ingress; `lease` is called at every renewal."""
         await self._join(self._ingresses, lambda: lease().encode())
 
-    async def join_as_worker(self, replica: str, capacity: int) -> None:
-        """Acquire and keep the lease of a worker."""
+    async def join_as_worker(
+        self,
+        replica: str,
+        capacity: int,
+        report: Callable[[], EngineReport | None] = lambda: None,
+    ) -> None:
+        """Acquire and keep the lease of a worker; `report` is called at every renewal."""
+        self._report = report
         await self._join(self._workers, WorkerLease(replica, capacity).encode)
 
     async def _join(self, key: str, member: Callable[[], str]) -> None:
@@ -79,6 +90,8 @@ class Membership:
         if self._held:
             try:
                 await redis_call(lambda: self._redis.zrem(self._key, self._held))
+                if self._told:
+                    await redis_call(lambda: self._redis.zrem(self._engines, self._told))
             except RedisUnavailable as error:
                 log.warning("membership: cannot delete the lease, it will expire: %s", error)
 
@@ -90,6 +103,7 @@ class Membership:
     async def _renew(self) -> None:
         began_s = self._clock.local.monotonic_s()
         before, self._held = self._held, self._member()
+        report = self._report()
         try:
             now_ms = await self._redis_ms()
             asked_s = self._clock.local.monotonic_s()
@@ -99,26 +113,35 @@ class Membership:
             if before not in ("", self._held):
                 pipeline.zrem(self._key, before)
             pipeline.zremrangebyscore(self._key, "-inf", now_ms)
+            if report is not None:
+                self._tell_engine(pipeline, report.encode(), now_ms)
             pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
             pipeline.zrangebyscore(self._workers, now_ms, "+inf")
-            clock, *_, ingresses, workers = await redis_call(lambda: pipeline.execute())
+            pipeline.zrangebyscore(self._engines, now_ms, "+inf")
+            clock, *_, ingresses, workers, engines = await redis_call(lambda: pipeline.execute())
         except RedisUnavailable as error:
             if self.reachable:
                 log.warning("membership: %s", error)
             self.reachable = False
             self._trust.failed()
-            self._tell(Members(self.members.ingresses, self.members.workers, trusted=False))
+            self._tell(replace(self.members, trusted=False, lately=frozenset()))
             return
         self.reachable = True
         self._clock.told(clock, asked_s)
-        self._tell(
-            self._trust.judged(
-                began_s,
-                self._clock.local.monotonic_s(),
-                _decoded(IngressLease.decode, ingresses),
-                _decoded(WorkerLease.decode, workers),
-            )
+        judged = self._trust.judged(
+            began_s,
+            self._clock.local.monotonic_s(),
+            _decoded(IngressLease.decode, ingresses),
+            _decoded(WorkerLease.decode, workers),
         )
+        self._tell(replace(judged, engines=_decoded(EngineReport.decode, engines)))
+
+    def _tell_engine(self, pipeline: Pipeline, report: str, now_ms: int) -> None:
+        before, self._told = self._told, report
+        pipeline.zadd(self._engines, {report: now_ms + timings.LEASE_MS})
+        if before not in ("", report):
+            pipeline.zrem(self._engines, before)
+        pipeline.zremrangebyscore(self._engines, "-inf", now_ms)
 
     async def _redis_ms(self) -> int:
         if not self._clock.known:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from serve_app import timings
-from serve_app.contract import IngressLease, WorkerLease
+from serve_app.contract import EngineReport, IngressLease, WorkerLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Members:
     """
     lately: frozenset[str] = frozenset()
     """Processes that are missing now, but had a lease a moment ago, while readings are slow."""
+    engines: tuple[EngineReport, ...] = ()
+    """What the workers' engines say; a worker of an older version says nothing."""
 
     @property
     def living(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.policy.capacity import allowance, hardly_any_elsewhere
+from serve_app.policy.capacity import allowance, hardly_any_elsewhere, in_tokens
 from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
 from serve_app.policy.running import Running
 from serve_app.request_queue.abandoned import AbandonedClaims
@@ -58,6 +58,7 @@ class Dispatcher:
         self._loops = loops or Loops()
         self._telemetry = telemetry
         self._superseded = False
+        self._kv_room = rules.kv_room
         self._attending: set[asyncio.Task[Written | None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
         self._changed = asyncio.Event()
@@ -76,7 +77,8 @@ class Dispatcher:
         """
         running = len(self._scheduler.running) - self._attempts.waits.without_engine()
         waiting = len(self._scheduler)
-        return IngressLease(self._name, self._cluster, complete, running, waiting)
+        reserved = self._scheduler.room.reserved_tokens
+        return IngressLease(self._name, self._cluster, complete, running, waiting, reserved)
 
     async def start(self) -> None:
         """Start claiming."""
@@ -113,11 +115,26 @@ class Dispatcher:
         mine = allowance(capacity, others, waiting=len(self._scheduler) > 0)
         self._scheduler.capacity = mine
         self._scheduler.ahead = hardly_any_elsewhere(capacity, others, mine)
+        self._divide_room(members, others)
         self._scheduler.claiming = not superseded
         if self._telemetry is not None:
             self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
             self._telemetry.order(self._scheduler)
         self._changed.set()
+
+    def _divide_room(self, members: Members, others: Sequence[IngressLease]) -> None:
+        """Divide the engines' memory, if all of them report it."""
+        mine = self._replicas.mine(members.workers)
+        engines = [one for one in members.engines if one.name in mine]
+        order = self._scheduler
+        if not self._kv_room or not engines or len(engines) < len(mine):
+            order.room_changed((), 0, 0)
+            return
+        tokens = sum(one.kv_tokens for one in engines)
+        uses = [in_tokens(one) for one in others]
+        share = allowance(tokens, uses, waiting=len(order) > 0)
+        order.ahead = order.ahead or hardly_any_elsewhere(tokens, uses, share)
+        order.room_changed(engines, share, sum(one.running for one in uses))
 
     async def _run(self) -> None:
         outage = Outage(log, "dispatcher: cannot claim")

@@ -11,9 +11,18 @@ from serve_app.observability.prediction_metrics import PredictionTelemetry
 from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Scheduler, Settled
+from serve_app.policy.room import Room
 from serve_app.policy.running import Running
 
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+_ROOM = {
+    "engines_tokens": "Tokens that fit into the KV caches of all engines; 0 if one does not say.",
+    "engines_used_tokens": "What running sequences occupy of them.",
+    "share_tokens": "What this ingress may reserve of them.",
+    "reserved_tokens": "What its running requests have reserved.",
+    "overcommit": "How much more than fits for certain is given out; it follows preemptions.",
+}
 
 
 class OrderTelemetry:
@@ -55,6 +64,16 @@ class OrderTelemetry:
             ["class"],
             registry=registry,
         )
+        self._room = {
+            name: Gauge(f"hermes_kv_{name}", about, registry=registry)
+            for name, about in _ROOM.items()
+        }
+        self._overtakings = Counter(
+            "hermes_overtakings",
+            "Requests that started before one whose turn it was and for which there was no room.",
+            registry=registry,
+        )
+        self._overtaken = 0
         self.waiting({}, 0)
         self._promoted = 0
 
@@ -88,6 +107,18 @@ class OrderTelemetry:
         self._predictions.error(scheduler.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
+        self._tell_room(scheduler.room, scheduler.overtaking.passes)
+
+    def _tell_room(self, room: Room, passes: int) -> None:
+        """What this ingress may use of the engines' memory, and uses; `passes` since its start."""
+        bounded = room.bounded
+        self._room["share_tokens"].set(room.capacity_tokens if bounded else 0)
+        self._room["reserved_tokens"].set(room.reserved_tokens)
+        self._room["engines_tokens"].set(room.total_tokens if bounded else 0)
+        self._room["engines_used_tokens"].set(room.used_tokens)
+        self._room["overcommit"].set(room.factor)
+        self._overtakings.inc(passes - self._overtaken)
+        self._overtaken = passes
 
     def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.

@@ -59,6 +59,13 @@ def hardly_any_elsewhere(capacity: int, others: Iterable[IngressLease], mine: in
     return free <= _HARDLY_ANY * capacity
 
 
+def in_tokens(use: IngressLease) -> IngressLease:
+    """The use of the engines' memory in place of their places, to divide it in the same way."""
+    if use.reserved_tokens is None:
+        return use._replace(running=0, waiting=None)
+    return use._replace(running=use.reserved_tokens)
+
+
 def _used(capacity: int, others: Sequence[IngressLease]) -> int:
     """What other ingresses run; of one that does not say, its share. That is rounded down: a queue
     that older versions do not read must be claimed by somebody.

@@ -24,7 +24,7 @@ share: it comes on top.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from serve_app.policy.fairness import VirtualCounters
@@ -43,6 +43,14 @@ SERVICE_TIERS = {"priority": "realtime", "auto": "standard", "default": "standar
 
 _INTERACTIVE, _BATCH = "interactive", "batch"
 _GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": _BATCH}
+
+
+def engine_priority(request_class: str) -> int:
+    """What vLLM's priority scheduling gets for a class: the least number goes first. The class of a
+    newer version counts as the default one.
+    """
+    known = request_class if request_class in CLASSES else DEFAULT_CLASS
+    return CLASSES.index(known)
 
 
 class ClassRules(NamedTuple):
@@ -102,9 +110,11 @@ class ClassOrder:
             return "batch"
         if len(interactive) == 1 or now_ms - oldest_ms["standard"] < self._ageing_ms:
             return interactive[0]
-        chosen = self._aged.least()
-        self.promotions += chosen == "standard"
-        return chosen
+        return self._aged.least()
+
+    def starts(self, request_class: str, waits: Container[str]) -> None:
+        """A request starts. `waits`: the classes of which some waited."""
+        self.promotions += request_class == "standard" and "realtime" in waits
 
     def charge(self, request_class: str, cost: float) -> None:
         """A request of a class was served this much, or less than was charged before if it is

@@ -16,11 +16,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.contract import Written
+from serve_app.contract import EngineReport, Written
 from serve_app.policy.classes import CLASSES, ClassOrder, ClassRules
 from serve_app.policy.heap import Heap
+from serve_app.policy.overtaking import Overtaking
 from serve_app.policy.pace import Pace
 from serve_app.policy.prediction import Lengths, Prediction
+from serve_app.policy.prompts import Prompts
+from serve_app.policy.room import Room
 from serve_app.policy.running import Running
 from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
 from serve_app.policy.waiting import Claimed, Waiting
@@ -68,6 +71,8 @@ class Rules(NamedTuple):
     claim_ahead: float = 4.0
     """Requests of each class that are claimed and wait, in multiples of the capacity."""
     short_first_ms_per_token: float = 2.0
+    kv_room: bool = True
+    """Whether requests start only when there is room for them in the engines' memory."""
 
 
 DEFAULT_RULES = Rules()
@@ -100,6 +105,10 @@ class Scheduler(Generic[C]):
         self._running_cost = 0.0
         self.lengths = Lengths()
         self.pace = Pace()
+        self.prompts = Prompts()
+        self.room = Room()
+        self.overtaking: Overtaking[C] = Overtaking()
+        self._stuck = False
         self._by_deadline: Heap[Waiting[C]] = Heap()
 
     def __len__(self) -> int:
@@ -121,26 +130,40 @@ class Scheduler(Generic[C]):
         """
         return {name: (len(line), line.oldest_ms) for name, line in self.lines.items() if len(line)}
 
+    def room_changed(
+        self, engines: Sequence[EngineReport], share_tokens: float, others_tokens: int
+    ) -> None:
+        """The engines have reported.
+
+        Args:
+            engines: all of them; none if their memory is not to be considered.
+            share_tokens: what this ingress may reserve of their memory.
+            others_tokens: what other ingresses have reserved.
+        """
+        self.room.reported(engines, share_tokens, others_tokens, self.overtaking.short)
+        self._stuck = False
+
     def wanted(self) -> Claim | None:
         """What to claim before calling `next`, if anything.
 
         While much is free, here or elsewhere, the free capacity is divided among the classes,
         rounded up. When little is free, or some wait already, each class is filled up to its bound.
         """
-        if self.full or not self.claiming:
+        if self.full or self._stuck or not self.claiming:
             return None
         free = self.capacity - len(self.running)
+        places = max(1, len(self.running)) if self.overtaking.short else self.capacity
         empty = not len(self)
         if empty and (free > max(1, self.capacity / 4) or not self.ahead):
             return Claim(CLASSES, min(math.ceil(free / len(CLASSES)), _AT_ONCE), wait=True)
         if not self.ahead:
             return None
-        ahead = math.ceil(self._rules.claim_ahead * self.capacity)
+        ahead = math.ceil(self._rules.claim_ahead * places)
         room = {name: ahead - len(line) for name, line in self.lines.items() if len(line) < ahead}
         if not room:
             return None
         # Little by little, so that several ingresses get similar parts of a sudden backlog.
-        of_each = min(min(room.values()), 2 * self.capacity, _AT_ONCE)
+        of_each = min(min(room.values()), 2 * places, _AT_ONCE)
         return Claim(tuple(room), of_each, wait=empty)
 
     def add(self, entry: C) -> None:
@@ -148,10 +171,12 @@ class Scheduler(Generic[C]):
         line = self.lines[entry.request_class]
         if not len(line):
             self.classes.begins_to_wait(entry.request_class, self._running_cost)
-        output_tokens = self.lengths.predict(entry).mean
+        predicted = self.lengths.predict(entry)
+        output_tokens = predicted.mean
         rank_ms = entry.enqueued_ms + self._handicap_ms(entry, output_tokens)
         latest_ms = entry.deadline_ms - self.pace.predict_ms(_prompt(entry), output_tokens)
-        waiting = Waiting(entry, rank_ms, latest_ms)
+        prompt_tokens = self.prompts.predict(entry, _prompt(entry))
+        waiting = Waiting(entry, rank_ms, latest_ms, prompt_tokens, predicted.p90)
         line.add(waiting)
         self._by_deadline.push(entry.deadline_ms, waiting)
 
@@ -169,8 +194,14 @@ class Scheduler(Generic[C]):
         if self.full:
             return None
         oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
-        line = self.lines[self.classes.choose(oldest_ms, now_ms)]
-        return self._start(line.next(now_ms, self.pace.mean_ms), now_ms)
+        soon_ms = self.pace.mean_ms
+        head = self.lines[self.classes.choose(oldest_ms, now_ms)].next(now_ms, soon_ms)
+        waiting = self.overtaking.choose(head, self.lines, self.room, now_ms, soon_ms)
+        self._stuck = waiting is None
+        if waiting is None:
+            return None
+        self.classes.starts(waiting.entry.request_class, oldest_ms)
+        return self._start(waiting, now_ms)
 
     def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
         """Start requests that were taken over while they ran, in order, whatever else runs."""
@@ -192,10 +223,13 @@ class Scheduler(Generic[C]):
             What it has cost; None if that is not known.
         """
         del self.running[running]
+        self.room.give_back(running.reserved_tokens)
+        self._stuck = False
         self._running_cost -= running.cost
         if written is None:
             return None
         entry = running.entry
+        self.prompts.learn(entry, _prompt(entry), written.prompt_tokens)
         if written.whole or written.tokens > running.predicted.mean:
             self.lengths.learn(entry, running.predicted, written.tokens)
         if written.whole and now_ms is not None and running.started_ms is not None:
@@ -218,6 +252,7 @@ class Scheduler(Generic[C]):
         line = self.lines[entry.request_class]
         line.remove(waiting)
         running = self._run(entry, uses_engine, now_ms)
+        self.overtaking.started(waiting, running.reserved_tokens)
         if not len(line):
             others = {name: len(other) for name, other in self.lines.items() if len(other)}
             self.classes.waits_no_more(entry.request_class, others)
@@ -227,7 +262,10 @@ class Scheduler(Generic[C]):
         predicted = self.lengths.predict(entry)
         expected = self._rules.tenants.cost(entry.prompt_tokens, predicted.mean)
         cost = expected if uses_engine else 0.0
-        running = Running(entry, predicted, cost, now_ms)
+        prompt_tokens = self.prompts.predict(entry, _prompt(entry))
+        tokens = self.room.need(prompt_tokens, predicted.p90) if uses_engine else 0
+        running = Running(entry, predicted, cost, now_ms, tokens)
+        self.room.take(tokens)
         self.running[running] = None
         self._running_cost += cost
         self._add_cost(entry, cost)

@@ -89,6 +89,9 @@ class Lengths:
             predicted: what was predicted when it started.
             tokens: what it has written.
         """
+        # Against what would be predicted now: a correction that comes a request's time too late
+        # swings ever further when many requests run.
+        self._correct(self.predict(request).p90, tokens)
         self._judge(predicted, tokens)
         for key in _groups_of(request):
             group = self._groups.pop(key, None) or _Group()
@@ -97,9 +100,11 @@ class Lengths:
         while len(self._groups) > _GROUPS:
             del self._groups[next(iter(self._groups))]
 
-    def _judge(self, predicted: Prediction, tokens: int) -> None:
-        too_low = tokens > predicted.p90 + 0.5
+    def _correct(self, p90: float, tokens: int) -> None:
+        too_low = tokens > p90 + 0.5
         self._p90_above = min(max(self._p90_above + 0.05 * (too_low - 0.1), 0.0), 5.0)
+
+    def _judge(self, predicted: Prediction, tokens: int) -> None:
         log = math.log(tokens + 1)
         constant, _, _ = self._shrunk([()])
         self._judged += 1

@@ -15,10 +15,15 @@ class Running(Generic[C]):
     own.
     """
 
-    __slots__ = ("cost", "entry", "predicted", "started_ms")
+    __slots__ = ("cost", "entry", "predicted", "reserved_tokens", "started_ms")
 
     def __init__(
-        self, entry: C, predicted: Prediction, cost: float, started_ms: int | None
+        self,
+        entry: C,
+        predicted: Prediction,
+        cost: float,
+        started_ms: int | None,
+        reserved_tokens: int = 0,
     ) -> None:
         self.entry = entry
         self.predicted = predicted
@@ -27,3 +32,5 @@ class Running(Generic[C]):
         """What its tenant has paid in advance."""
         self.started_ms = started_ms
         """Unix milliseconds, by Redis's clock; None if it was taken over while it ran."""
+        self.reserved_tokens = reserved_tokens
+        """Of the engines' memory, until it ends."""

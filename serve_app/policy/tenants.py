@@ -66,6 +66,7 @@ class TenantLines(Generic[C]):
         self.counters = VirtualCounters(rules.weights)
         self._lines: dict[str, _Line[C]] = {}
         self._by_age: Heap[Waiting[C]] = Heap()
+        self._by_tokens: Heap[Waiting[C]] = Heap()
         self._size = 0
 
     def __len__(self) -> int:
@@ -92,6 +93,7 @@ class TenantLines(Generic[C]):
             self.counters.begins(tenant)
         line.push(waiting)
         self._by_age.push(waiting.entry.enqueued_ms, waiting)
+        self._by_tokens.push(waiting.prompt_tokens + waiting.output_tokens, waiting)
         self._size += 1
 
     def next(self, now_ms: float, soon_ms: float) -> Waiting[C]:
@@ -103,6 +105,12 @@ class TenantLines(Generic[C]):
         chosen = self._lines[self.counters.least()].next(now_ms, soon_ms)
         assert chosen is not None, "a tenant without requests has no line"
         return chosen
+
+    def least(self) -> Waiting[C]:
+        """The one that needs the least room; some must wait."""
+        least = self._by_tokens.first()
+        assert least is not None
+        return least
 
     def remove(self, waiting: Waiting[C]) -> None:
         """A request waits no more."""

@@ -50,13 +50,24 @@ C = TypeVar("C", bound=Claimed)
 class Waiting(Generic[C]):
     """One of them, from its claim to its start."""
 
-    __slots__ = ("entry", "latest_ms", "left", "rank_ms")
+    __slots__ = ("entry", "latest_ms", "left", "output_tokens", "prompt_tokens", "rank_ms")
 
-    def __init__(self, entry: C, rank_ms: float, latest_ms: float) -> None:
+    def __init__(
+        self,
+        entry: C,
+        rank_ms: float,
+        latest_ms: float,
+        prompt_tokens: float = 0.0,
+        output_tokens: float = 0.0,
+    ) -> None:
         self.entry = entry
         self.latest_ms = latest_ms
         """Until when it must start to meet its deadline, as predicted."""
         self.rank_ms = rank_ms
         """Its place among its tenant's requests: the least goes first."""
+        self.prompt_tokens = prompt_tokens
+        """What it will probably read, for the room in the engines' memory."""
+        self.output_tokens = output_tokens
+        """What it will probably write at most."""
         self.left = False
         """Whether it has started."""

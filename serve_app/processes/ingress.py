@@ -229,7 +229,10 @@ class IngressProcess:
 
     def _on_members(self, members: Members) -> None:
         self.dispatcher.on_members(members)
-        self.base.telemetry.engines_ready(len(self._replicas.mine(members.workers)))
+        mine = self._replicas.mine(members.workers)
+        longest = [one.max_model_len for one in members.engines if one.name in mine]
+        self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
+        self.base.telemetry.engines_ready(len(mine))
 
     async def _watch_limits(self) -> None:
         await self.limits.watch(self._depths, lambda: len(self.membership.members.ingresses))

@@ -20,4 +20,5 @@ def order_rules(settings: OrderSettings) -> Rules:
         TenantRules(settings.tenant_weights, settings.prompt_weight, settings.output_weight),
         settings.claim_ahead,
         settings.short_first_ms_per_token,
+        settings.kv_room,
     )

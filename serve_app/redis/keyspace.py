@@ -59,6 +59,11 @@ def workers_key(namespace: str) -> str:
     return f"{namespace}:workers"
 
 
+def engines_key(namespace: str) -> str:
+    """What the living workers' engines have and use, by the end of their leases."""
+    return f"{namespace}:engines"
+
+
 def suspect_key(namespace: str) -> str:
     """A lock under which requests that have killed engines run one at a time."""
     return f"{namespace}:suspect"
@@ -134,6 +139,7 @@ KINDS = (
         "worker; all processes remove expired members",
         "forever; a member for its lease",
     ),
+    Kind(engines_key, Type.SORTED_SET, "worker", "forever; a member for its worker's lease"),
     Kind(suspect_key, Type.STRING, "ingress (dispatcher)", "a lease"),
     Kind(
         metrics_key, Type.STRING, "each process", "4 × `telemetry.snapshot_period_s`, at least 5 s"

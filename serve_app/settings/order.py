@@ -51,6 +51,11 @@ class OrderSettings(Section):
         "had come so much later for each token of its predicted cost, of which its prompt counts "
         "a quarter. 0: the oldest goes first",
     )
+    kv_room: bool = Field(
+        True,
+        description="A request starts only when there is room for it in the engines' KV cache, as "
+        "they report it",
+    )
     claim_ahead: float = Field(
         4.0,
         ge=0.25,

@@ -104,10 +104,13 @@ class Written:
         return b"".join(entry.body for entry in self.entries if entry.id.epoch > 0)
 
 
-def request(path: str, body: dict[str, Any], tenant: str = "default") -> Entry:
+def request(
+    path: str, body: dict[str, Any], tenant: str = "default", request_class: str = "standard"
+) -> Entry:
     """Entry 0-1."""
+    streamed = bool(body.get("stream"))
     facts = RequestFacts(
-        "standard", tenant, "s", "hermes-tiny", bool(body.get("stream")), ADMITTED_MS, 2**62, ""
+        request_class, tenant, "s", "hermes-tiny", streamed, ADMITTED_MS, 2**62, ""
     )
     line = RequestLine("POST", path, "", [("content-type", "application/json")])
     fields = {

@@ -28,6 +28,7 @@ NAMES = {
     "wake_channel": "n:w:a",
     "ingresses_key": "n:ingresses",
     "workers_key": "n:workers",
+    "engines_key": "n:engines",
     "suspect_key": "n:suspect",
     "metrics_key": "n:metrics:a",
     "probe_key": "n:probe:a",

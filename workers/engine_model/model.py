@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 
+from serve_app.contract import EngineReport
 from workers.engine_model.kv_blocks import KvBlocks
 from workers.engine_model.parameters import EngineParameters
 from workers.engine_model.sequence import Sequence
@@ -54,6 +55,19 @@ class EngineModel:
             "vllm:generation_tokens_total": self._generated,
             "vllm:request_success_total": self._succeeded,
         }
+
+    def report(self, name: str) -> EngineReport:
+        """What the engine of this name would report."""
+        block_tokens = self.kv.block_tokens
+        return EngineReport(
+            name,
+            self.kv.total * block_tokens,
+            self.parameters.max_model_len,
+            self.kv.used * block_tokens,
+            len(self.running),
+            len(self._waiting),
+            self._preemptions,
+        )
 
     def add(self, sequence: Sequence) -> None:
         """A sequence arrives.

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.context import check_context
 from serve_app.settings import Settings
 
 _AT_ONCE_BYTES = 64 * 1024
@@ -23,20 +24,25 @@ class Validator:
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model.name
         self._limits = settings.limits
+        self.most_tokens = 0
+        """Of a prompt and its answer, as the engines report; 0 if none does."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
     async def parse(self, path: str, body: bytes) -> Mapping[str, Any]:
-        """See `bodies.parse`.
+        """See `bodies.parse` and `context.check_context`.
 
         Raises:
-            RequestRefused: as there.
+            RequestRefused: as there; `context_length_exceeded`.
         """
         if len(body) <= _AT_ONCE_BYTES:
-            return parse(path, body, self._model, self._limits)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._thread, parse, path, body, self._model, self._limits
-        )
+            request = parse(path, body, self._model, self._limits)
+        else:
+            loop = asyncio.get_running_loop()
+            request = await loop.run_in_executor(
+                self._thread, parse, path, body, self._model, self._limits
+            )
+        check_context(path, request, self.most_tokens)
+        return request
 
     def stop(self) -> None:
         """End the thread; waiting bodies are no longer validated."""

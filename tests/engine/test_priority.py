@@ -1,0 +1,135 @@
+"""vLLM's own scheduler goes by our classes, and what we report of its memory is what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest.importorskip("vllm")
+
+from prometheus_client import REGISTRY
+
+from serve_app.contract import EngineReport
+from serve_app.policy.classes import CLASSES, engine_priority
+from tests.engine.resume_helpers import EngineThread, attempt, request
+
+BLOCKS = 24
+LONGEST = 512
+PATH = "/v1/completions"
+
+
+class World(EngineThread):
+    """An engine with little memory, and the priorities that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            max_model_len=LONGEST,
+            num_gpu_blocks_override=BLOCKS,
+            block_size=32,
+            enable_prefix_caching=False,
+        )
+        self.priorities: dict[str, list[Any]] = {}
+        generate = self.engine._engine.generate
+
+        async def noting(prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
+            self.priorities.setdefault(request_id, []).append(options.get("priority"))
+            async for output in generate(prompt, params, request_id, **options):
+                yield output
+
+        self.engine._engine.generate = noting
+
+    def report(self) -> EngineReport:
+        found = self.engine.report("worker-1")
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def asking(prompt_tokens: int, output_tokens: int, request_class: str) -> Any:
+    body = {
+        "model": "hermes-tiny",
+        "prompt": [65 + number % 26 for number in range(prompt_tokens)],
+        "max_tokens": output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    return request(PATH, body, request_class=request_class)
+
+
+def test_a_realtime_request_passes_batch_requests_that_wait_inside_the_engine(
+    world: World,
+) -> None:
+    """One that fills the memory runs, and five wait when the urgent one comes."""
+    ended: list[str] = []
+
+    async def ask(name: str, entry: Any) -> None:
+        await attempt(world, [entry], name)
+        ended.append(name)
+
+    async def main() -> EngineReport:
+        first = asyncio.create_task(ask("req_first", asking(400, 100, "batch")))
+        while not world.report().running:
+            await asyncio.sleep(0.005)
+        others = [
+            asyncio.create_task(ask(f"req_batch_{number}", asking(400, 40, "batch")))
+            for number in range(5)
+        ]
+        while world.report().waiting < 5:
+            await asyncio.sleep(0.005)
+            assert not first.done(), "it ended before the others came"
+        busy = world.report()
+        await ask("req_urgent", asking(400, 5, "realtime"))
+        await asyncio.gather(first, *others)
+        return busy
+
+    busy = world.run(main())
+    assert ended[:2] == ["req_first", "req_urgent"]
+    assert (busy.kv_tokens, busy.max_model_len) == (BLOCKS * 32, LONGEST)
+    assert 400 <= busy.used_tokens <= busy.kv_tokens
+    assert (busy.running, busy.waiting) == (1, 5)
+    assert world.report() == EngineReport("worker-1", BLOCKS * 32, LONGEST), "nothing runs"
+
+
+def test_preemptions_are_counted_as_vllm_counts_them(world: World) -> None:
+    """Six answers that fit into its memory when they begin, and no more when they are long."""
+
+    async def main() -> None:
+        asked = [asking(60, 300, "standard") for _ in range(6)]
+        await asyncio.gather(
+            *(attempt(world, [entry], f"req_p{number}") for number, entry in enumerate(asked))
+        )
+
+    world.run(main())
+    counted = sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == "vllm:num_preemptions_total"
+    )
+    assert world.report().preemptions == counted > 0
+
+
+@pytest.mark.parametrize("request_class", CLASSES)
+def test_the_class_is_the_priority_in_every_attempt(world: World, request_class: str) -> None:
+    name = f"req_{request_class}"
+    journal = [asking(8, 12, request_class)]
+    whole = world.run(attempt(world, journal, name))
+    cut = whole.entries[: len(whole.entries) // 2]
+    again = world.run(attempt(world, cut, name))
+    assert again.body == whole.body
+    (given,) = {tuple(found) for key, found in world.priorities.items() if name in key}
+    assert given == (engine_priority(request_class),) * 2
