@@ -218,5 +218,5 @@ def test_the_90th_percentile_does_not_swing_while_many_requests_run() -> None:
         if number > 1_000:
             factors.append(lengths.predict(entry).p90 / (120 * math.exp(1.28 * 0.7)))
     print(f"between {min(factors):.2f} and {max(factors):.2f} of the truth")
-    assert 0.6 < min(factors)
+    assert min(factors) > 0.6
     assert max(factors) < 1.7
