@@ -152,11 +152,12 @@ class Scheduler(Generic[C]):
         if self.full or self._stuck or not self.claiming:
             return None
         free = self.capacity - len(self.running)
-        places = max(1, len(self.running)) if self.overtaking.short else self.capacity
+        short = self.overtaking.short
+        places = max(1, len(self.running)) if short else self.capacity
         empty = not len(self)
         if empty and (free > max(1, self.capacity / 4) or not self.ahead):
             return Claim(CLASSES, min(math.ceil(free / len(CLASSES)), _AT_ONCE), wait=True)
-        if not self.ahead:
+        if not (self.ahead or short):
             return None
         ahead = math.ceil(self._rules.claim_ahead * places)
         room = {name: ahead - len(line) for name, line in self.lines.items() if len(line) < ahead}

@@ -125,7 +125,7 @@ def test_preemptions_are_counted_as_vllm_counts_them(world: World) -> None:
 
 @pytest.mark.parametrize("request_class", CLASSES)
 def test_the_class_is_the_priority_in_every_attempt(world: World, request_class: str) -> None:
-    name = f"req_{request_class}"
+    name = f"req_of_the_class_{request_class}"
     journal = [asking(8, 12, request_class)]
     whole = world.run(attempt(world, journal, name))
     cut = whole.entries[: len(whole.entries) // 2]

@@ -1,0 +1,75 @@
+"""A whole service whose engine has little memory: requests wait in the ingress, not in the engine,
+and what can never fit is refused before it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from serve_app.contract import Answer
+from serve_app.processes.worker import WorkerProcess, make_engine
+from tests.journal.door_helpers import door, door_settings
+from tests.journal.journal_helpers import eventually
+
+MODEL = {
+    "name": "small",
+    "timing": {"step_ms": 2.0},
+    "num_gpu_blocks": 64,
+    "block_size": 16,
+    "max_model_len": 600,
+}
+"""It holds 1,024 tokens."""
+REQUESTS = 12
+
+
+def test_requests_wait_for_room_in_the_engines_memory(redis_url: str, namespace: str) -> None:
+    async def main() -> None:
+        engine: dict[str, Any] = {"kind": "simulated", "args": {"engine_model": MODEL}}
+        settings = door_settings(redis_url, namespace, engine=engine)
+        its_engine = make_engine(settings)
+        worker = WorkerProcess(settings, "worker-1", its_engine)
+        await worker.start()
+        most = 0
+
+        async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+            nonlocal most
+            most = max(most, len(order.running))
+            return Answer.decode(await worker.replica.execute(request_id, epoch, session, cause))
+
+        try:
+            async with door(redis_url, namespace, execute, ["worker-1"], engine=engine) as d:
+                order = d.ingress.dispatcher._scheduler
+                await eventually(lambda: order.room.total_tokens == 1_024)
+                answers = await asyncio.gather(
+                    *(
+                        d.http.post(
+                            "/v1/completions",
+                            json={
+                                "model": "hermes-tiny",
+                                "prompt": f"{number} " + 600 * "x",
+                                "max_tokens": 40,
+                            },
+                        )
+                        for number in range(REQUESTS)
+                    )
+                )
+                assert {one.status_code for one in answers} == {200}
+                assert 2 <= most <= 5, "about 200 tokens each"
+                await eventually(lambda: not order.running)
+                assert order.room.reserved_tokens == 0
+                report = its_engine.report("worker-1")
+                assert report is not None
+                assert report.preemptions == 0
+                page = (await d.http.get("/metrics")).text
+                assert "hermes_kv_engines_tokens" in page
+                refused = await d.http.post(
+                    "/v1/completions",
+                    json={"model": "hermes-tiny", "prompt": "x", "max_tokens": 601},
+                )
+                assert refused.status_code == 400
+                assert refused.json()["error"]["code"] == "context_length_exceeded"
+        finally:
+            await worker.stop()
+
+    asyncio.run(main())
