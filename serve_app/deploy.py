@@ -21,6 +21,7 @@ from serve_app.cluster import replicas as of_process
 from serve_app.contract import Answer, WorkerLost
 from serve_app.ingress.client_ids import make_up
 from serve_app.policy.capacity import share
+from serve_app.processes.heap import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.settings import Settings, load_settings
@@ -48,6 +49,7 @@ class Worker:
         settings = load_settings(args)
         self._process = WorkerProcess(settings, _replica_id(), make_engine(settings))
         await self._process.start()
+        freeze_heap()
 
     async def execute(
         self, request_id: str, epoch: int, session: str, cause: str
@@ -99,6 +101,7 @@ class Ingress:
             of_process.of(workers.deployment_name),
         )
         await self._process.start()
+        freeze_heap()
 
     async def check_health(self) -> None:
         """Serve calls this; after an exception it replaces the replica."""

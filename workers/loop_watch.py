@@ -3,7 +3,8 @@
 All requests of a worker share one loop. While one of them computes there, no other request's tokens
 are sent, and the lease is not renewed. The watch runs in a thread, because a blocked loop cannot
 watch itself. It counts only the CPU time of the loop's thread, so no request is blamed if the
-process is stopped, starved or waiting.
+process is stopped, starved or waiting. Nor does it count garbage collections: how long one takes
+depends on everything that the process holds, not on the request in whose step it happens to begin.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from types import FrameType
+from typing import Literal
 
 from serve_app import timings
 from serve_app.observability.metrics import Telemetry
@@ -39,6 +41,9 @@ class LoopWatch:
         self._telemetry = telemetry
         self._watched: dict[str, asyncio.Future[float]] = {}
         self._beat_cpu_s = 0.0
+        self._collecting_since_s: float | None = None
+        self._collected_s = 0.0
+        """CPU seconds that the loop's thread has spent on garbage collections."""
         self._stopped = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,11 +53,14 @@ class LoopWatch:
         self._loop_thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._loop_thread)
         self._beat()
+        gc.callbacks.append(self._collects)
         threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching."""
         self._stopped.set()
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -71,15 +79,33 @@ class LoopWatch:
 
     def _beat(self) -> None:
         """The loop runs: nothing blocks it now."""
-        self._beat_cpu_s = time.thread_time()
+        self._beat_cpu_s = time.thread_time() - self._collected_s
         self._timer = self._loop.call_later(timings.LOOP_LOOK_S, self._beat)
+
+    def _collects(self, phase: Literal["start", "stop"], _: dict[str, int]) -> None:
+        """Python calls this before and after a garbage collection, in the thread that does it."""
+        if threading.get_ident() != self._loop_thread:
+            return
+        if phase == "start":
+            self._collecting_since_s = time.thread_time()
+        elif self._collecting_since_s is not None:
+            self._collected_s += time.thread_time() - self._collecting_since_s
+            self._collecting_since_s = None
+
+    def _computed_s(self) -> float | None:
+        """CPU seconds of the loop's thread without its garbage collections; None during one."""
+        collected_s = self._collected_s
+        used_s = time.clock_gettime(self._clock)
+        between = self._collecting_since_s is None and collected_s == self._collected_s
+        return used_s - collected_s if between else None
 
     def _watch(self) -> None:
         step: tuple[float, object] = (0.0, None)
-        began_s = looked_s = time.clock_gettime(self._clock)
+        began_s = looked_s = self._computed_s() or 0.0
         told = False
         while not self._stopped.wait(timings.LOOP_LOOK_S):
-            now_s = time.clock_gettime(self._clock)
+            if (now_s := self._computed_s()) is None:
+                continue
             task = asyncio.current_task(self._loop)
             if task is None or (self._beat_cpu_s, task) != step:
                 # Within one turn of the loop a task makes one step. What was not seen yet began

@@ -30,6 +30,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import parse
+from serve_app.processes.heap import freeze_heap
 from serve_app.settings.limits import RequestLimits
 from tests.engine.resume_helpers import AT_ONCE, EngineThread, attempt, request
 from tests.running_time import RunningTime
@@ -184,6 +185,7 @@ class World(EngineThread):
         self.usual = self.plain()
 
     async def _begin_to_watch(self) -> None:
+        freeze_heap()  # as in a worker: the tests before this one have left many objects
         self.watch.start()
 
     def close(self) -> None:

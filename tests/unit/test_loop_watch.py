@@ -5,6 +5,7 @@ slow machine.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import threading
@@ -105,6 +106,15 @@ async def a_stopped_process() -> None:
             await asyncio.sleep(0)
 
 
+async def collecting_garbage() -> None:
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    held = [[] for _ in range(100_000)]  # type: ignore[var-annotated]
+    until_s = time.thread_time() + 3 * HELD_S
+    while time.thread_time() < until_s:
+        gc.collect()
+    assert held
+
+
 async def held_by(
     work: Callable[[], Awaitable[None]], telemetry: Telemetry | None = None
 ) -> list[str]:
@@ -132,7 +142,15 @@ def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "work", [many_small_steps, steps_with_turns_between, waiting, another_thread, a_stopped_process]
+    "work",
+    [
+        many_small_steps,
+        steps_with_turns_between,
+        waiting,
+        another_thread,
+        a_stopped_process,
+        collecting_garbage,
+    ],
 )
 def test_no_request_is_blamed_for(work: Any) -> None:
     assert asyncio.run(held_by(work)) == []
