@@ -154,6 +154,13 @@ def _add_fit(model: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="time for each of the 21 loads that are measured (5)",
     )
+    model.add_argument(
+        "--rounds",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="how often all loads are measured, one after another; medians of the rounds count (1)",
+    )
 
 
 def _positive(text: str) -> int:

@@ -66,7 +66,7 @@ def _measure(options: Namespace, path: Path) -> None:
     interrupts.install()
     with measure.engine(options.url, options.model_name) as (bench, system):
         limits = {**measure.LIMITS, **measure.kv_limits(system)}
-        found: list[Point] = measure.measure(bench, system, options.point_s)
+        found: list[Point] = measure.measure(bench, system, options.point_s, options.rounds)
     how: dict[str, object] = {
         "engine": limits,
         "machine": report.machine(),

@@ -17,7 +17,7 @@ from scripts.benchmark.prompts import RequestMaker, Shape
 from scripts.benchmark.stats import median
 from scripts.benchmark.systems import System, existing, start_bare_vllm
 
-from .points import FITTED, HELD_OUT, SESSIONS, Point, Times
+from .points import FITTED, HELD_OUT, SESSIONS, Point, Times, median_point
 
 LIMITS = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 4096}
 _ENGINE = '{"dtype": "float32", "enforce_eager": true, "max_num_seqs": 128, \
@@ -50,23 +50,27 @@ def kv_limits(system: System) -> dict[str, int]:
     raise SystemFailed(f"{page} has no vllm:cache_config_info")
 
 
-def measure(options: Options, system: System, duration_s: float) -> list[Point]:
-    """All points, one after another."""
-    points: list[Point] = []
-    for number, (name, (prompt_tokens, output_tokens, shared)) in enumerate(_SHAPES.items()):
-        shape = _shape(options, system, prompt_tokens, output_tokens, shared)
-        # First requests pay for lazy imports and connections.
-        warm = Load(concurrency=8, requests=16)
-        interrupts.run(Generator(_maker(options, system, shape, 1000 * number), warm).run())
-        for users in sorted((*FITTED, *HELD_OUT)):
+def measure(options: Options, system: System, duration_s: float, rounds: int) -> list[Point]:
+    """All points, one after another, in each of the rounds; the medians of the rounds. What else
+    the machine does for a moment then spoils one round of a point, and not the point.
+    """
+    found: dict[tuple[str, int], list[Point]] = {}
+    shapes = {name: _shape(options, system, *words) for name, words in _SHAPES.items()}
+    for one_round in range(rounds):
+        for number, (name, shape) in enumerate(shapes.items()):
             # No seed comes twice, or the prefix cache would answer.
-            maker = _maker(options, system, shape, 1000 * number + users)
-            load = Load(concurrency=users, duration_s=duration_s)
-            result = interrupts.run(Generator(maker, load).run())
-            point = _point(name, users, shape, result, shared)
-            points.append(point)
-            print(f"{name} {users}: {point.measured}", file=sys.stderr, flush=True)
-    return points
+            seed = 1000 * (len(shapes) * one_round + number)
+            # First requests pay for lazy imports and connections.
+            warm = Load(concurrency=8, requests=16)
+            interrupts.run(Generator(_maker(options, system, shape, seed), warm).run())
+            for users in sorted((*FITTED, *HELD_OUT)):
+                maker = _maker(options, system, shape, seed + users)
+                load = Load(concurrency=users, duration_s=duration_s)
+                result = interrupts.run(Generator(maker, load).run())
+                point = _point(name, users, shape, result, shared=_SHAPES[name][2])
+                found.setdefault((name, users), []).append(point)
+                print(f"{name} {users}: {point.measured}", file=sys.stderr, flush=True)
+    return [median_point(points) for points in found.values()]
 
 
 def _maker(options: Options, system: System, shape: Shape, seed: int) -> RequestMaker:

@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scripts.benchmark.stats import median
@@ -45,6 +45,15 @@ class Point:
     def held_out(self) -> bool:
         """Whether parameters are tested on it and not fitted to it."""
         return self.users in HELD_OUT
+
+
+def median_point(rounds: Sequence[Point]) -> Point:
+    """One point that was measured several times."""
+    times = (
+        median([getattr(point.measured, name) for point in rounds])
+        for name in Times.__dataclass_fields__
+    )
+    return replace(rounds[0], measured=Times(*times))
 
 
 class _Users:

@@ -17,6 +17,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    disable_created_metrics,
     generate_latest,
 )
 
@@ -33,6 +34,8 @@ class Telemetry:
     """
 
     def __init__(self) -> None:
+        # They would be a series for each series, and nobody asks for them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)

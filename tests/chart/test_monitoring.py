@@ -131,6 +131,21 @@ def test_every_alert_leads_to_a_chapter_of_the_runbook() -> None:
         ]
 
 
+def test_every_metric_and_what_to_do_about_an_alert_stands_in_the_operators_page() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    of_histograms = ("_bucket", "_count", "_sum", "_created")
+    families = {name for name in own_metrics() if not name.endswith(of_histograms)}
+    assert {
+        n for n in families if not {f"`{n}", f"`{n}_total"} & set(re.findall(r"`\w+", text))
+    } == set()
+    of_chapters = {
+        rule["alert"]
+        for rule in rules()
+        if rule["annotations"]["runbook_url"].endswith(("#order-of-work", "#engines-room"))
+    }
+    assert {alert for alert in of_chapters if f"`{alert}`" not in text} == set()
+
+
 def test_all_rules_are_installed_with_the_runbooks_address() -> None:
     written = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     originals = [rule for group in written for rule in group["rules"]]

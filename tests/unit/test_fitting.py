@@ -66,6 +66,12 @@ def test_the_tiny_models_engine_is_as_far_from_what_was_measured_as_the_document
     assert shown["all"] in load_engine("tiny-cpu").source
 
 
+def test_a_round_in_which_the_machine_stood_still_changes_no_median() -> None:
+    calm, stalled = Times(20.0, 3.0, 300.0), Times(900.0, 80.0, 9.0)
+    rounds = [Point("short", 4, 64, 64, 0, times) for times in (calm, stalled, calm)]
+    assert points.median_point(rounds) == rounds[0]
+
+
 def test_the_command_reads_what_was_measured_and_reports_the_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,3 +123,8 @@ def test_two_processes_in_one_do_not_share_their_counts() -> None:
     assert ("hermes_requests_admitted_total", (("class", "standard"),)) not in samples(
         Telemetry().page()
     )
+
+
+def test_no_page_says_when_each_series_was_created() -> None:
+    """That would be a third of a page, which every process makes every two seconds."""
+    assert b"_created" not in worked(1).page()
