@@ -31,6 +31,7 @@ class Uploads:
         share = ingress.max_tenant_share if settings.auth.required else 1.0
         self.max_body_bytes = ingress.max_body_bytes
         self.stalled_s = ingress.stalled_reader_s
+        self.within_s = ingress.request_timeout_s
         # The largest body always fits.
         self._most = max(ingress.max_upload_bytes, ingress.max_body_bytes)
         self._most_of_tenant = max(int(share * self._most), ingress.max_body_bytes)
@@ -101,19 +102,16 @@ class Upload:
 
         Raises:
             RequestRefused: `body_too_large`, `client_disconnected` (also for a client that sends
-                nothing for long), and as `Uploads.hold`.
+                nothing for long, or too slowly), and as `Uploads.hold`.
         """
         self._check_length(headers.get("content-length", "0"))
         piece, more = await _next(receive)
         if not more and len(piece) <= _SMALL_BYTES:
             return piece
         self._take(piece)
-        body = bytearray(piece)
-        while more:
-            piece, more = await self._next_in_time(receive)
-            self._take(piece)
-            body += piece
-        return bytes(body)
+        if not more:
+            return piece
+        return bytes(await self._with_the_rest(bytearray(piece), receive))
 
     def _check_length(self, announced: str) -> None:
         if (
@@ -129,15 +127,22 @@ class Upload:
         self._uploads.hold(self._tenant, len(piece))
         self._counted += len(piece)
 
-    async def _next_in_time(self, receive: Receive) -> tuple[bytes, bool]:
+    async def _with_the_rest(self, body: bytearray, receive: Receive) -> bytearray:
+        uploads, more = self._uploads, True
         try:
-            async with asyncio.timeout(self._uploads.stalled_s):
-                return await _next(receive)
+            async with asyncio.timeout(uploads.within_s):
+                while more:
+                    async with asyncio.timeout(uploads.stalled_s):
+                        piece, more = await _next(receive)
+                    self._take(piece)
+                    body += piece
         except TimeoutError:
             raise RequestRefused(
                 Reason.CLIENT_DISCONNECTED,
-                f"Nothing more of the request came for {self._uploads.stalled_s:g} s.",
+                f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
+                f"not all of it in {uploads.within_s:g} s.",
             ) from None
+        return body
 
     def _too_large(self) -> RequestRefused:
         return RequestRefused(

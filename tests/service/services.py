@@ -22,7 +22,7 @@ from tests.service.support import Running
 
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
 MAX_RUNNING = 12
-GRACE_S = 4.0  # two engines that spin on two cores can keep an ingress from its turn for two
+GRACE_S = 5.0  # two engines that spin on two cores can keep an ingress from its turn for two
 MAX_WAITING_BATCH = 2
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -70,3 +70,21 @@ def test_a_tenant_has_its_share_and_all_together_have_a_bound() -> None:
 
 def test_the_largest_body_fits_whatever_the_bound() -> None:
     assert asyncio.run(body(uploads(KIB), "acme", b"x" * LARGEST, b""))
+
+
+def test_who_sends_a_byte_now_and_then_does_not_keep_its_place_for_ever() -> None:
+    of = uploads(LARGEST)
+    of.within_s = 0.1
+
+    async def trickle() -> dict[str, Any]:
+        await asyncio.sleep(0.001)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def main() -> None:
+        with of.of("acme") as upload:
+            await upload.body({}, trickle)
+
+    with pytest.raises(RequestRefused) as refusal:
+        asyncio.run(main())
+    assert refusal.value.reason is Reason.CLIENT_DISCONNECTED
+    assert of.held_bytes == 0
