@@ -48,6 +48,7 @@ class Options:
     slots: int
     long_tokens: int
     metrics_url: str
+    settle_s: float
     cost_model: bool
     json_path: Path | None
     plot_path: Path | None

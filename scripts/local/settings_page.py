@@ -17,7 +17,8 @@ _HEAD = """# Settings
 These are the `args` of the application in a Serve config file. For an unknown setting, a wrong unit
 or an impossible combination the deployment fails with one line that names the setting and the fix.
 `HERMES_REDIS_URL` in the environment of the Ray nodes replaces `redis.url`, so that no file
-contains the password.
+contains the password. On one machine, `scripts/quickstart --set order.claim_ahead=2` changes a
+setting.
 
 | setting | default | meaning |
 |---|---|---|

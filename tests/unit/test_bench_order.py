@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -148,13 +149,20 @@ class TestBacklog:
         assert begun_before >= 6, "the ramp counts for no round"
         assert "| waiting in the engine, median | 4 (4–4) |" in backlog_summary(rows)
 
-    async def _measure(self, slots: int, users: int) -> tuple[list[BacklogRow], float]:
+    def test_the_first_round_comes_after_the_time_to_settle(self) -> None:
+        began_s = time.perf_counter()
+        asyncio.run(self._measure(slots=2, users=6, settle_s=1.0))
+        assert time.perf_counter() - began_s >= 1.0 + 2 * 0.5
+
+    async def _measure(
+        self, slots: int, users: int, settle_s: float = 0.0
+    ) -> tuple[list[BacklogRow], float]:
         """The rows, and how many requests had begun before the first."""
         engine, begun_before, rows = _Engine(slots), 0.0, list[BacklogRow]()
         async with _serving(engine) as url:
             page = await asyncio.to_thread(EnginePage, [f"{url}/nothing", f"{url}/metrics"])
             backlog = Backlog(_maker(url, 32), page, users, "seed", 60.0)
-            async for row in backlog.measure(rounds=2, duration_s=0.5):
+            async for row in backlog.measure(2, 0.5, settle_s):
                 # The small engine calls each beginning a preemption.
                 begun_before = begun_before or len(engine.begun) - row.preemptions
                 rows.append(row)

@@ -54,6 +54,14 @@ def add_order(group: argparse._ArgumentGroup) -> None:
         help="with long-among-short: output of a long generation (%(default)s)",
     )
     add(
+        "--settle-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="with backlog: time under load before the first round, in which the service learns "
+        "how much fits (%(default)s)",
+    )
+    add(
         "--metrics-url",
         default="",
         metavar="URL",

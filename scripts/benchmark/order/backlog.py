@@ -27,12 +27,15 @@ class Backlog:
         self._ended: list[Exchange] = []
         self._under_load = asyncio.Event()
 
-    async def measure(self, rounds: int, duration_s: float) -> AsyncIterator[BacklogRow]:
-        """One row after another from one load without a pause; the ramp before the first counts
-        for none.
+    async def measure(
+        self, rounds: int, duration_s: float, settle_s: float = 0.0
+    ) -> AsyncIterator[BacklogRow]:
+        """One row after another from one load without a pause. The ramp before the first counts for
+        none, nor ``settle_s`` after it, in which the service learns how much fits.
         """
         async with self._load():
             await self._under_load.wait()
+            await asyncio.sleep(settle_s)
             for number in range(1, rounds + 1):
                 readings = await self._page.watch(duration_s)
                 yield BacklogRow.of(number, self._users, readings, self._ended_within(readings))

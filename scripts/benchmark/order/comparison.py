@@ -46,7 +46,7 @@ async def _backlog(options: Options, system: System, shape: Shape) -> list[Backl
     backlog = Backlog(maker, page, max(options.concurrency), str(options.seed), options.timeout_s)
     print(table.BACKLOG_HEADING, flush=True)
     rows: list[BacklogRow] = []
-    async for row in backlog.measure(options.rounds, options.duration_s):
+    async for row in backlog.measure(options.rounds, options.duration_s, options.settle_s):
         rows.append(row)
         print(table.backlog_line(row), flush=True)
     print(f"\n{table.backlog_summary(rows)}")
