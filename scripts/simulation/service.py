@@ -14,9 +14,10 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import WorkerLease, Written
+from serve_app.contract import Suspended, WorkerLease, Written
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.waits import Waits, WhyItWaits
+from serve_app.journal.yielding import Yielding
 from serve_app.loops import backoff
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.placement import Placement
@@ -52,6 +53,8 @@ class Cluster:
     """How long a claim that waited for an arrival waits for more; live: not at all."""
     call_ms: float = 1.0
     """A call to a replica, until its engine has the request."""
+    replay_ms: float = 0.1
+    """What a worker needs for each token that is written already, before it continues."""
 
     @property
     def slots(self) -> int:
@@ -87,6 +90,7 @@ class _Ingress:
         self.name = name
         self.replicas = Replicas()
         self.waits = WhyItWaits()
+        self._interrupted: set[str] = set()
         self._version = -1
         self._placement = Placement(
             cluster.load_factor, cluster.virtual_nodes, cluster.max_running_requests
@@ -103,12 +107,21 @@ class _Ingress:
         """As `AbandonedClaims.take_over`: nothing is ever lost in this queue."""
         return []
 
-    async def run(self, entry: QueueEntry) -> Written | None:
-        """As `Attempts.run`: attend to a request until it has ended."""
+    async def interrupt(self, entry: QueueEntry) -> Yielding:
+        """As `Attempts.interrupt`: two round trips, then the worker's next output is refused."""
+        await asyncio.sleep(2 * self._service.cluster.claim_ms / 1e3)
+        if not self._service.abort(entry.request_id):
+            return Yielding.NOT_NOW
+        self._interrupted.add(entry.request_id)
+        return Yielding.DONE
+
+    async def run(
+        self, entry: QueueEntry, before: Written | None = None
+    ) -> Written | Suspended | None:
+        """As `Attempts.run`: attend to a request until it has ended, or yields."""
         record = self._service.records[entry.request_id]
         now_s = self._loop.time()
-        if record.started_s is None:
-            record.started_s = now_s
+        record.starts(now_s)
         if record.arrived_s + record.work.deadline_s <= now_s:
             record.expired = True
             self._service.ended(record)
@@ -119,6 +132,11 @@ class _Ingress:
             self.waits.now(entry.key, entry.request_id, Waits.AGAIN, self._loop.time())
             await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, refused))
             self.waits.over(entry.key)
+        if entry.request_id in self._interrupted:
+            self._interrupted.discard(entry.request_id)
+            if record.tokens < record.work.output_tokens:
+                record.paused(self._loop.time())
+                return Suspended(Written(record.tokens, whole=False))
         self._service.ended(record)
         return Written(record.tokens)
 
@@ -160,6 +178,7 @@ class VirtualService:
         """The requests in the order in which they were sent to engines."""
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
+        self._generating: dict[str, tuple[VirtualEngine, Sequence]] = {}
         self._texts = 0
         self.engines = [
             VirtualEngine(f"replica-{number}", cluster.engine) for number in range(cluster.replicas)
@@ -227,13 +246,26 @@ class VirtualService:
             work.base,
             work.prefix,
         )
-        await asyncio.sleep(self.cluster.call_ms / 1e3)
+        replay_ms = already * self.cluster.replay_ms
+        await asyncio.sleep((self.cluster.call_ms + replay_ms) / 1e3)
+        self._generating[record.request_id] = engine, sequence
         try:
             await engine.run(sequence, lambda: self._first_token(record))
         finally:
+            del self._generating[record.request_id]
             record.tokens = already + sequence.produced
             record.hit_tokens += sequence.hit_tokens
             record.preemptions += sequence.preemptions
+
+    def abort(self, request_id: str) -> bool:
+        """Interrupt a request that writes; whether it does."""
+        if request_id not in self._generating:
+            return False
+        engine, sequence = self._generating[request_id]
+        if not engine.writes(sequence):
+            return False
+        engine.abort(sequence)
+        return True
 
     def ended(self, record: Record) -> None:
         """A request has ended."""

@@ -20,8 +20,9 @@ Fields (one letter each, since they are stored with every entry), and the entrie
     p  id of the entry before                         k-max, max-max
     f  id of the last output of older epochs that     the outputs of k > 1 up to the first bytes
        still counts
-    q  why the attempt was given up; the request      the last entry of such an attempt
+    q  why the attempt was given up; the request      the last entry of such an attempt; k-(max-1)
        goes on
+    c  empty: another attempt can continue this one   its first entry with `o`
     z  the transcript: all response bytes, zlib;      max-max
        the entries before are trimmed
 """
@@ -80,6 +81,7 @@ class Entry(NamedTuple):
         events: int,
         resumed_from: EntryId | None,
         given_up: Cause | None,
+        continuable: bool = False,
     ) -> Entry:
         """What an attempt has produced since its last entry (the hot path)."""
         fields = {b"n": nonce}
@@ -87,6 +89,8 @@ class Entry(NamedTuple):
             fields[b"h"] = _json.encode(head)
         if outputs:
             fields[b"o"] = _json.encode(outputs)
+            if continuable:
+                fields[b"c"] = b""
         if body is not None:
             fields[b"b"] = body
         fields[b"e"] = b"%d" % events
@@ -268,9 +272,7 @@ def decode_line(entry: Entry) -> RequestLine:
 
 
 def entry_from_redis(raw: Any) -> Entry:
-    """Decode one element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2) or its dict
-    form.
-    """
+    """Decode an element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2), or as a dict."""
     entry_id, fields = raw
     if not isinstance(fields, dict):
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -283,9 +285,7 @@ def flatten(entry: Entry) -> list[bytes]:
 
 
 def has_ended(entries: Sequence[Entry]) -> bool:
-    """Whether these entries, read from the beginning of a journal, include the end of the
-    request.
-    """
+    """Whether these entries of a journal include the end of the request."""
     return any(entry.ends for entry in entries)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import Settled
 from serve_app.policy.prediction import Prediction
+from serve_app.policy.running import Settled
 
 _TENANTS = 50
 OTHER_TENANTS = "@other"
@@ -48,6 +48,12 @@ class OrderTelemetry:
             "Requests that went before a more urgent class because of their age.",
             registry=registry,
         )
+        self._yields = Counter(
+            "hermes_yields",
+            "Requests that gave their place to another one and continued later.",
+            ["class", "to"],
+            registry=registry,
+        )
         self._claimed_waiting = Gauge(
             "hermes_claimed_waiting",
             "Requests that this ingress has claimed and not started.",
@@ -77,6 +83,10 @@ class OrderTelemetry:
             count, oldest_ms = lines.get(name, (0, now_ms))
             self._claimed_waiting.labels(name).set(count)
             self._claimed_oldest.labels(name).set(max(0.0, (now_ms - oldest_ms) / 1000))
+
+    def yielded(self, request_class: str, to: str) -> None:
+        """A running request gave its place to one of another class, or of its own."""
+        self._yields.labels(request_class, to).inc()
 
     def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.

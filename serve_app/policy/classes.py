@@ -89,11 +89,17 @@ class ClassOrder:
             self._aged.ends(request_class)
 
     def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
+        """The class of the request that starts now; see `peek`."""
+        chosen = self.peek(oldest_ms, now_ms)
+        self.promotions += chosen == "standard" and "realtime" in oldest_ms
+        return chosen
+
+    def peek(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
         """The class of the next request.
 
         Args:
-            oldest_ms: when the oldest waiting request of each class was enqueued, in Unix
-                milliseconds; only classes of which some wait, and at least one.
+            oldest_ms: since when the oldest request of each class waits, in Unix milliseconds; only
+                classes of which some wait, and at least one.
         """
         if CRITICAL in oldest_ms:
             return CRITICAL
@@ -102,9 +108,7 @@ class ClassOrder:
             return "batch"
         if len(interactive) == 1 or now_ms - oldest_ms["standard"] < self._ageing_ms:
             return interactive[0]
-        chosen = self._aged.least()
-        self.promotions += chosen == "standard"
-        return chosen
+        return self._aged.least()
 
     def charge(self, request_class: str, cost: float) -> None:
         """A request of a class was served this much, or less than was charged before if it is

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+import math
+from typing import Generic, NamedTuple, TypeVar
 
+from serve_app.contract import Written
 from serve_app.policy.prediction import Prediction
 from serve_app.policy.waiting import Claimed
 
@@ -11,19 +13,55 @@ C = TypeVar("C", bound=Claimed)
 
 
 class Running(Generic[C]):
-    """One of them, from its start to its end. Each is itself: a duplicate queue entry has its
-    own.
+    """One of them, from its first start to its end, also while it waits in between because it has
+    yielded. Each is itself: a duplicate queue entry has its own.
     """
 
-    __slots__ = ("cost", "entry", "predicted", "started_ms")
+    __slots__ = (
+        "again_ms",
+        "cost",
+        "entry",
+        "paid",
+        "predicted",
+        "slices",
+        "started_ms",
+        "tokens",
+        "yields_to",
+    )
 
-    def __init__(
-        self, entry: C, predicted: Prediction, cost: float, started_ms: int | None
-    ) -> None:
+    def __init__(self, entry: C, predicted: Prediction) -> None:
         self.entry = entry
         self.predicted = predicted
         """What it was expected to write when it started."""
-        self.cost = cost
-        """What its tenant has paid in advance."""
-        self.started_ms = started_ms
-        """Unix milliseconds, by Redis's clock; None if it was taken over while it ran."""
+        self.cost = 0.0
+        """What its tenant has paid in advance, since it runs."""
+        self.started_ms: int | None = None
+        """Unix milliseconds, by Redis's clock: since when it runs. None if it was taken over while
+        it ran.
+        """
+        self.slices = 0
+        """How often it has yielded."""
+        self.tokens = 0
+        """What it had written when it started; more than 0 only after it has yielded."""
+        self.paid = 0.0
+        """What its tenant has paid for that."""
+        self.yields_to: tuple[str, str] | None = None
+        """The class and the tenant to whose next request it is about to yield its place."""
+        self.again_ms = 0.0
+        """From when on it may be told to yield (again)."""
+
+    def expected(self, written: float) -> float:
+        """What it will probably write in all, now that so much is written. Of one that is longer
+        than expected, all that is known is that it is long: about as much again.
+        """
+        most = float(self.entry.max_output_tokens or math.inf)
+        return max(written, min(max(self.predicted.mean, 2 * written), most))
+
+
+class Settled(NamedTuple):
+    """A request that has ended: what was expected when it started, and what it has written."""
+
+    entry: Claimed
+    predicted: Prediction
+    written: Written
+    cost: float

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Written
+from serve_app.policy.claims import Claim
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
-from serve_app.policy.order import DEFAULT_RULES, Claim, Scheduler, Settled
+from serve_app.policy.order import Scheduler
+from serve_app.policy.rules import DEFAULT_RULES
+from serve_app.policy.running import Settled
 from tests.unit.virtual_order import Entry
 
 AHEAD = int(DEFAULT_RULES.claim_ahead)

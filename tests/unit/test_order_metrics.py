@@ -6,8 +6,9 @@ from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Written
 from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry
-from serve_app.policy.order import Scheduler, Settled
+from serve_app.policy.order import Scheduler
 from serve_app.policy.prediction import Prediction
+from serve_app.policy.running import Settled
 from tests.unit.virtual_order import Entry
 
 

@@ -18,7 +18,7 @@ from scripts.simulation.service import Outcome
 from scripts.simulation.simulate import simulate
 from serve_app.errors import SettingsError
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES
+from serve_app.policy.rules import DEFAULT_RULES
 from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService
 
 

@@ -12,8 +12,9 @@ from statistics import mean
 import pytest
 
 from serve_app.contract import Written
-from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.order import Scheduler
 from serve_app.policy.prediction import Lengths
+from serve_app.policy.rules import DEFAULT_RULES, Rules
 from serve_app.policy.running import Running
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost
 
