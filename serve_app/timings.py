@@ -181,18 +181,6 @@ ADOPTED_GATHER_S = 0.05
 """Checks requested within this time go out together."""
 ADOPTED_A_LOOK = 250
 """Requests per round trip of such a check."""
-YIELDS_WITHIN_MS = 5_000
-"""A request that still runs so long after it was told to yield does not: its worker is lost, or
-its engine produces nothing.
-"""
-YIELD_AGAIN_MS = 1_000
-"""A request that could not be interrupted may be told again after this time."""
-YIELD_LOOK_MS = 100
-"""While the requests that run must not be interrupted for those that wait, they are looked at
-again after this time.
-"""
-FIRST_TOKEN_MS = 5.0
-"""Time per token, until the first request has ended or yielded: that of a large model."""
 
 # -- admission ------------------------------------------------------------------------------------
 

@@ -65,10 +65,9 @@ class Entry(NamedTuple):
         return cls(opening_id(epoch), {b"n": nonce, b"m": _json.encode(facts)})
 
     @classmethod
-    def void(cls, opening: EntryId, nonce: bytes, cause: Cause) -> Entry:
-        """The entry after an opening that says that no worker works on the attempt."""
-        fields = {b"n": nonce, b"q": cause.value.encode()}
-        return cls(EntryId(opening.epoch, opening.seq + 1), fields)
+    def void(cls, entry_id: EntryId, nonce: bytes, cause: Cause) -> Entry:
+        """An entry that says that no worker works on the attempt, or shall not any longer."""
+        return cls(entry_id, {b"n": nonce, b"q": cause.value.encode()})
 
     @classmethod
     def output(
@@ -171,6 +170,11 @@ class Entry(NamedTuple):
         return self.fields.get(b"o")
 
     @property
+    def continuable(self) -> bool:
+        """Whether another attempt can continue the one that begins with this output."""
+        return b"c" in self.fields
+
+    @property
     def produced(self) -> bool:
         """Whether an attempt produced something with this entry."""
         fields = self.fields
@@ -188,9 +192,7 @@ class Entry(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether the request ended with this entry; of several such entries in a journal, the
-        first counts.
-        """
+        """Whether the request ended with this entry; of several, the first counts."""
         return b"k" in self.fields
 
     @property
@@ -208,9 +210,7 @@ class Entry(NamedTuple):
 
     @property
     def resumed_from(self) -> EntryId | None:
-        """The last output of older epochs that still counts, if this is one of the first entries of
-        a later attempt.
-        """
+        """The last output of older epochs that counts, if this is a later one's first."""
         raw = self.fields.get(b"f")
         return None if raw is None else EntryId.parse(raw)
 

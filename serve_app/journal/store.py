@@ -193,7 +193,7 @@ class JournalStore:
         if not found or found[0].nonce != nonce:
             return False
         # Redis rejects this if a newer epoch has begun; nobody waits for this attempt then.
-        voided = Entry.void(opening, nonce, Cause.NOT_OPENED)
+        voided = Entry.void(EntryId(epoch, opening.seq + 1), nonce, Cause.NOT_OPENED)
         await self._link.call([("XADD", key, "NOMKSTREAM", str(voided.id), *flatten(voided))])
         return True
 

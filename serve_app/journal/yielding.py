@@ -59,7 +59,7 @@ async def end_attempt(link: RedisLink, key: str, epoch: int) -> Yielding:
 
 def yield_of(epoch: int, nonce: bytes) -> Entry:
     """The entry that takes an attempt's place away."""
-    return Entry(yield_id(epoch), {b"n": nonce, b"q": Cause.YIELDED.value.encode()})
+    return Entry.void(yield_id(epoch), nonce, Cause.YIELDED)
 
 
 def _possible(first: Sequence[Entry], last: Sequence[Entry], epoch: int) -> Yielding:
@@ -68,7 +68,7 @@ def _possible(first: Sequence[Entry], last: Sequence[Entry], epoch: int) -> Yiel
     if output is None or last[0].id.epoch != epoch or has_ended(last) or last[0].quit:
         return Yielding.NOT_NOW
     alone = all(_of_first_generation(entry) for entry in (output, last[0]))
-    return Yielding.DONE if b"c" in output.fields and alone else Yielding.NEVER
+    return Yielding.DONE if output.continuable and alone else Yielding.NEVER
 
 
 def _of_first_generation(entry: Entry) -> bool:

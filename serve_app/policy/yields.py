@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from serve_app import timings
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.pace import Pace
 from serve_app.policy.running import Running
@@ -38,6 +37,21 @@ _OF_WRITTEN = 1 / 64
 """A slice has at least this part of what was written before it."""
 
 
+class Times(NamedTuple):
+    """What nobody should have to choose."""
+
+    within_ms: int = 5_000
+    """A request that still runs so long after it was told to yield does not: its worker is lost, or
+    its engine produces nothing.
+    """
+    again_ms: int = 1_000
+    """A request that could not be interrupted may be told again after this time."""
+    look_ms: int = 100
+    """While none of those that run may be interrupted, they are looked at again after this time."""
+    first_token_ms: float = 5.0
+    """Time per token, until the first request has ended or yielded; the less, the sooner."""
+
+
 class Yields(Generic[C]):
     """Names requests that shall yield, and remembers which do.
 
@@ -48,6 +62,7 @@ class Yields(Generic[C]):
     def __init__(self, slice_tokens: int, pace: Pace) -> None:
         self._slice = slice_tokens
         self._pace = pace
+        self._times = Times()
         self._yielding: dict[Running[C], None] = {}
         self._look_ms: dict[tuple[str, str], float] = {}
 
@@ -71,7 +86,7 @@ class Yields(Generic[C]):
     def stays(self, running: Running[C], now_ms: int, *, always: bool) -> None:
         """A request that was named has not yielded. `always`: it can never be continued."""
         self.over(running)
-        running.again_ms = math.inf if always else now_ms + timings.YIELD_AGAIN_MS
+        running.again_ms = math.inf if always else now_ms + self._times.again_ms
 
     def choose(
         self, among: Iterable[Running[C]], waiting: Waiting[C], tokens: float, now_ms: int
@@ -95,16 +110,16 @@ class Yields(Generic[C]):
             elif (left := self._left(running, now_ms)) <= self._least(running, tokens) or (
                 not self._in_time(running, left, now_ms)
             ):
-                look_ms = min(look_ms, now_ms + timings.YIELD_LOOK_MS)
+                look_ms = min(look_ms, now_ms + self._times.look_ms)
             elif (of := (CLASSES.index(running.entry.request_class), left)) > most:
                 chosen, most = running, of
         if chosen is None:
             if len(self._look_ms) >= _TENANTS:
                 self._look_ms.clear()
-            self._look_ms[whom] = min(look_ms, now_ms + timings.YIELD_LOOK_MS)
+            self._look_ms[whom] = min(look_ms, now_ms + self._times.look_ms)
             return None
         chosen.yields_to = whom
-        chosen.again_ms = now_ms + timings.YIELDS_WITHIN_MS
+        chosen.again_ms = now_ms + self._times.within_ms
         self._yielding[chosen] = None
         return chosen
 
@@ -127,7 +142,7 @@ class Yields(Generic[C]):
 
     @property
     def _token_ms(self) -> float:
-        return self._pace.predict_ms(0, 1) or timings.FIRST_TOKEN_MS
+        return self._pace.predict_ms(0, 1) or self._times.first_token_ms
 
     def _left(self, running: Running[C], now_ms: int) -> float:
         """How many tokens a request will probably write from now on."""

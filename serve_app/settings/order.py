@@ -57,7 +57,7 @@ class OrderSettings(Section):
         le=1_000_000,
         description="A running request that has written about this many tokens since it started "
         "or continued may have to give its place to a shorter one that waits; it continues later. "
-        "`batch` gives its place to more urgent requests after an eighth of it. 0: nobody is "
+        "`batch` gives its place to more urgent requests after a sixteenth of it. 0: nobody is "
         "interrupted",
     )
     claim_ahead: float = Field(
