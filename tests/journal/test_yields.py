@@ -205,12 +205,14 @@ def test_another_ingress_continues_what_has_yielded_when_its_turn_comes(
             async with its.ingress("ingress-1"):
                 await its.admit("long", 200, "batch")
                 await eventually(lambda: _has_output(its, "long", 1))
-                await its.admit("short", 1_500, "realtime")
+                await its.admit("short", 800, "realtime")
                 await eventually(lambda: begun(its, "short"))
             async with its.ingress("ingress-2") as ingress:
                 await eventually(lambda: ingress.dispatcher.in_flight == 2)
-                assert ("long", 2) not in its.calls, "its place is taken"
                 await ended(its, "short", "long")
+                short, long = [(await its.w.entries(name))[-1] for name in ("short", "long")]
+                assert short.summary and long.summary and long.summary.attempt
+                assert long.summary.attempt.opened_ms >= short.summary.ended_ms, "taken places"
                 assert await its.epochs("long") == 2
                 assert len(await its.text("long")) == 200
 
