@@ -211,7 +211,9 @@ def test_another_ingress_continues_what_has_yielded_when_its_turn_comes(
                 await eventually(lambda: ingress.dispatcher.in_flight == 2)
                 await ended(its, "short", "long")
                 short, long = [(await its.w.entries(name))[-1] for name in ("short", "long")]
-                assert short.summary and long.summary and long.summary.attempt
+                assert short.summary
+                assert long.summary
+                assert long.summary.attempt
                 assert long.summary.attempt.opened_ms >= short.summary.ended_ms, "taken places"
                 assert await its.epochs("long") == 2
                 assert len(await its.text("long")) == 200
@@ -314,23 +316,27 @@ def test_what_cannot_yield_is_left_alone(
     asyncio.run(main())
 
 
-def test_a_request_continues_if_its_yield_did_not_reach_redis(
+def test_a_request_whose_yield_did_not_reach_redis_goes_on_and_is_told_again(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with service(redis_url, namespace) as its, its.ingress("ingress-1") as ingress:
-            store, asked = ingress.base.store, asyncio.Event()
+            store, asked = ingress.base.store, 0
+            really = store.end_attempt
 
-            async def unreachable(request_id: str, epoch: int) -> Yielding:
-                asked.set()
-                raise RedisUnavailable("test")
+            async def unreachable_once(request_id: str, epoch: int) -> Yielding:
+                nonlocal asked
+                asked += 1
+                if asked == 1:
+                    raise RedisUnavailable("test")
+                return await really(request_id, epoch)
 
-            monkeypatch.setattr(store, "end_attempt", unreachable)
-            await its.admit("long", 200, "batch")
+            monkeypatch.setattr(store, "end_attempt", unreachable_once)
+            await its.admit("long", 350, "batch")
             await eventually(lambda: _has_output(its, "long", 1))
             await its.admit("short", 5, "realtime")
-            await asked.wait()
             await ended(its, "long", "short")
-            assert its.calls == [("long", 1), ("short", 1)]
+            assert its.calls == [("long", 1), ("short", 1), ("long", 2)]
+            assert asked == 2
 
     asyncio.run(main())
