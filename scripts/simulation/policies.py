@@ -105,6 +105,7 @@ POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
     "oracle": lambda records: _knowing(records, DEFAULT_RULES),
     "shortest": lambda records: _knowing(records, _SHORTEST),
 }
-"""`hermes` is what runs live; `slices` is the same with slices; `oracle` has every length known; `shortest` also knows
-them, and never lets a long request go before a short one of its tenant.
+"""`hermes` is what runs live; `slices` is the same with slices; `oracle` is the same with every
+length known; `shortest` also knows them, and never lets a long request go before a short one of its
+tenant.
 """

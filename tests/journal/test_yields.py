@@ -5,116 +5,20 @@ Redis, and the simulated engine, whose text depends on the prompt alone.
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 
-from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Reason, State
+from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
-from serve_app.journal.entries import has_ended, transcript
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.entries import transcript
 from serve_app.journal.ids import yield_id
 from serve_app.journal.yielding import Yielding
 from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess
 from tests.journal.journal_helpers import World, add, eventually, everything, finish, world
-from workers.simulated_engine import SimulatedEngine
-
-SLICE = 32
-
-
-class Service:
-    """An ingress and a worker whose engine runs one request at a time."""
-
-    def __init__(self, w: World, worker: WorkerProcess) -> None:
-        self.w = w
-        self.worker = worker
-        self.calls: list[tuple[str, int]] = []
-
-    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
-        """Calls the worker as Ray does."""
-        self.calls.append((request_id, epoch))
-        answer = await self.worker.replica.execute(request_id, epoch, session, cause)
-        return Answer.decode(answer)
-
-    @asynccontextmanager
-    async def ingress(self, name: str) -> AsyncIterator[IngressProcess]:
-        """An ingress that sees the worker."""
-        replicas = Replicas()
-        replicas.serving(["replica-1"])
-        made = IngressProcess(self.w.settings, name, "session-1", self.execute, replicas)
-        await made.start()
-        try:
-            yield made
-        finally:
-            await made.stop()
-
-    async def admit(
-        self, name: str, tokens: int, request_class: str = "standard", timeout_s: float = 60.0
-    ) -> None:
-        """Accept a request for so many tokens."""
-        now_ms = int(time.time() * 1000)
-        deadline_ms = now_ms + int(timeout_s * 1000)
-        facts = RequestFacts(request_class, "t", "", "m", True, now_ms, deadline_ms, self.w.channel)
-        body = {"messages": [{"role": "user", "content": "say"}], "stream": True}
-        await self.w.accept(name, facts, json.dumps({**body, "max_tokens": tokens}).encode())
-
-    async def epochs(self, name: str) -> int:
-        """How many attempts a request has had that has ended."""
-        (last,) = [entry for entry in await self.w.entries(name) if entry.terminal]
-        assert last.summary is not None
-        return last.summary.attempts
-
-    async def text(self, name: str) -> list[str]:
-        """The words of an answer that has ended, in order."""
-        (last,) = [entry for entry in await self.w.entries(name) if entry.terminal]
-        assert last.state is State.COMPLETED, (last.state, last.reason)
-        body = transcript(last)
-        assert body is not None
-        events = [event for event in body.decode().split("\n\n") if event]
-        assert [event.split("\n")[0] for event in events] == [
-            f"id: {number}" for number in range(1, len(events) + 1)
-        ]
-        found = [json.loads(event.split("data: ", 1)[1]) for event in events[:-1]]
-        finish = [one["choices"][0]["finish_reason"] for one in found if one["choices"]]
-        assert [reason for reason in finish if reason] == ["length"]
-        return [one["choices"][0]["delta"].get("content", "") for one in found if one["choices"]]
-
-
-@asynccontextmanager
-async def service(
-    url: str, namespace: str, tokens_per_s: float = 100.0, slice_tokens: int = SLICE
-) -> AsyncIterator[Service]:
-    settings = {
-        "engine": {"kind": "simulated", "args": {"tokens_per_s": tokens_per_s}},
-        "workers": {"max_running_requests": 1},
-        "order": {"slice_tokens": slice_tokens},
-    }
-    async with world(url, namespace, **settings) as w:
-        worker = WorkerProcess(w.settings, "replica-1", SimulatedEngine(w.settings))
-        await worker.start()
-        try:
-            yield Service(w, worker)
-        finally:
-            await worker.stop()
-
-
-async def ended(its: Service, *names: str) -> None:
-    for name in names:
-        await eventually(partial(_ended, its, name))
-
-
-async def _ended(its: Service, name: str) -> bool:
-    return has_ended(await its.w.entries(name))
-
-
-async def begun(its: Service, name: str) -> bool:
-    return any(entry.outputs for entry in await its.w.entries(name))
+from tests.journal.yielding import Service, begun, ended, has_output, is_ended, service
 
 
 def test_batch_yields_to_realtime_and_its_answer_is_the_unbroken_one(
@@ -127,10 +31,10 @@ def test_batch_yields_to_realtime_and_its_answer_is_the_unbroken_one(
             follower = await hub.follow("long", 0)
             reading = asyncio.create_task(everything(follower))
             for number in range(3):
-                await eventually(partial(_has_output, its, "long", number + 1))
+                await eventually(partial(has_output, its, "long", number + 1))
                 await its.admit(f"short-{number}", 5, "realtime")
                 await ended(its, f"short-{number}")
-                assert not await _ended(its, "long")
+                assert not await is_ended(its, "long")
             await ended(its, "long")
             assert await its.epochs("long") == 4
             whole = await its.text("long")
@@ -151,10 +55,6 @@ def test_batch_yields_to_realtime_and_its_answer_is_the_unbroken_one(
     asyncio.run(main())
 
 
-async def _has_output(its: Service, name: str, epoch: int) -> bool:
-    return any(one.id.epoch == epoch and one.outputs for one in await its.w.entries(name))
-
-
 @asynccontextmanager
 async def suspended(
     url: str, namespace: str, timeout_s: float = 60.0
@@ -162,7 +62,7 @@ async def suspended(
     """`long` has yielded to `short`, which goes on for a while."""
     async with service(url, namespace) as its, its.ingress("ingress-1") as ingress:
         await its.admit("long", 300, "batch", timeout_s)
-        await eventually(lambda: _has_output(its, "long", 1))
+        await eventually(lambda: has_output(its, "long", 1))
         await its.admit("short", 400, "realtime")
         await eventually(lambda: begun(its, "short"))
         assert (await its.w.entries("long"))[-1].id == yield_id(1)
@@ -204,7 +104,7 @@ def test_another_ingress_continues_what_has_yielded_when_its_turn_comes(
         async with service(redis_url, namespace) as its:
             async with its.ingress("ingress-1"):
                 await its.admit("long", 200, "batch")
-                await eventually(lambda: _has_output(its, "long", 1))
+                await eventually(lambda: has_output(its, "long", 1))
                 await its.admit("short", 800, "realtime")
                 await eventually(lambda: begun(its, "short"))
             async with its.ingress("ingress-2") as ingress:
@@ -333,7 +233,7 @@ def test_a_request_whose_yield_did_not_reach_redis_goes_on_and_is_told_again(
 
             monkeypatch.setattr(store, "end_attempt", unreachable_once)
             await its.admit("long", 350, "batch")
-            await eventually(lambda: _has_output(its, "long", 1))
+            await eventually(lambda: has_output(its, "long", 1))
             await its.admit("short", 5, "realtime")
             await ended(its, "long", "short")
             assert its.calls == [("long", 1), ("short", 1), ("long", 2)]
