@@ -8,6 +8,7 @@ admission/admission.py        checks the limits; writes journal, body and queue 
                               only then is the request accepted
 request_queue/queue.py        the queue of each class, as Redis Streams
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
+policy/yields.py              which running request gives its place to it (journal/yielding.py: how)
 dispatch/attempts.py          carries a request to its end; policy/retries.py: what follows a lost
                               attempt, and when a request is poison
 dispatch/deadlines.py         ends requests whose deadline passes while they wait

@@ -86,6 +86,8 @@ class Cause(StrEnum):
     """The worker gave the attempt up because its engine is sick."""
     DEADLINE = "deadline"
     """The request's deadline passed, and no worker reported it."""
+    YIELDED = "yielded"
+    """The request gave its place to another one, and continues later. Nothing was lost."""
 
 
 class Outcome(StrEnum):
@@ -113,12 +115,25 @@ class Written(NamedTuple):
     """What it has read, as the engine counted; 0 if that is not known."""
 
 
+class Suspended(NamedTuple):
+    """What a request has written that has yielded its place, and waits for its next turn."""
+
+    written: Written
+
+
 class Answer(NamedTuple):
     """A worker's answer to `execute`."""
 
     outcome: Outcome
     written: Written | None = None
-    """What the request has written; None if the worker does not know, or is of version 0.1.0."""
+    """What the request has written; None if the worker does not know, or is of version 0.1.0. Of a
+    fenced attempt, it is only known of one that has yielded.
+    """
+
+    @property
+    def yielded(self) -> bool:
+        """Whether the attempt was ended so that another request gets its place."""
+        return self.outcome is Outcome.FENCED and self.written is not None
 
     def encode(self) -> str | UserString:
         """The answer as it crosses the process.

@@ -146,6 +146,10 @@ class Recorder:
         self._recording = True
         self.output_tokens += len(output.token_ids)
 
+    def can_be_continued(self, whether: bool = True) -> None:
+        """Whether another attempt can continue what the engine produces from now on."""
+        self._attempt.continuable = whether
+
     def restart(self) -> None:
         """Forget what was recorded, because no client has seen any of it."""
         assert not self.recorded.seen

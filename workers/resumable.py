@@ -9,6 +9,7 @@ usage and stop logic rebuild their state; then the engine continues from prompt 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -25,6 +26,9 @@ from workers.continuation import Continuation, obstacle
 from workers.engine import Progress
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue
+
+_AT_ONCE = 64
+"""Recorded outputs after which other requests get their turn: a long answer has thousands."""
 
 
 class RecordingClient:
@@ -118,10 +122,13 @@ class RecordingClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """First the outputs in the journal, then the engine's new ones."""
         continuation = self._continuation(recorder, generation, prompt, params, request_id)
+        recorder.can_be_continued(not obstacle(prompt, params, recorder.recorded, generation))
         if continuation is None:
             new = self._engine.generate(prompt, params, request_id, **options)
         else:
-            for recorded in recorder.recorded.outputs:
+            for number, recorded in enumerate(recorder.recorded.outputs, 1):
+                if not number % _AT_ONCE:
+                    await asyncio.sleep(0)
                 try:
                     output = continuation.replay(recorded)
                 except CannotContinue as error:

@@ -4,10 +4,12 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from serve_app.policy.claims import Claim
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
+from serve_app.policy.order import Scheduler
 from serve_app.policy.prediction import Lengths, Prediction
 from serve_app.policy.room import Room
+from serve_app.policy.rules import DEFAULT_RULES, Rules
 from serve_app.policy.running import Running
 from serve_app.request_queue.entry import QueueEntry
 
@@ -16,10 +18,13 @@ from .work import Record
 _WITHOUT_AGEING = 100.0
 """Milliseconds per token: more than waits make up for, and less than deadlines cut off."""
 _FAR_AHEAD = 64.0
+_SLICE_TOKENS = 512
 
 
 class ArrivalOrder:
     """Plain first come, first served, behind the interface of the live scheduler."""
+
+    yielding = False
 
     def __init__(self) -> None:
         self.capacity = 0
@@ -57,6 +62,10 @@ class ArrivalOrder:
             return None
         return self._run(self._waiting.pop(0), now_ms)
 
+    def to_yield(self, now_ms: int) -> list[Running[QueueEntry]]:
+        """Nobody."""
+        return []
+
     def adopt(self, entries: Iterable[QueueEntry]) -> list[Running[QueueEntry]]:
         """See `Scheduler.adopt`."""
         return [self._run(entry, None) for entry in entries]
@@ -66,7 +75,8 @@ class ArrivalOrder:
         del self.running[running]
 
     def _run(self, entry: QueueEntry, now_ms: int | None) -> Running[QueueEntry]:
-        running = Running(entry, Prediction(0.0, 0.0, 0.0), 0.0, now_ms)
+        running = Running(entry, Prediction(0.0, 0.0, 0.0))
+        running.started_ms = now_ms
         self.running[running] = None
         return running
 
@@ -125,19 +135,20 @@ class KnownLengths(Lengths):
 
 def _knowing(records: Mapping[str, Record], rules: Rules) -> Scheduler[QueueEntry]:
     scheduler: Scheduler[QueueEntry] = Scheduler(rules)
-    scheduler.lengths = KnownLengths(records)
+    scheduler.estimates.lengths = KnownLengths(records)
     return scheduler
 
 
 _SHORTEST = DEFAULT_RULES._replace(short_first_ms_per_token=_WITHOUT_AGEING, claim_ahead=_FAR_AHEAD)
 POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
     "hermes": lambda _: Scheduler(),
+    "slices": lambda _: Scheduler(DEFAULT_RULES._replace(slice_tokens=_SLICE_TOKENS)),
     "fcfs": lambda _: ArrivalOrder(),
     "window": lambda _: AdaptiveWindow(),
     "oracle": lambda records: _knowing(records, DEFAULT_RULES),
     "shortest": lambda records: _knowing(records, _SHORTEST),
 }
-"""`hermes` is what runs live; `window` is the adaptive window of one of the articles; `oracle` is
-`hermes` with every length known; `shortest` also knows them, and never lets a long request go
-before a short one of its tenant.
+"""`hermes` is what runs live; `slices` is the same with slices; `window` is the adaptive window of
+one of the articles; `oracle` is `hermes` with every length known; `shortest` also knows them, and
+never lets a long request go before a short one of its tenant.
 """

@@ -40,7 +40,7 @@ class VirtualQueue:
             work.tenant,
             work.session,
             now_ms + int(work.deadline_s * 1000),
-            Asked(work.prompt_tokens, work.max_tokens, work.kind),
+            Asked(work.prompt_tokens, work.max_tokens, f"chat/completions {work.kind}"),
         )
         raw = {key.encode(): str(value).encode() for key, value in fields.items()}
         entry = decode_entry(f"queue:{name}", name, b"%d-%d" % entry_id, raw)

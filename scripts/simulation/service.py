@@ -8,29 +8,20 @@ Ray (the call to a replica) and the engine.
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from serve_app import timings
-from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
-from serve_app.cluster.replicas import Replicas
-from serve_app.contract import WorkerLease, Written
-from serve_app.dispatch.dispatcher import Dispatcher
-from serve_app.dispatch.waits import Waits, WhyItWaits
-from serve_app.loops import backoff
+from serve_app.contract import WorkerLease
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.placement import Placement
-from serve_app.request_queue.entry import QueueEntry
 from workers.engine_model.parameters import EngineParameters
 from workers.engine_model.sequence import Sequence
 
-from .engine import EngineStopped, VirtualEngine
-from .policies import POLICIES
+from .engine import VirtualEngine
+from .ingress import VirtualIngress
 from .queue import VirtualQueue
 from .virtual_time import VirtualClock
 from .work import Record, Work
 
-_CLUSTER = "session-1"
 _TEXTS_APART = 1 << 32
 """Distance between the identities of two texts: more than one has blocks."""
 
@@ -52,6 +43,8 @@ class Cluster:
     """How long a claim that waited for an arrival waits for more; live: not at all."""
     call_ms: float = 1.0
     """A call to a replica, until its engine has the request."""
+    replay_ms: float = 0.1
+    """What a worker needs for each token that is written already, before it continues."""
 
     @property
     def slots(self) -> int:
@@ -77,75 +70,6 @@ class Outcome:
     """Tokens generated, by tenant."""
 
 
-class _Ingress:
-    """One ingress process: its dispatcher, and its view of the replicas."""
-
-    def __init__(self, service: "VirtualService", name: str, policy: str) -> None:
-        cluster = service.cluster
-        self._service = service
-        self._loop = asyncio.get_running_loop()
-        self.name = name
-        self.replicas = Replicas()
-        self.waits = WhyItWaits()
-        self._version = -1
-        self._placement = Placement(
-            cluster.load_factor, cluster.virtual_nodes, cluster.max_running_requests
-        )
-        clock = RedisClock(VirtualClock(self._loop))
-        # The queue, the abandoned claims and the attempts are those of this file.
-        queue: Any = service.queue
-        this: Any = self
-        self.dispatcher = Dispatcher(queue, this, this, self.replicas, name, _CLUSTER, clock)
-        if policy != "hermes":
-            self.dispatcher._scheduler = POLICIES[policy](service.records)
-
-    async def take_over(self, *_: object) -> list[QueueEntry]:
-        """As `AbandonedClaims.take_over`: nothing is ever lost in this queue."""
-        return []
-
-    async def run(self, entry: QueueEntry) -> Written | None:
-        """As `Attempts.run`: attend to a request until it has ended."""
-        record = self._service.records[entry.request_id]
-        now_s = self._loop.time()
-        if record.started_s is None:
-            record.started_s = now_s
-        if record.arrived_s + record.work.deadline_s <= now_s:
-            record.expired = True
-            self._service.ended(record)
-            return None
-        refused = 0
-        while not await self._attempt(entry, record):
-            refused += 1
-            self.waits.now(entry.key, entry.request_id, Waits.AGAIN, self._loop.time())
-            await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, refused))
-            self.waits.over(entry.key)
-        self._service.ended(record)
-        return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
-
-    async def _attempt(self, entry: QueueEntry, record: Record) -> bool:
-        """Returns whether the request has all of its tokens."""
-        if self._version != self.replicas.version:
-            self._version = self.replicas.version
-            self._placement.rebuild(self.replicas.able())
-        try:
-            name = self._placement.choose(entry.session or entry.request_id)
-        except LookupError:
-            return False
-        record.attempts += 1
-        record.engine = name
-        self._placement.began(entry.request_id, name)
-        self.replicas.place(entry.request_id, name)
-        try:
-            await self._service.generate(record, name)
-            return True
-        except EngineStopped:
-            self.replicas.avoid(entry.request_id, self._loop.time())
-            return False
-        finally:
-            self._placement.ended(entry.request_id)
-            self.replicas.release(entry.request_id)
-
-
 class VirtualService:
     """Ingresses, queue and engines. Use it as an asynchronous context manager under
     `virtual_time.run`; `submit` work, and read the `outcome` at the end.
@@ -160,6 +84,7 @@ class VirtualService:
         """The requests in the order in which they were sent to engines."""
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
+        self._generating: dict[str, tuple[VirtualEngine, Sequence]] = {}
         self._texts = 0
         self.engines = [
             VirtualEngine(f"replica-{number}", cluster.engine) for number in range(cluster.replicas)
@@ -167,7 +92,7 @@ class VirtualService:
         self._leased = {engine.name for engine in self.engines}
         self._by_name = {engine.name: engine for engine in self.engines}
         self._ingresses = [
-            _Ingress(self, f"ingress-{number}", policy) for number in range(cluster.ingresses)
+            VirtualIngress(self, f"ingress-{number}", policy) for number in range(cluster.ingresses)
         ]
         self._leases: asyncio.Task[None] | None = None
 
@@ -227,13 +152,26 @@ class VirtualService:
             work.base,
             work.prefix,
         )
-        await asyncio.sleep(self.cluster.call_ms / 1e3)
+        replay_ms = already * self.cluster.replay_ms
+        await asyncio.sleep((self.cluster.call_ms + replay_ms) / 1e3)
+        self._generating[record.request_id] = engine, sequence
         try:
             await engine.run(sequence, lambda: self._first_token(record))
         finally:
+            del self._generating[record.request_id]
             record.tokens = already + sequence.produced
             record.hit_tokens += sequence.hit_tokens
             record.preemptions += sequence.preemptions
+
+    def abort(self, request_id: str) -> bool:
+        """Interrupt a request that writes; whether it does."""
+        if request_id not in self._generating:
+            return False
+        engine, sequence = self._generating[request_id]
+        if not engine.writes(sequence):
+            return False
+        engine.abort(sequence)
+        return True
 
     def ended(self, record: Record) -> None:
         """A request has ended."""

@@ -8,11 +8,14 @@ round trips per second, in the same event loop that renews the lease.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
+from serve_app.contract import Cause
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry
+from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.store import JournalStore
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -36,6 +39,22 @@ class Adopted:
         self._asked: list[tuple[QueueEntry, asyncio.Future[Look]]] = []
         self._round: asyncio.Task[None] | None = None
         self._watched = 0
+
+    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
+        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
+        round trips. What has yielded its place waits for it like one that has not begun.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        if not entries:
+            return set()
+        tails = await self._store.read_tails([entry.request_id for entry in entries])
+        return {
+            entry.key
+            for entry, tail in zip(entries, tails, strict=True)
+            if tail is None or (tail[-1].id != REQUEST_ID and tail[-1].quit != Cause.YIELDED)
+        }
 
     async def look(self, entry: QueueEntry) -> Look:
         """Check a request a moment later, together with all others requested meanwhile.

@@ -18,7 +18,7 @@ import msgspec
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Written
+from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Suspended, Written
 from serve_app.dispatch.adopted import Adopted
 from serve_app.dispatch.calls import Calls
 from serve_app.dispatch.quarantine import Quarantine
@@ -28,8 +28,8 @@ from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import AttemptFacts
-from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.store import JournalStore
+from serve_app.journal.yielding import Yielding
 from serve_app.loops import backoff
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
@@ -79,43 +79,44 @@ class Attempts:
         self._calls = Calls(execute, store, replicas, self.waits, self._until_reached, clock)
 
     async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
-        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
-        round trips.
-        """
-        if not entries:
-            return set()
-        tails = await self._until_reached(
-            lambda: self._store.read_tails([entry.request_id for entry in entries])
-        )
-        return {
-            entry.key
-            for entry, tail in zip(entries, tails, strict=True)
-            if tail is None or tail[-1].id != REQUEST_ID
-        }
+        """See `Adopted.begun`."""
+        return await self._until_reached(lambda: self._adopted.begun(entries))
 
-    async def run(self, entry: QueueEntry) -> Written | None:
-        """Attend to a request until it has ended, then acknowledge its queue entry. This call fixes
-        the first epoch.
+    async def interrupt(self, entry: QueueEntry) -> Yielding:
+        """Take a running request's place away. If that succeeds, `run` returns soon.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached, or it is unknown whether it has succeeded.
+        """
+        epoch = self._calls.epoch(entry)
+        if epoch is None:
+            return Yielding.NOT_NOW
+        return await self._store.end_attempt(entry.request_id, epoch)
+
+    async def run(
+        self, entry: QueueEntry, before: Written | None = None
+    ) -> Written | Suspended | None:
+        """Attend to a request until it has ended, then acknowledge its queue entry; or until it has
+        yielded its place. This call fixes the first epoch.
+
+        Args:
+            before: what the request had written when it last yielded; None if it is new.
 
         Returns:
             What the request has written; None if that is not known.
         """
-        waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
-        self._telemetry.claimed(entry.request_class, waited_s)
-        waited = {"hermes.request_id": entry.request_id, "hermes.class": entry.request_class}
-        with self._tracing.begin(
-            "queue",
-            entry.trace,
-            waited,
-            began_ms=int((self._clock.local.unix_s() - waited_s) * 1000),
-        ):
-            pass  # the span began with the queue entry and ends with the claim
+        if before is None:
+            self._tell_wait(entry)
         try:
-            following: Next | Written | None = Next(1)
-            if entry.taken_over:
+            following: Next | Suspended | Written | None = Next(1)
+            if before is not None:
+                following = await self._next(entry, Cause.YIELDED) or before
+            elif entry.taken_over:
                 following = await self._adopt(entry)
             while isinstance(following, Next):
                 following = await self._attempt(entry, following)
+            if isinstance(following, Suspended):
+                return following
             written = following
         except NotOurs:
             log.info(
@@ -131,6 +132,19 @@ class Attempts:
             self.waits.over(entry.key)
         await self._until_reached(lambda: self._queue.acknowledge(entry))
         return await self._queue.written(entry) if written is None else written
+
+    def _tell_wait(self, entry: QueueEntry) -> None:
+        """How long a request has waited for its first start."""
+        waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
+        self._telemetry.claimed(entry.request_class, waited_s)
+        waited = {"hermes.request_id": entry.request_id, "hermes.class": entry.request_class}
+        with self._tracing.begin(
+            "queue",
+            entry.trace,
+            waited,
+            began_ms=int((self._clock.local.unix_s() - waited_s) * 1000),
+        ):
+            pass  # the span began with the queue entry and ends with the claim
 
     async def _give_up(self, entry: QueueEntry, error: Exception) -> None:
         """End a request whose journal cannot be decoded, because every retry would fail in the same
@@ -150,11 +164,11 @@ class Attempts:
     def _waits(self, entry: QueueEntry, what: Waits) -> None:
         self.waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
 
-    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Written | None:
-        """Run one attempt. Returns the next, or, if the request has ended, what it has written;
-        None if the worker does not know.
+    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Suspended | Written | None:
+        """Run one attempt. Returns the next, or, if the request has ended or yielded, what it has
+        written; None if the worker does not know.
         """
-        self._telemetry.attempted(this.epoch)
+        self._telemetry.attempted(this.epoch, this.cause or "")
         async with AsyncExitStack() as stack:
             if this.quarantined and not await self._turn(entry, stack):
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
@@ -170,6 +184,8 @@ class Attempts:
         match answer:
             case Answer(Outcome.ENDED, written):
                 return written
+            case Answer(_, Written() as written):
+                return Suspended(written)
             case Answer():  # fenced: a duplicate queue entry, or our own call sent twice
                 return await self._adopt(entry)
             case Cause.DEADLINE:
@@ -231,8 +247,9 @@ class Attempts:
                 raise NotOurs
             if not entries or has_ended(entries):
                 return None
-            if entries[-1].quit:
-                return await self._next(entry, Cause.LOST)
+            if quit_for := entries[-1].quit:
+                yielded = quit_for == Cause.YIELDED
+                return await self._next(entry, Cause.YIELDED if yielded else Cause.LOST)
             if entries[-1].id.epoch == 0:
                 if (
                     self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S

@@ -16,14 +16,17 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import IngressLease, Written
+from serve_app.contract import Cause, IngressLease, Suspended, Written
 from serve_app.dispatch.attempts import Attempts
 from serve_app.errors import RedisUnavailable
+from serve_app.journal.yielding import Yielding
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.capacity import allowance, hardly_any_elsewhere, in_tokens
-from serve_app.policy.order import DEFAULT_RULES, Claim, Rules, Scheduler
+from serve_app.policy.claims import Claim
+from serve_app.policy.order import Scheduler
+from serve_app.policy.rules import DEFAULT_RULES, Rules
 from serve_app.policy.running import Running
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.entry import QueueEntry
@@ -59,7 +62,8 @@ class Dispatcher:
         self._telemetry = telemetry
         self._superseded = False
         self._kv_room = rules.kv_room
-        self._attending: set[asyncio.Task[Written | None]] = set()
+        self._attending: set[asyncio.Task[Written | Suspended | None]] = set()
+        self._interrupting: set[asyncio.Task[None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
         self._changed = asyncio.Event()
         """Set when the capacity or its use has changed."""
@@ -89,9 +93,10 @@ class Dispatcher:
         ]
 
     async def stop(self) -> None:
-        """Claim nothing more; another ingress takes over what has been claimed."""
+        """Claim and start nothing more; another ingress takes over what has been claimed."""
+        self._scheduler.capacity = 0
         await self._loops.end(*self._tasks)
-        await ended(list(self._attending))
+        await ended([*self._attending, *self._interrupting])
 
     def on_members(self, members: Members) -> None:
         """Divide the capacity of this Ray cluster's engines among its living ingresses.
@@ -121,6 +126,8 @@ class Dispatcher:
             self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
             self._telemetry.order(self._scheduler)
         self._changed.set()
+        if self._scheduler.yielding:
+            self._fill()  # the loop may wait for arrivals, with requests waiting here
 
     def _divide_room(self, members: Members, others: Sequence[IngressLease]) -> None:
         """Divide the engines' memory, if all of them report it."""
@@ -141,15 +148,34 @@ class Dispatcher:
         while True:
             if (wanted := self._scheduler.wanted()) is not None:
                 await self._claim(wanted, outage)
-            while (running := self._scheduler.next(self._clock.now_ms())) is not None:
-                if self._telemetry is not None:
-                    self._telemetry.started(running)
-                self._start(running)
+            self._fill()
             if self._scheduler.wanted() is None:
                 # Every reading of the members sets it too, because deadlines of waiting requests
                 # pass.
                 self._changed.clear()
                 await self._changed.wait()
+
+    def _fill(self) -> None:
+        """Start what may start, and interrupt what shall yield to what may not."""
+        now_ms = self._clock.now_ms()
+        while (running := self._scheduler.next(now_ms)) is not None:
+            self._start(running)
+        for running in self._scheduler.to_yield(now_ms):
+            interrupting = asyncio.create_task(
+                self._interrupt(running), name=f"interrupt-{running.entry.request_id}"
+            )
+            self._interrupting.add(interrupting)
+            interrupting.add_done_callback(self._interrupting.discard)
+
+    async def _interrupt(self, running: Running[QueueEntry]) -> None:
+        try:
+            came_of_it = await self._attempts.interrupt(running.entry)
+        except RedisUnavailable as error:  # if it has yielded all the same, its attempt tells
+            log.warning("dispatcher: %s was not interrupted: %s", running.entry.request_id, error)
+            came_of_it = Yielding.NOT_NOW
+        if came_of_it is not Yielding.DONE and running in self._scheduler.running:
+            never = came_of_it is Yielding.NEVER
+            self._scheduler.stays(running, self._clock.now_ms(), always=never)
 
     async def _claim(self, wanted: Claim, outage: Outage) -> None:
         try:
@@ -222,19 +248,49 @@ class Dispatcher:
 
     def _start(self, running: Running[QueueEntry]) -> None:
         entry = running.entry
-        task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
+        if self._telemetry is not None and not running.slices:
+            self._telemetry.started(running)
+        before = Written(running.tokens, whole=False) if running.slices else None
+        task = asyncio.create_task(
+            self._attempts.run(entry, before), name=f"attempts-{entry.request_id}"
+        )
         self._attending.add(task)
         task.add_done_callback(partial(self._on_done, running))
 
-    def _on_done(self, running: Running[QueueEntry], task: asyncio.Task[Written | None]) -> None:
+    def _on_done(
+        self, running: Running[QueueEntry], task: asyncio.Task[Written | Suspended | None]
+    ) -> None:
         self._attending.discard(task)
         failed = task.cancelled() or task.exception() is not None
-        written = None if failed else task.result()
-        settled = self._scheduler.ended(running, written, self._clock.now_ms())
-        if settled is not None and self._telemetry is not None:
-            order = self._scheduler
-            self._telemetry.ended(settled, order.lengths.useful, order.classes.promotions)
-        self._changed.set()
+        result = None if failed else task.result()
+        if isinstance(result, Suspended):
+            self._suspend(running, result.written)
+        else:
+            settled = self._scheduler.ended(running, result, self._clock.now_ms())
+            if settled is not None and self._telemetry is not None:
+                order = self._scheduler
+                self._telemetry.ended(
+                    settled, order.estimates.lengths.useful, order.classes.promotions
+                )
         if not task.cancelled() and (error := task.exception()) is not None:
             # The entry remains claimed, and is taken up again from the queue.
             log.error("dispatcher: %s failed: %r", task.get_name(), error)
+        self._changed.set()
+        if self._scheduler.yielding and not task.cancelled():
+            self._fill()  # the loop may wait for arrivals, with requests waiting here
+
+    def _suspend(self, running: Running[QueueEntry], written: Written) -> None:
+        """A request has yielded its place; one of those that it has yielded to starts there."""
+        entry, to = running.entry, (running.yields_to or ("unknown",))[0]
+        log.info(
+            "dispatcher: request %s yields to a %s request after %d tokens",
+            entry.request_id,
+            to,
+            written.tokens,
+            extra=about(entry.request_id, entry.tenant, Cause.YIELDED, entry.trace),
+        )
+        if self._telemetry is not None:
+            self._telemetry.yielded(entry.request_class, to)
+        starts = self._scheduler.suspended(running, written, self._clock.now_ms())
+        if starts is not None:
+            self._start(starts)

@@ -20,8 +20,9 @@ Fields (one letter each, since they are stored with every entry), and the entrie
     p  id of the entry before                         k-max, max-max
     f  id of the last output of older epochs that     the outputs of k > 1 up to the first bytes
        still counts
-    q  why the attempt was given up; the request      the last entry of such an attempt
+    q  why the attempt was given up; the request      the last entry of such an attempt; k-(max-1)
        goes on
+    c  empty: another attempt can continue this one   its first entry with `o`
     z  the transcript: all response bytes, zlib;      max-max
        the entries before are trimmed
 """
@@ -64,10 +65,9 @@ class Entry(NamedTuple):
         return cls(opening_id(epoch), {b"n": nonce, b"m": _json.encode(facts)})
 
     @classmethod
-    def void(cls, opening: EntryId, nonce: bytes, cause: Cause) -> Entry:
-        """The entry after an opening that says that no worker works on the attempt."""
-        fields = {b"n": nonce, b"q": cause.value.encode()}
-        return cls(EntryId(opening.epoch, opening.seq + 1), fields)
+    def void(cls, entry_id: EntryId, nonce: bytes, cause: Cause) -> Entry:
+        """An entry that says that no worker works on the attempt, or shall not any longer."""
+        return cls(entry_id, {b"n": nonce, b"q": cause.value.encode()})
 
     @classmethod
     def output(
@@ -80,6 +80,7 @@ class Entry(NamedTuple):
         events: int,
         resumed_from: EntryId | None,
         given_up: Cause | None,
+        continuable: bool = False,
     ) -> Entry:
         """What an attempt has produced since its last entry (the hot path)."""
         fields = {b"n": nonce}
@@ -87,6 +88,8 @@ class Entry(NamedTuple):
             fields[b"h"] = _json.encode(head)
         if outputs:
             fields[b"o"] = _json.encode(outputs)
+            if continuable:
+                fields[b"c"] = b""
         if body is not None:
             fields[b"b"] = body
         fields[b"e"] = b"%d" % events
@@ -167,6 +170,11 @@ class Entry(NamedTuple):
         return self.fields.get(b"o")
 
     @property
+    def continuable(self) -> bool:
+        """Whether another attempt can continue the one that begins with this output."""
+        return b"c" in self.fields
+
+    @property
     def produced(self) -> bool:
         """Whether an attempt produced something with this entry."""
         fields = self.fields
@@ -184,9 +192,7 @@ class Entry(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether the request ended with this entry; of several such entries in a journal, the
-        first counts.
-        """
+        """Whether the request ended with this entry; of several, the first counts."""
         return b"k" in self.fields
 
     @property
@@ -204,9 +210,7 @@ class Entry(NamedTuple):
 
     @property
     def resumed_from(self) -> EntryId | None:
-        """The last output of older epochs that still counts, if this is one of the first entries of
-        a later attempt.
-        """
+        """The last output of older epochs that counts, if this is a later one's first."""
         raw = self.fields.get(b"f")
         return None if raw is None else EntryId.parse(raw)
 
@@ -268,9 +272,7 @@ def decode_line(entry: Entry) -> RequestLine:
 
 
 def entry_from_redis(raw: Any) -> Entry:
-    """Decode one element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2) or its dict
-    form.
-    """
+    """Decode an element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2), or as a dict."""
     entry_id, fields = raw
     if not isinstance(fields, dict):
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -283,9 +285,7 @@ def flatten(entry: Entry) -> list[bytes]:
 
 
 def has_ended(entries: Sequence[Entry]) -> bool:
-    """Whether these entries, read from the beginning of a journal, include the end of the
-    request.
-    """
+    """Whether these entries of a journal include the end of the request."""
     return any(entry.ends for entry in entries)
 
 

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from serve_app.observability.prediction_metrics import PredictionTelemetry
 from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import Scheduler, Settled
+from serve_app.policy.order import Scheduler
 from serve_app.policy.room import Room
-from serve_app.policy.running import Running
+from serve_app.policy.running import Running, Settled
 
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -50,6 +50,12 @@ class OrderTelemetry:
         self._promotions = Counter(
             "hermes_ageing_promotions",
             "Requests that went before a more urgent class because of their age.",
+            registry=registry,
+        )
+        self._yields = Counter(
+            "hermes_yields",
+            "Requests that gave their place to another one and continued later.",
+            ["class", "to"],
             registry=registry,
         )
         self._claimed_waiting = Gauge(
@@ -104,7 +110,7 @@ class OrderTelemetry:
         """Where the order of work stands now."""
         self._slots_allowed.set(scheduler.capacity)
         self._slots_reserved.set(len(scheduler.running))
-        self._predictions.error(scheduler.lengths.error_ratio)
+        self._predictions.error(scheduler.estimates.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
         self._tell_room(scheduler.room, scheduler.overtaking.passes)
@@ -119,6 +125,10 @@ class OrderTelemetry:
         self._room["overcommit"].set(room.factor)
         self._overtakings.inc(passes - self._overtaken)
         self._overtaken = passes
+
+    def yielded(self, request_class: str, to: str) -> None:
+        """A running request gave its place to one of another class, or of its own."""
+        self._yields.labels(request_class, to).inc()
 
     def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.

@@ -97,11 +97,17 @@ class ClassOrder:
             self._aged.ends(request_class)
 
     def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
+        """The class of the request that starts now; see `peek`."""
+        chosen = self.peek(oldest_ms, now_ms)
+        self.promotions += chosen == "standard" and "realtime" in oldest_ms
+        return chosen
+
+    def peek(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
         """The class of the next request.
 
         Args:
-            oldest_ms: when the oldest waiting request of each class was enqueued, in Unix
-                milliseconds; only classes of which some wait, and at least one.
+            oldest_ms: since when the oldest request of each class waits, in Unix milliseconds; only
+                classes of which some wait, and at least one.
         """
         if CRITICAL in oldest_ms:
             return CRITICAL

@@ -14,68 +14,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from serve_app.contract import EngineReport, Written
-from serve_app.policy.classes import CLASSES, ClassOrder, ClassRules
+from serve_app.policy.claims import Claim, what_to_claim
+from serve_app.policy.classes import CLASSES, ClassOrder
+from serve_app.policy.estimates import Estimates
 from serve_app.policy.heap import Heap
 from serve_app.policy.overtaking import Overtaking
-from serve_app.policy.pace import Pace
-from serve_app.policy.prediction import Lengths, Prediction
-from serve_app.policy.prompts import Prompts
 from serve_app.policy.room import Room
-from serve_app.policy.running import Running
-from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
+from serve_app.policy.rules import DEFAULT_RULES, Rules
+from serve_app.policy.running import Running, Settled
+from serve_app.policy.tenants import TenantLines
 from serve_app.policy.waiting import Claimed, Waiting
+from serve_app.policy.yields import Yields
 
 C = TypeVar("C", bound=Claimed)
 
-_AT_ONCE = 256
-"""Entries of each class in one claim: reading a thousand takes some 20 ms of the event loop, in
-which no stream goes on.
-"""
-_PASSED_FOR = 1 / 4
-"""The part of the time until its deadline in which later requests can pass a long one. Without this
-bound, a prompt of 60,000 tokens would wait behind all that comes in its first ten minutes.
-"""
-_PROMPTS_COUNT = 1 / 4
-"""The part of a prompt's cost that ranks a request. An engine reads thousands of prompt tokens in
-the time in which it writes a few, and prompts differ more than answers do: with all of their cost,
-long prompts would wait for much longer than first come, first served.
-"""
-
-
-class Claim(NamedTuple):
-    """What to claim from the queue: up to `of_each` entries of each of `classes`."""
-
-    classes: Sequence[str]
-    of_each: int
-    wait: bool
-    """Whether to wait for an arrival if the queue is empty."""
-
-
-class Settled(NamedTuple):
-    """A request that has ended: what was expected when it started, and what it has written."""
-
-    entry: Claimed
-    predicted: Prediction
-    written: Written
-    cost: float
-
-
-class Rules(NamedTuple):
-    """The settings of all policies."""
-
-    classes: ClassRules = ClassRules()
-    tenants: TenantRules = TenantRules()
-    claim_ahead: float = 4.0
-    """Requests of each class that are claimed and wait, in multiples of the capacity."""
-    short_first_ms_per_token: float = 2.0
-    kv_room: bool = True
-    """Whether requests start only when there is room for them in the engines' memory."""
-
-
-DEFAULT_RULES = Rules()
+_TENANTS = 4
+"""How many tenants' next requests are considered before nobody yields."""
 
 
 class Scheduler(Generic[C]):
@@ -103,12 +60,12 @@ class Scheduler(Generic[C]):
         self.running: dict[Running[C], None] = {}
         """The requests that have started and not ended, in the order of their starts."""
         self._running_cost = 0.0
-        self.lengths = Lengths()
-        self.pace = Pace()
-        self.prompts = Prompts()
+        self.estimates: Estimates[C] = Estimates(rules)
         self.room = Room()
         self.overtaking: Overtaking[C] = Overtaking()
         self._stuck = False
+        """Whether nothing that waits fits into the engines' memory, as far as is known."""
+        self._yields: Yields[C] = Yields(rules.slice_tokens, self.estimates.pace)
         self._by_deadline: Heap[Waiting[C]] = Heap()
 
     def __len__(self) -> int:
@@ -124,6 +81,11 @@ class Scheduler(Generic[C]):
         """Whether no request may start before another has ended."""
         return len(self.running) >= self.capacity
 
+    @property
+    def yielding(self) -> bool:
+        """Whether requests yield their places at all."""
+        return self._rules.slice_tokens > 0
+
     def waiting(self) -> dict[str, tuple[int, int]]:
         """How many of each class have not started, and when the oldest was enqueued, in Unix
         milliseconds; only classes of which some wait.
@@ -133,12 +95,8 @@ class Scheduler(Generic[C]):
     def room_changed(
         self, engines: Sequence[EngineReport], share_tokens: float, others_tokens: int
     ) -> None:
-        """The engines have reported.
-
-        Args:
-            engines: all of them; none if their memory is not to be considered.
-            share_tokens: what this ingress may reserve of their memory.
-            others_tokens: what other ingresses have reserved.
+        """The engines have reported, see `Room.reported`; none of them if their memory is not to be
+        considered.
         """
         self.room.reported(engines, share_tokens, others_tokens, self.overtaking.short)
         self._stuck = False
@@ -146,40 +104,21 @@ class Scheduler(Generic[C]):
     def wanted(self) -> Claim | None:
         """What to claim before calling `next`, if anything.
 
-        While much is free, here or elsewhere, the free capacity is divided among the classes,
-        rounded up. When little is free, or some wait already, each class is filled up to its bound.
+        Where requests yield, also while nothing is free: what comes may interrupt others.
         """
-        if self.full or self._stuck or not self.claiming:
+        if self._stuck or not self.claiming:
             return None
-        free = self.capacity - len(self.running)
+        if self.full and not (self.yielding and self.capacity):
+            return None
+        waiting = {name: len(line) for name, line in self.lines.items()}
         short = self.overtaking.short
         places = max(1, len(self.running)) if short else self.capacity
-        empty = not len(self)
-        if empty and (free > max(1, self.capacity / 4) or not self.ahead):
-            return Claim(CLASSES, min(math.ceil(free / len(CLASSES)), _AT_ONCE), wait=True)
-        if not (self.ahead or short):
-            return None
-        ahead = math.ceil(self._rules.claim_ahead * places)
-        room = {name: ahead - len(line) for name, line in self.lines.items() if len(line) < ahead}
-        if not room:
-            return None
-        # Little by little, so that several ingresses get similar parts of a sudden backlog.
-        of_each = min(min(room.values()), 2 * places, _AT_ONCE)
-        return Claim(tuple(room), of_each, wait=empty)
+        ahead = math.ceil(self._rules.claim_ahead * places) if self.ahead or short else 0
+        return what_to_claim(self.capacity, len(self.running), waiting, ahead, places)
 
     def add(self, entry: C) -> None:
         """A request has been claimed."""
-        line = self.lines[entry.request_class]
-        if not len(line):
-            self.classes.begins_to_wait(entry.request_class, self._running_cost)
-        predicted = self.lengths.predict(entry)
-        output_tokens = predicted.mean
-        rank_ms = entry.enqueued_ms + self._handicap_ms(entry, output_tokens)
-        latest_ms = entry.deadline_ms - self.pace.predict_ms(_prompt(entry), output_tokens)
-        prompt_tokens = self.prompts.predict(entry, _prompt(entry))
-        waiting = Waiting(entry, rank_ms, latest_ms, prompt_tokens, predicted.p90)
-        line.add(waiting)
-        self._by_deadline.push(entry.deadline_ms, waiting)
+        self._wait(self.estimates.waiting(entry))
 
     def next(self, now_ms: int) -> Running[C] | None:
         """The request that starts now; it runs until `ended` is called.
@@ -194,8 +133,7 @@ class Scheduler(Generic[C]):
             return self._start(first_due, now_ms, uses_engine=False)
         if self.full:
             return None
-        oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
-        soon_ms = self.pace.mean_ms
+        oldest_ms, soon_ms = self._oldest_ms(), self.estimates.pace.mean_ms
         head = self.lines[self.classes.choose(oldest_ms, now_ms)].next(now_ms, soon_ms)
         waiting = self.overtaking.choose(head, self.lines, self.room, now_ms, soon_ms)
         self._stuck = waiting is None
@@ -204,17 +142,82 @@ class Scheduler(Generic[C]):
         self.classes.starts(waiting.entry.request_class, oldest_ms)
         return self._start(waiting, now_ms)
 
+    def to_yield(self, now_ms: int) -> list[Running[C]]:
+        """The requests that shall yield their places, so that those that go next need not wait.
+        For each, `suspended`, `ended` or `stays` is called later.
+        """
+        named: list[Running[C]] = []
+        while self.yielding and len(self) and len(self.running) == self.capacity:
+            running = self._next_to_yield(now_ms)
+            if running is None:
+                break
+            named.append(running)
+        return named
+
+    def _next_to_yield(self, now_ms: int) -> Running[C] | None:
+        """For a request of the class that goes next. Its tenant need not be the next one, because
+        that may have nothing but long requests; but it must not have been served more by a slice
+        than the one that loses its place.
+        """
+        name = self.classes.peek(self._oldest_ms(), now_ms)
+        line = self.lines[name]
+        ahead = self._rules.tenants.output_weight * self._rules.slice_tokens
+        for tenant in line.first_tenants(_TENANTS):
+            if self._yields.to((name, tenant), now_ms) >= line.size_of(tenant):
+                continue
+            waiting, most = (
+                line.next_of(tenant, now_ms, self.estimates.pace.mean_ms),
+                line.counters[tenant],
+            )
+            fair = (
+                one
+                for one in self.running
+                if one.entry.request_class != name
+                or most - ahead <= line.counters[one.entry.tenant]
+            )
+            running = self._yields.choose(fair, waiting, self.estimates.left(waiting), now_ms)
+            if running is not None:
+                return running
+        return None
+
+    def stays(self, running: Running[C], now_ms: int, *, always: bool) -> None:
+        """A request that was to yield goes on. `always`: it can never be interrupted."""
+        self._yields.stays(running, now_ms, always=always)
+
+    def suspended(self, running: Running[C], written: Written, now_ms: int) -> Running[C] | None:
+        """A request has yielded its place. If it was to one of its own class, its slice was over,
+        and it waits behind all of its tenant's requests that wait now; if it was to a more urgent
+        one, it is the next of its tenant, and finds more of its KV. Its tenant pays for what it has
+        written so far.
+
+        Returns:
+            The request that starts in its place, if any still waits.
+        """
+        own = running.entry.request_class
+        name, tenant = self._yields.over(running) or (own, "")
+        line, rank_ms = self.lines[name], now_ms if name == own else running.entry.enqueued_ms
+        self.estimates.learn_pace(running, written, now_ms)
+        self._settle(running, written)
+        running.slices += 1
+        running.tokens, running.paid = written.tokens, self._used(running.entry, written)
+        starts = None
+        if line.size_of(tenant) and not self.full:
+            first = line.next_of(tenant, now_ms, self.estimates.pace.mean_ms)
+            if self.room.fits(self.room.need(first.prompt_tokens, first.output_tokens)):
+                starts = self._start(first, now_ms)
+        self._wait(self.estimates.again(running, rank_ms, now_ms))
+        return starts
+
     def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
         """Start requests that were taken over while they ran, in order, whatever else runs."""
-        return [self._run(entry) for entry in sorted(entries, key=_urgency)]
+        return [self._run(self.estimates.new(entry)) for entry in sorted(entries, key=_urgency)]
 
     def ended(
         self, running: Running[C], written: Written | None = None, now_ms: int | None = None
     ) -> Settled | None:
         """A request no longer runs. Its tenant pays for what it has used: for the prompt and for
         what was written, also of an answer that was broken off; for nothing if nobody has worked on
-        it. The length of an answer that was broken off is learnt only if it is already longer than
-        expected: otherwise a tenant whose answers all break off would always look like a short one.
+        it.
 
         Args:
             written: what it has written; if that is not known, its tenant pays what was expected.
@@ -223,62 +226,74 @@ class Scheduler(Generic[C]):
         Returns:
             What it has cost; None if that is not known.
         """
+        self._yields.over(running)
+        cost = self._settle(running, written)
+        if written is None:
+            return None
+        self.estimates.learn(running, written, now_ms)
+        return Settled(running.entry, running.predicted, written, cost)
+
+    def _settle(self, running: Running[C], written: Written | None) -> float:
+        """A request runs no more, and its tenant pays what it owes. Returns what it has cost."""
         del self.running[running]
         self.room.give_back(running.reserved_tokens)
         self._stuck = False
         self._running_cost -= running.cost
         if written is None:
-            return None
-        entry = running.entry
-        self.prompts.learn(entry, _prompt(entry), written.prompt_tokens)
-        if written.whole or written.tokens > running.predicted.mean:
-            self.lengths.learn(entry, running.predicted, written.tokens)
-        if written.whole and now_ms is not None and running.started_ms is not None:
-            self.pace.learn(_prompt(entry), written.tokens, now_ms - running.started_ms)
-        used = self._rules.tenants.cost(entry.prompt_tokens, written.tokens)
-        cost = used if written.begun else 0.0
-        self._add_cost(entry, cost - running.cost)
-        return Settled(entry, running.predicted, written, cost)
+            return running.paid + running.cost
+        used = self._used(running.entry, written)
+        self._add_cost(running.entry, used - running.paid - running.cost)
+        return used
 
-    def _handicap_ms(self, entry: C, output_tokens: float) -> float:
-        """By how much later a request ranks than one that needs no work."""
-        if not self.lengths.useful:
-            return 0.0
-        cost = self._rules.tenants.cost(int(_PROMPTS_COUNT * entry.prompt_tokens), output_tokens)
-        most = max(0.0, _PASSED_FOR * (entry.deadline_ms - entry.enqueued_ms))
-        return min(self._rules.short_first_ms_per_token * cost, most)
+    def _used(self, entry: C, written: Written) -> float:
+        cost = self._rules.tenants.cost(entry.prompt_tokens, written.tokens)
+        return cost if written.begun else 0.0
+
+    def _oldest_ms(self) -> dict[str, int]:
+        return {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
+
+    def _wait(self, waiting: Waiting[C]) -> None:
+        entry = waiting.entry
+        line = self.lines[entry.request_class]
+        if not len(line):
+            self.classes.begins_to_wait(entry.request_class, self._running_cost)
+        line.add(waiting)
+        self._by_deadline.push(entry.deadline_ms, waiting)
 
     def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
         entry = waiting.entry
         line = self.lines[entry.request_class]
         line.remove(waiting)
-        running = self._run(entry, uses_engine, now_ms)
+        running = self._run(waiting.resumes or self.estimates.new(entry), uses_engine, now_ms)
         self.overtaking.started(waiting, running.reserved_tokens)
         if not len(line):
             others = {name: len(other) for name, other in self.lines.items() if len(other)}
             self.classes.waits_no_more(entry.request_class, others)
         return running
 
-    def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:
-        predicted = self.lengths.predict(entry)
-        expected = self._rules.tenants.cost(entry.prompt_tokens, predicted.mean)
-        cost = expected if uses_engine else 0.0
-        prompt_tokens = self.prompts.predict(entry, _prompt(entry))
-        tokens = self.room.need(prompt_tokens, predicted.p90) if uses_engine else 0
-        running = Running(entry, predicted, cost, now_ms, tokens)
-        self.room.take(tokens)
+    def _run(
+        self, running: Running[C], uses_engine: bool = True, now_ms: int | None = None
+    ) -> Running[C]:
+        entry = running.entry
+        tokens = running.expected(running.tokens)
+        if self.yielding:  # whoever may be interrupted pays for each slice
+            tokens = min(tokens, running.tokens + self._rules.slice_tokens)
+        expected = self._rules.tenants.cost(entry.prompt_tokens, tokens)
+        running.cost = max(0.0, expected - running.paid) if uses_engine else 0.0
+        running.started_ms = now_ms
+        reads_tokens = running.prompt_tokens + running.tokens
+        needs_tokens = self.room.need(reads_tokens, running.left_at_most)
+        running.reserved_tokens = needs_tokens if uses_engine else 0
+        self.room.take(running.reserved_tokens)
         self.running[running] = None
-        self._running_cost += cost
-        self._add_cost(entry, cost)
+        self._running_cost += running.cost
+        self._add_cost(entry, running.cost)
+        self._yields.started(running)
         return running
 
     def _add_cost(self, entry: C, cost: float) -> None:
         self.classes.charge(entry.request_class, cost)
         self.lines[entry.request_class].counters.charge(entry.tenant, cost)
-
-
-def _prompt(entry: Claimed) -> int:
-    return min(entry.prompt_tokens, MOST_PROMPT_TOKENS)
 
 
 def _urgency(entry: Claimed) -> tuple[int, int]:

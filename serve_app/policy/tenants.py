@@ -9,6 +9,7 @@ request has ended; all of it if no worker has worked on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from heapq import nsmallest
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.policy.fairness import VirtualCounters
@@ -42,11 +43,13 @@ class _Line(Generic[C]):
     def __init__(self) -> None:
         self.by_rank: Heap[Waiting[C]] = Heap()
         self._by_latest: Heap[Waiting[C]] = Heap()
+        self.size = 0
 
     def push(self, waiting: Waiting[C]) -> None:
         """A request begins to wait."""
         self.by_rank.push(waiting.rank_ms, waiting)
         self._by_latest.push(waiting.latest_ms, waiting)
+        self.size += 1
 
     def next(self, now_ms: float, soon_ms: float) -> Waiting[C] | None:
         """See `TenantLines.next`."""
@@ -79,10 +82,10 @@ class TenantLines(Generic[C]):
 
     @property
     def oldest_ms(self) -> int:
-        """When the oldest of them was enqueued, in Unix milliseconds; some must wait."""
+        """Since when the oldest of them waits, in Unix milliseconds; some must wait."""
         oldest = self._by_age.first()
         assert oldest is not None
-        return oldest.entry.enqueued_ms
+        return oldest.since_ms
 
     def add(self, waiting: Waiting[C]) -> None:
         """A request begins to wait."""
@@ -92,7 +95,7 @@ class TenantLines(Generic[C]):
             line = self._lines[tenant] = _Line()
             self.counters.begins(tenant)
         line.push(waiting)
-        self._by_age.push(waiting.entry.enqueued_ms, waiting)
+        self._by_age.push(waiting.since_ms, waiting)
         self._by_tokens.push(waiting.prompt_tokens + waiting.output_tokens, waiting)
         self._size += 1
 
@@ -102,7 +105,11 @@ class TenantLines(Generic[C]):
         Of a tenant's requests, those go first that must start within `soon_ms` to meet their
         deadlines, the most urgent first; not those for which it is too late.
         """
-        chosen = self._lines[self.counters.least()].next(now_ms, soon_ms)
+        return self.next_of(self.counters.least(), now_ms, soon_ms)
+
+    def next_of(self, tenant: str, now_ms: float, soon_ms: float) -> Waiting[C]:
+        """The request of a tenant that goes next; some of it must wait."""
+        chosen = self._lines[tenant].next(now_ms, soon_ms)
         assert chosen is not None, "a tenant without requests has no line"
         return chosen
 
@@ -112,11 +119,22 @@ class TenantLines(Generic[C]):
         assert least is not None
         return least
 
+    def first_tenants(self, count: int) -> list[str]:
+        """Those that were served least, of the tenants of which some wait."""
+        counters = self.counters.waiting()
+        return nsmallest(count, counters, key=counters.__getitem__)
+
+    def size_of(self, tenant: str) -> int:
+        """How many of a tenant wait."""
+        line = self._lines.get(tenant)
+        return 0 if line is None else line.size
+
     def remove(self, waiting: Waiting[C]) -> None:
         """A request waits no more."""
         waiting.left = True
         self._size -= 1
         tenant = waiting.entry.tenant
-        if self._lines[tenant].by_rank.first() is None:
+        self._lines[tenant].size -= 1
+        if not self._lines[tenant].size:
             del self._lines[tenant]
             self.counters.ends(tenant)

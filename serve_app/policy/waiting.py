@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from serve_app.policy.running import Running
 
 
 class Claimed(Protocol):
@@ -48,26 +51,41 @@ C = TypeVar("C", bound=Claimed)
 
 
 class Waiting(Generic[C]):
-    """One of them, from its claim to its start."""
+    """One of them, from its claim to its start, or from the end of a slice to the next."""
 
-    __slots__ = ("entry", "latest_ms", "left", "output_tokens", "prompt_tokens", "rank_ms")
+    __slots__ = (
+        "entry",
+        "latest_ms",
+        "left",
+        "output_tokens",
+        "prompt_tokens",
+        "rank_ms",
+        "resumes",
+        "since_ms",
+    )
 
     def __init__(
         self,
         entry: C,
         rank_ms: float,
         latest_ms: float,
+        since_ms: int,
         prompt_tokens: float = 0.0,
         output_tokens: float = 0.0,
+        resumes: Running[C] | None = None,
     ) -> None:
         self.entry = entry
         self.latest_ms = latest_ms
         """Until when it must start to meet its deadline, as predicted."""
         self.rank_ms = rank_ms
         """Its place among its tenant's requests: the least goes first."""
+        self.since_ms = since_ms
+        """Since when it waits, in Unix milliseconds."""
         self.prompt_tokens = prompt_tokens
         """What it will probably read, for the room in the engines' memory."""
         self.output_tokens = output_tokens
         """What it will probably write at most."""
+        self.resumes = resumes
+        """If it has run before: that request."""
         self.left = False
         """Whether it has started."""

@@ -132,7 +132,7 @@ class IngressProcess:
             self._cluster,
             base.clock,
             base.loops,
-            order_rules(self.settings.order),
+            order_rules(self.settings.order, self.settings.journal.fencing),
             OrderTelemetry(base.telemetry.registry),
         )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from serve_app.policy.classes import ClassRules
-from serve_app.policy.order import Rules
+from serve_app.policy.rules import Rules
 from serve_app.policy.tenants import TenantRules
 from serve_app.settings.order import OrderSettings
 
 
-def order_rules(settings: OrderSettings) -> Rules:
-    """The rules of one ingress's scheduler."""
+def order_rules(settings: OrderSettings, fencing: bool = True) -> Rules:
+    """The rules of one ingress's scheduler. Without `fencing`, nobody can be interrupted."""
     return Rules(
         ClassRules(
             settings.interactive_share,
@@ -21,4 +21,5 @@ def order_rules(settings: OrderSettings) -> Rules:
         settings.claim_ahead,
         settings.short_first_ms_per_token,
         settings.kv_room,
+        settings.slice_tokens if fencing else 0,
     )

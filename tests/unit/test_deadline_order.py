@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Written
-from serve_app.policy.order import Rules, Scheduler
+from serve_app.policy.order import Scheduler
 from serve_app.policy.pace import Pace
+from serve_app.policy.rules import Rules
 from serve_app.policy.tenants import TenantLines, TenantRules
 from serve_app.policy.waiting import Waiting
 from tests.unit.virtual_order import NEVER_MS, Entry, Served, VirtualService, cost
@@ -59,7 +60,7 @@ def test_of_a_tenants_requests_the_most_urgent_goes_first_that_is_not_too_late(
     waiting: list[tuple[int, int]], passes: list[int], soon_ms: int
 ) -> None:
     lines: TenantLines[Entry] = TenantLines(TenantRules())
-    left = [Waiting(Entry(), rank_ms, latest_ms) for rank_ms, latest_ms in waiting]
+    left = [Waiting(Entry(), rank_ms, latest_ms, 0) for rank_ms, latest_ms in waiting]
     for one in left:
         lines.add(one)
     now_ms = 0

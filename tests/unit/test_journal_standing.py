@@ -23,7 +23,7 @@ def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
         (None, Standing.FENCED),
         (at(EntryId(2, 3)), Standing.OURS),
         (at(EntryId(2, 1)), Standing.OURS),
-        (Entry.void(opening_id(2), b"ours", Cause.NOT_OPENED), Standing.OURS),
+        (Entry.void(EntryId(2, 1), b"ours", Cause.NOT_OPENED), Standing.OURS),
         (at(EntryId(2, 2), b"rival"), Standing.FENCED),
         (at(opening_id(3), b"next"), Standing.FENCED),
         (at(EntryId(1, 9), b"before"), Standing.OURS),

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Written
+from serve_app.policy.claims import Claim
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
-from serve_app.policy.order import DEFAULT_RULES, Claim, Scheduler, Settled
+from serve_app.policy.order import Scheduler
+from serve_app.policy.rules import DEFAULT_RULES
+from serve_app.policy.running import Settled
 from tests.unit.virtual_order import Entry
 
 AHEAD = int(DEFAULT_RULES.claim_ahead)
@@ -218,7 +221,7 @@ def test_a_tenant_pays_nothing_for_requests_that_are_cancelled_before_an_attempt
         assert settled.cost == 0
     assert served_cost(its, "hasty") == its._running_cost == 0
     assert its.classes._groups["interactive"] == pytest.approx(0, abs=1e-6)
-    assert its.lengths._judged == 0, "and nothing is learnt"
+    assert its.estimates.lengths._judged == 0, "and nothing is learnt"
     its.capacity = 1
     for entry in (last := Entry(tenant="hasty", enqueued_ms=6)), Entry(tenant="other"):
         its.add(entry)
@@ -239,10 +242,10 @@ def test_an_answer_that_is_broken_off_is_paid_and_teaches_only_that_it_is_long(
     started(its)
     end(its, entry, None if tokens is None else Written(tokens, whole=False))
     assert served_cost(its, "t") == paid
-    assert its.lengths._judged == learnt
+    assert its.estimates.lengths._judged == learnt
     its.adopt([whole := Entry()])
     end(its, whole, Written(3))
-    assert its.lengths._judged == learnt + 1
+    assert its.estimates.lengths._judged == learnt + 1
 
 
 @pytest.mark.parametrize("running", [0, 8_191])

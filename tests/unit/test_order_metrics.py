@@ -7,8 +7,9 @@ from prometheus_client import CollectorRegistry
 from serve_app.contract import Written
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.observability.tenant_metrics import OTHER_TENANTS, TenantTelemetry
-from serve_app.policy.order import Scheduler, Settled
+from serve_app.policy.order import Scheduler
 from serve_app.policy.prediction import Prediction
+from serve_app.policy.running import Settled
 from tests.unit.virtual_order import Entry
 
 
@@ -156,6 +157,8 @@ def test_the_error_of_predictions_is_compared_with_a_constants() -> None:
     assert shown() == 1
     for number in range(400):
         entry = Entry(kind=("short", "long")[number % 2])
-        its.lengths.learn(entry, its.lengths.predict(entry), (10, 1_000)[number % 2])
+        its.estimates.lengths.learn(
+            entry, its.estimates.lengths.predict(entry), (10, 1_000)[number % 2]
+        )
     assert shown() < 0.3
-    assert its.lengths.useful
+    assert its.estimates.lengths.useful

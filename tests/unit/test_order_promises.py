@@ -18,7 +18,7 @@ from scripts.simulation.service import Outcome
 from scripts.simulation.simulate import simulate
 from serve_app.errors import SettingsError
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES
+from serve_app.policy.rules import DEFAULT_RULES
 from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService
 
 
@@ -135,7 +135,7 @@ def test_nothing_that_has_not_ended_changes_a_decision(seed: int) -> None:
     again.run(until_ms)
     place = {id(entry): number for number, entry in enumerate(changed)}
     order = [entries.index(entry) for entry in begun]
-    assert service.scheduler.lengths.useful
+    assert service.scheduler.estimates.lengths.useful
     assert order != sorted(order), "the predictions decide"
     assert [place[id(one.entry)] for one in again.served[: len(order)]] == order
     assert len(waiting) > 50

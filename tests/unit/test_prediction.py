@@ -12,8 +12,9 @@ from statistics import mean
 import pytest
 
 from serve_app.contract import Written
-from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.order import Scheduler
 from serve_app.policy.prediction import Lengths
+from serve_app.policy.rules import DEFAULT_RULES, Rules
 from serve_app.policy.running import Running
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost
 
@@ -53,7 +54,7 @@ def wide(rules: Rules) -> Rules:
 def waits(entries: list[Entry], rules: Rules, lengths: Lengths | None = None) -> list[float]:
     service = VirtualService(entries, CAPACITY, wide(rules))
     if lengths is not None:
-        service.scheduler.lengths = lengths
+        service.scheduler.estimates.lengths = lengths
     return sorted(one.wait_ms for one in service.run())
 
 
@@ -75,7 +76,7 @@ def test_where_nothing_can_be_learnt_the_oldest_goes_first(seed: int) -> None:
     oldest = waits(entries, FIFO)
     p99 = int(0.99 * len(oldest))
     print(f"mean {mean(served) / mean(oldest):.3f} ×, p99 {served[p99] / oldest[p99]:.3f} ×")
-    assert not service.scheduler.lengths.useful
+    assert not service.scheduler.estimates.lengths.useful
     assert mean(served) <= 1.02 * mean(oldest)
     assert served[p99] <= 1.1 * oldest[p99]
 
@@ -138,7 +139,7 @@ def test_a_long_prompt_starts_long_before_its_deadline_however_many_short_reques
     service.run()
     (found,) = [one for one in service.served if one.entry is long]
     passed = [one for one in service.served if one.entry.enqueued_ms > long.enqueued_ms]
-    assert service.scheduler.lengths.useful
+    assert service.scheduler.estimates.lengths.useful
     assert any(one.start_ms < found.start_ms for one in passed), "short ones go before it"
     print(f"waits {found.wait_ms / 1000:.0f} s of 120 s")
     assert found.wait_ms <= 60_000, "a quarter of its time, and what was there before"
@@ -200,7 +201,7 @@ def test_a_decision_costs_little_with_a_thousand_waiting_of_fifty_tenants() -> N
         its.add(replace(entry))
     whole_us, next_us = (1e6 * sorted(all_s)[len(all_s) // 2] for all_s in (took_s, next_s))
     print(f"end, claim, add and decision {whole_us:.0f} µs; the decision alone {next_us:.1f} µs")
-    assert its.pace.mean_ms, "deadlines count as well"
+    assert its.estimates.pace.mean_ms, "deadlines count as well"
     assert next_us < 100
     assert cost(new[0]) > 0
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from serve_app.policy.fairness import VirtualCounters
-from serve_app.policy.order import Rules
+from serve_app.policy.rules import Rules
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost
 
 CAPACITY, SPEED = 8, 1_000.0

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from serve_app.contract import Written
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.order import Scheduler
+from serve_app.policy.rules import DEFAULT_RULES, Rules
 from serve_app.policy.running import Running
 
 NEVER_MS = 10**15

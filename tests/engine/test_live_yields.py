@@ -1,0 +1,62 @@
+"""Long answers of the real engine that yield to short requests equal the unbroken ones: dispatcher,
+worker, Redis, vLLM and its serving layer are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest.importorskip("vllm")
+
+from serve_app.journal.entries import transcript
+from tests.engine.resume_helpers import ARGS
+from tests.journal.journal_helpers import eventually
+from tests.journal.yielding import Service, ended, has_output, service
+
+MODEL = "hermes-tiny"
+TOKENS = 1_200
+
+
+async def body(its: Service, name: str) -> bytes:
+    """The whole response, but for what tells one response from another."""
+    (last,) = [entry for entry in await its.w.entries(name) if entry.terminal]
+    found = transcript(last)
+    assert found is not None, (last.state, last.reason)
+    facts = last.summary.request if last.summary else None
+    assert facts is not None
+    created = b'"created":%d' % (facts.admitted_ms // 1000)
+    return found.replace(name.encode(), b"ID").replace(created, b'"created":0')
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_long_answer_yields_three_times_and_is_the_unbroken_one(
+    redis_url: str, namespace: str, stream: bool
+) -> None:
+    more: dict[str, Any] = {"model": MODEL, "temperature": 0, "ignore_eos": True}
+
+    async def main() -> None:
+        engine = {"kind": "vllm", "args": ARGS}
+        async with service(redis_url, namespace, engine) as its, its.ingress("ingress-1"):
+            await its.admit("long", TOKENS, "batch", stream=stream, **more)
+            for number in range(3):
+                await eventually(partial(has_output, its, "long", number + 1))
+                await its.admit(f"short-{number}", 4, "realtime", **more)
+                await ended(its, f"short-{number}")
+            await ended(its, "long")
+            assert [call for call in its.calls if call[0] == "long"] == [
+                ("long", epoch) for epoch in (1, 2, 3, 4)
+            ]
+            await its.admit("whole", TOKENS, "batch", stream=stream, **more)
+            await ended(its, "whole")
+            assert await body(its, "long") == await body(its, "whole")
+
+    asyncio.run(main())

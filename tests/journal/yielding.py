@@ -1,0 +1,123 @@
+"""An ingress, a worker and its engine in this process, where running requests give their places to
+others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Answer, State
+from serve_app.journal.entries import has_ended, transcript
+from serve_app.journal.facts import RequestFacts
+from serve_app.processes.ingress import IngressProcess
+from serve_app.processes.worker import WorkerProcess, make_engine
+from tests.journal.journal_helpers import World, eventually, world
+
+SLICE = 32
+
+
+class Service:
+    """An ingress and a worker whose engine runs one request at a time."""
+
+    def __init__(self, w: World, worker: WorkerProcess) -> None:
+        self.w = w
+        self.worker = worker
+        self.calls: list[tuple[str, int]] = []
+
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
+        """Calls the worker as Ray does."""
+        self.calls.append((request_id, epoch))
+        answer = await self.worker.replica.execute(request_id, epoch, session, cause)
+        return Answer.decode(answer)
+
+    @asynccontextmanager
+    async def ingress(self, name: str) -> AsyncIterator[IngressProcess]:
+        """An ingress that sees the worker."""
+        replicas = Replicas()
+        replicas.serving(["replica-1"])
+        made = IngressProcess(self.w.settings, name, "session-1", self.execute, replicas)
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+    async def admit(
+        self,
+        name: str,
+        tokens: int,
+        request_class: str = "standard",
+        timeout_s: float = 60.0,
+        **more: Any,
+    ) -> None:
+        """Accept a request for so many tokens."""
+        now_ms = int(time.time() * 1000)
+        deadline_ms = now_ms + int(timeout_s * 1000)
+        facts = RequestFacts(request_class, "t", "", "m", True, now_ms, deadline_ms, self.w.channel)
+        body = {"messages": [{"role": "user", "content": "say"}], "stream": True}
+        await self.w.accept(
+            name, facts, json.dumps({**body, "max_tokens": tokens, **more}).encode()
+        )
+
+    async def epochs(self, name: str) -> int:
+        """How many attempts a request has had that has ended."""
+        (last,) = [entry for entry in await self.w.entries(name) if entry.terminal]
+        assert last.summary is not None
+        return last.summary.attempts
+
+    async def text(self, name: str) -> list[str]:
+        """The words of an answer that has ended, in order."""
+        (last,) = [entry for entry in await self.w.entries(name) if entry.terminal]
+        assert last.state is State.COMPLETED, (last.state, last.reason)
+        body = transcript(last)
+        assert body is not None
+        events = [event for event in body.decode().split("\n\n") if event]
+        assert [event.split("\n")[0] for event in events] == [
+            f"id: {number}" for number in range(1, len(events) + 1)
+        ]
+        found = [json.loads(event.split("data: ", 1)[1]) for event in events[:-1]]
+        finish = [one["choices"][0]["finish_reason"] for one in found if one["choices"]]
+        assert [reason for reason in finish if reason] == ["length"]
+        return [one["choices"][0]["delta"].get("content", "") for one in found if one["choices"]]
+
+
+@asynccontextmanager
+async def service(
+    url: str, namespace: str, engine: dict[str, Any] | None = None, slots: int = 1
+) -> AsyncIterator[Service]:
+    """Without `engine`, it is simulated, and writes a hundred tokens a second."""
+    settings = {
+        "engine": engine or {"kind": "simulated", "args": {"tokens_per_s": 100.0}},
+        "workers": {"max_running_requests": slots},
+        "order": {"slice_tokens": SLICE},
+    }
+    async with world(url, namespace, **settings) as w:
+        worker = WorkerProcess(w.settings, "replica-1", make_engine(w.settings))
+        await worker.start()
+        try:
+            yield Service(w, worker)
+        finally:
+            await worker.stop()
+
+
+async def ended(its: Service, *names: str) -> None:
+    for name in names:
+        await eventually(partial(is_ended, its, name))
+
+
+async def is_ended(its: Service, name: str) -> bool:
+    return has_ended(await its.w.entries(name))
+
+
+async def begun(its: Service, name: str) -> bool:
+    return any(entry.outputs for entry in await its.w.entries(name))
+
+
+async def has_output(its: Service, name: str, epoch: int) -> bool:
+    return any(one.id.epoch == epoch and one.outputs for one in await its.w.entries(name))
