@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from serve_app.contract import Answer
 from serve_app.processes.worker import WorkerProcess, make_engine
 from tests.journal.door_helpers import door, door_settings
@@ -23,9 +25,13 @@ MODEL = {
 REQUESTS = 12
 
 
-def test_requests_wait_for_room_in_the_engines_memory(redis_url: str, namespace: str) -> None:
+@pytest.mark.parametrize("kv_room", [True, False])
+def test_requests_wait_for_room_in_the_engines_memory(
+    redis_url: str, namespace: str, kv_room: bool
+) -> None:
     async def main() -> None:
         engine: dict[str, Any] = {"kind": "simulated", "args": {"engine_model": MODEL}}
+        sections = {"engine": engine, "order": {"kv_room": kv_room}}
         settings = door_settings(redis_url, namespace, engine=engine)
         its_engine = make_engine(settings)
         worker = WorkerProcess(settings, "worker-1", its_engine)
@@ -38,9 +44,10 @@ def test_requests_wait_for_room_in_the_engines_memory(redis_url: str, namespace:
             return Answer.decode(await worker.replica.execute(request_id, epoch, session, cause))
 
         try:
-            async with door(redis_url, namespace, execute, ["worker-1"], engine=engine) as d:
+            async with door(redis_url, namespace, execute, ["worker-1"], **sections) as d:
                 order = d.ingress.dispatcher._scheduler
-                await eventually(lambda: order.room.total_tokens == 1_024)
+                room = order.room
+                await eventually(lambda: room.total_tokens == 1_024 or not kv_room)
                 answers = await asyncio.gather(
                     *(
                         d.http.post(
@@ -55,12 +62,12 @@ def test_requests_wait_for_room_in_the_engines_memory(redis_url: str, namespace:
                     )
                 )
                 assert {one.status_code for one in answers} == {200}
-                assert 2 <= most <= 5, "about 200 tokens each"
+                assert (2 <= most <= 5) == kv_room, "about 200 tokens each"
                 await eventually(lambda: not order.running)
-                assert order.room.reserved_tokens == 0
+                assert room.reserved_tokens == 0
                 report = its_engine.report("worker-1")
                 assert report is not None
-                assert report.preemptions == 0
+                assert (report.preemptions == 0) == kv_room
                 page = (await d.http.get("/metrics")).text
                 assert "hermes_kv_engines_tokens" in page
                 refused = await d.http.post(
