@@ -146,14 +146,17 @@ class Scheduler(Generic[C]):
         for tenant in line.first_tenants(_TENANTS):
             if self._yields.to((name, tenant), now_ms) >= line.size_of(tenant):
                 continue
-            waiting, most = line.next_of(tenant, now_ms, self.pace.mean_ms), line.counters[tenant]
-            fair = (
-                one
-                for one in self.running
-                if one.entry.request_class != name
-                or most - ahead <= line.counters[one.entry.tenant]
+            waiting = line.next_of(tenant, now_ms, self.pace.mean_ms)
+            most = line.counters[tenant] - ahead
+            running = self._yields.choose(
+                self.running,
+                waiting,
+                self._left(waiting),
+                now_ms,
+                lambda one, most=most: (  # type: ignore[misc]
+                    one.entry.request_class != name or most <= line.counters[one.entry.tenant]
+                ),
             )
-            running = self._yields.choose(fair, waiting, self._left(waiting), now_ms)
             if running is not None:
                 return running
         return None
