@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from serve_app.contract import EngineReport, Written
@@ -165,20 +166,18 @@ class Scheduler(Generic[C]):
         for tenant in line.first_tenants(_TENANTS):
             if self._yields.to((name, tenant), now_ms) >= line.size_of(tenant):
                 continue
-            waiting, most = (
-                line.next_of(tenant, now_ms, self.estimates.pace.mean_ms),
-                line.counters[tenant],
-            )
-            fair = (
-                one
-                for one in self.running
-                if one.entry.request_class != name
-                or most - ahead <= line.counters[one.entry.tenant]
-            )
-            running = self._yields.choose(fair, waiting, self.estimates.left(waiting), now_ms)
+            waiting = line.next_of(tenant, now_ms, self.estimates.pace.mean_ms)
+            fair = partial(self._is_fair, name, line.counters[tenant] - ahead)
+            left = self.estimates.left(waiting)
+            running = self._yields.choose(self.running, waiting, left, now_ms, fair)
             if running is not None:
                 return running
         return None
+
+    def _is_fair(self, name: str, most: float, running: Running[C]) -> bool:
+        entry = running.entry
+        served = self.lines[name].counters[entry.tenant]
+        return entry.request_class != name or most <= served
 
     def stays(self, running: Running[C], now_ms: int, *, always: bool) -> None:
         """A request that was to yield goes on. `always`: it can never be interrupted."""

@@ -18,9 +18,10 @@ class Running(Generic[C]):
     """
 
     __slots__ = (
-        "again_ms",
         "cost",
+        "due_ms",
         "entry",
+        "never",
         "paid",
         "predicted",
         "prompt_tokens",
@@ -28,6 +29,7 @@ class Running(Generic[C]):
         "slices",
         "started_ms",
         "tokens",
+        "urgency",
         "yields_to",
     )
 
@@ -53,8 +55,12 @@ class Running(Generic[C]):
         """What its tenant has paid for that."""
         self.yields_to: tuple[str, str] | None = None
         """The class and the tenant to whose next request it is about to yield its place."""
-        self.again_ms = 0.0
-        """From when on it may be told to yield (again)."""
+        self.due_ms = math.inf
+        """From when on it may have to yield, at the earliest."""
+        self.urgency = 0
+        """The place of its class; the most urgent is 0."""
+        self.never = False
+        """Whether it cannot be interrupted, because nobody could continue it."""
 
     def expected(self, written: float) -> float:
         """What it will probably write in all, now that so much is written. Of one that is longer

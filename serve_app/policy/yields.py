@@ -14,7 +14,7 @@ ran, because nobody knows for how long it has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.policy.classes import CLASSES
@@ -25,7 +25,8 @@ from serve_app.policy.work import writes_tokens
 
 C = TypeVar("C", bound=Claimed)
 
-BATCH = "batch"
+_URGENCY = {name: place for place, name in enumerate(CLASSES)}
+_BATCH = _URGENCY["batch"]
 _OF_A_SLICE = 1 / 16
 """The part of a slice after which `batch` may be interrupted by what is more urgent."""
 _TIMES = 2
@@ -63,96 +64,104 @@ class Yields(Generic[C]):
         self._slice = slice_tokens
         self._pace = pace
         self._times = Times()
-        self._yielding: dict[Running[C], None] = {}
+        self._yielding: dict[Running[C], float] = {}
         self._look_ms: dict[tuple[str, str], float] = {}
 
     def to(self, whom: tuple[str, str], now_ms: int) -> int:
         """How many requests are about to yield to this class and tenant."""
-        for running in [one for one in self._yielding if one.again_ms <= now_ms]:
+        for running in [one for one, end_ms in self._yielding.items() if end_ms <= now_ms]:
             self.stays(running, now_ms, always=False)
         return sum(running.yields_to == whom for running in self._yielding)
-
-    def started(self, running: Running[C]) -> None:
-        """A request runs, again or for the first time."""
-        for whom, look_ms in list(self._look_ms.items()):
-            self._look_ms[whom] = min(look_ms, self._due_ms(running, whom[0], 0.0))
 
     def over(self, running: Running[C]) -> tuple[str, str] | None:
         """A request has yielded or ended, or goes on. Returns to whom it was to yield."""
         self._yielding.pop(running, None)
-        whom, running.yields_to, running.again_ms = running.yields_to, None, 0.0
+        whom, running.yields_to = running.yields_to, None
         return whom
 
     def stays(self, running: Running[C], now_ms: int, *, always: bool) -> None:
         """A request that was named has not yielded. `always`: it can never be continued."""
         self.over(running)
-        running.again_ms = math.inf if always else now_ms + self._times.again_ms
+        running.never = running.never or always
+        running.due_ms = math.inf if running.never else now_ms + self._times.again_ms
 
     def choose(
-        self, among: Iterable[Running[C]], waiting: Waiting[C], tokens: float, now_ms: int
+        self,
+        among: Iterable[Running[C]],
+        waiting: Waiting[C],
+        tokens: float,
+        now_ms: int,
+        fair: Callable[[Running[C]], bool],
     ) -> Running[C] | None:
         """The request that yields now to a waiting one; None if none may.
 
         Args:
-            among: those whose tenants were not served less than that of the waiting one.
             tokens: how many the waiting one will probably write.
+            fair: whether the tenant of a running one may lose its place to that of the waiting one.
         """
         name = waiting.entry.request_class
         whom = name, waiting.entry.tenant
         if now_ms < self._look_ms.get(whom, 0.0):
             return None
         chosen: Running[C] | None = None
-        most, look_ms = (-1, 0.0), math.inf
+        urgency, most, token_ms = _URGENCY[name], (-1, 0.0), self._token_ms
+        look_ms: float = now_ms + self._times.look_ms
         for running in among:
-            due_ms = self._due_ms(running, name, tokens)
-            if due_ms > now_ms:
-                look_ms = min(look_ms, due_ms)
-            elif (left := self._left(running, now_ms)) <= self._least(running, tokens) or (
-                not self._in_time(running, left, now_ms)
+            if running.urgency < urgency:
+                continue
+            if running.due_ms > now_ms:
+                look_ms = min(look_ms, running.due_ms)
+                continue
+            left = self._left(running, now_ms, token_ms)
+            if (
+                (of := (running.urgency, left)) > most
+                and self._due_ms(running, urgency, tokens, token_ms) <= now_ms
+                and left > self._least(running, tokens)
+                and self._in_time(running, left, now_ms)
+                and fair(running)
             ):
-                look_ms = min(look_ms, now_ms + self._times.look_ms)
-            elif (of := (CLASSES.index(running.entry.request_class), left)) > most:
                 chosen, most = running, of
         if chosen is None:
             if len(self._look_ms) >= _TENANTS:
                 self._look_ms.clear()
-            self._look_ms[whom] = min(look_ms, now_ms + self._times.look_ms)
+            self._look_ms[whom] = look_ms
             return None
-        chosen.yields_to = whom
-        chosen.again_ms = now_ms + self._times.within_ms
-        self._yielding[chosen] = None
+        chosen.yields_to, chosen.due_ms = whom, math.inf
+        self._yielding[chosen] = now_ms + self._times.within_ms
         return chosen
 
-    def _due_ms(self, running: Running[C], request_class: str, tokens: float) -> float:
-        """From when on a request may be interrupted by one of this class that will write so many
+    def started(self, running: Running[C]) -> None:
+        """A request runs, again or for the first time."""
+        entry, running.due_ms = running.entry, math.inf
+        if running.started_ms is not None and not running.never and writes_tokens(entry.kind):
+            running.urgency = _URGENCY[entry.request_class]
+            tokens = max(self._slice * _OF_A_SLICE, running.tokens * _OF_WRITTEN)
+            reading_ms = 0.0 if running.tokens else self._pace.predict_ms(entry.prompt_tokens, 0)
+            running.due_ms = running.started_ms + reading_ms + tokens * self._token_ms
+
+    def _due_ms(self, running: Running[C], urgency: int, tokens: float, token_ms: float) -> float:
+        """From when on a request may be interrupted by one so urgent that will write so many
         tokens.
         """
-        entry, at_ms = running.entry, running.started_ms
-        if at_ms is None or running.yields_to or not writes_tokens(entry.kind):
-            return math.inf
-        if CLASSES.index(request_class) > CLASSES.index(entry.request_class):
-            return math.inf
-        urgent = entry.request_class == BATCH != request_class
-        least = self._slice * _OF_A_SLICE
-        if not urgent:
-            least = max(least, min(self._slice, _TIMES * tokens))
-        least = max(least, running.tokens * _OF_WRITTEN)
-        reading_ms = 0.0 if running.tokens else self._pace.predict_ms(entry.prompt_tokens, 0)
-        return max(running.again_ms, at_ms + reading_ms + least * self._token_ms)
+        if running.urgency == _BATCH and urgency < _BATCH:
+            return running.due_ms
+        assert running.started_ms is not None
+        least = min(self._slice, _TIMES * tokens)
+        return max(running.due_ms, running.started_ms + least * token_ms)
 
     @property
     def _token_ms(self) -> float:
         return self._pace.predict_ms(0, 1) or self._times.first_token_ms
 
-    def _left(self, running: Running[C], now_ms: int) -> float:
+    def _left(self, running: Running[C], now_ms: int, token_ms: float) -> float:
         """How many tokens a request will probably write from now on."""
         assert running.started_ms is not None
-        written = running.tokens + (now_ms - running.started_ms) / self._token_ms
+        written = running.tokens + (now_ms - running.started_ms) / token_ms
         return running.expected(written) - written
 
     def _least(self, running: Running[C], tokens: float) -> float:
         """What must be left of a request, so that a waiting one with so many tokens gains."""
-        return 0.0 if running.entry.request_class == BATCH else _TIMES * tokens
+        return 0.0 if running.urgency == _BATCH else _TIMES * tokens
 
     def _in_time(self, running: Running[C], left: float, now_ms: int) -> bool:
         """Whether a request still meets its deadline if it waits for as long as others run."""

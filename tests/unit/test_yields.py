@@ -192,7 +192,7 @@ def test_a_flood_of_batch_hardly_delays_realtime_and_is_hardly_slower(seed: int)
     part = tokens(flood, "batch") / tokens(whole, "batch")
     print(f"TTFT p99 alone {p99_s[0]:.3f}, slices {p99_s[1]:.3f}, none {p99_s[2]:.3f} s", end="; ")
     print(f"step {step_s(flood):.4f} s, tokens of batch × {part:.3f}")
-    assert p99_s[1] <= max(1.1 * p99_s[0], p99_s[0] + 2 * step_s(flood))
+    assert p99_s[1] <= p99_s[0] + 3 * step_s(flood)
     assert part >= 0.95
     assert slot_times(flood)[1] < 0.001 * flood.end_s * flood.cluster.slots
 
