@@ -91,8 +91,8 @@ class Room:
         if self.reserved_tokens + tokens <= limit:
             return True
         left = self.total_tokens - self.others_tokens - self.reserved_tokens
-        if urgent:
-            return tokens <= left + _URGENT * self.total_tokens
+        if urgent and tokens <= left + _URGENT * self.total_tokens:
+            return True
         if tokens <= limit:
             return False
         alone = not self.reserved_tokens and (overdue or not self.others_tokens)
