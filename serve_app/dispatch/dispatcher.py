@@ -61,6 +61,7 @@ class Dispatcher:
         self._loops = loops or Loops()
         self._telemetry = telemetry
         self._superseded = False
+        self._stopping = False
         self._attending: set[asyncio.Task[Written | Suspended | None]] = set()
         self._interrupting: set[asyncio.Task[None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
@@ -92,7 +93,7 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """Claim and start nothing more; another ingress takes over what has been claimed."""
-        self._scheduler.capacity = 0
+        self._stopping = True
         await self._loops.end(*self._tasks)
         await ended([*self._attending, *self._interrupting])
 
@@ -122,6 +123,8 @@ class Dispatcher:
         if self._telemetry is not None:
             self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
         self._changed.set()
+        if self._scheduler.yielding:
+            self._fill()  # the loop may wait for arrivals, although there is room now
 
     async def _run(self) -> None:
         outage = Outage(log, "dispatcher: cannot claim")
@@ -137,6 +140,8 @@ class Dispatcher:
 
     def _fill(self) -> None:
         """Start what may start, and interrupt what shall yield to what may not."""
+        if self._stopping:
+            return
         now_ms = self._clock.now_ms()
         while (running := self._scheduler.next(now_ms)) is not None:
             self._start(running)
