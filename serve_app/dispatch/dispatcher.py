@@ -62,6 +62,7 @@ class Dispatcher:
         self._telemetry = telemetry
         self._superseded = False
         self._kv_room = rules.kv_room
+        self._stopping = False
         self._attending: set[asyncio.Task[Written | Suspended | None]] = set()
         self._interrupting: set[asyncio.Task[None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
@@ -94,7 +95,7 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """Claim and start nothing more; another ingress takes over what has been claimed."""
-        self._scheduler.capacity = 0
+        self._stopping = True
         await self._loops.end(*self._tasks)
         await ended([*self._attending, *self._interrupting])
 
@@ -127,7 +128,7 @@ class Dispatcher:
             self._telemetry.order(self._scheduler)
         self._changed.set()
         if self._scheduler.yielding:
-            self._fill()  # the loop may wait for arrivals, with requests waiting here
+            self._fill()  # the loop may wait for arrivals, although there is room now
 
     def _divide_room(self, members: Members, others: Sequence[IngressLease]) -> None:
         """Divide the engines' memory, if all of them report it."""
@@ -157,6 +158,8 @@ class Dispatcher:
 
     def _fill(self) -> None:
         """Start what may start, and interrupt what shall yield to what may not."""
+        if self._stopping:
+            return
         now_ms = self._clock.now_ms()
         while (running := self._scheduler.next(now_ms)) is not None:
             self._start(running)
