@@ -139,6 +139,16 @@ class TestBacklog:
         assert math.isnan(row.preemptions_per_request)
         assert "nan" in backlog_line(row)
 
+    def test_preemptions_of_one_round_among_many_are_not_hidden_by_the_median(self) -> None:
+        quiet, loud = ([Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, many)] for many in (0, 6))
+        ended = [Exchange(0.0) for _ in range(20)]
+        rows = [
+            BacklogRow.of(n, 1, readings, ended) for n, readings in enumerate((quiet, quiet, loud))
+        ]
+        text = backlog_summary(rows)
+        assert "| preemptions per request | 0.00% (0.00%–30.00%) |" in text
+        assert "| preemptions per request, all rounds together | 10.00% |" in text
+
     def test_as_many_requests_are_under_way_as_there_are_users_in_every_round(self) -> None:
         rows, begun_before = asyncio.run(self._measure(slots=2, users=6))
         assert [row.round for row in rows] == [1, 2]

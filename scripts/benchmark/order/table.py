@@ -1,5 +1,6 @@
 """The tables that `--order` prints."""
 
+import math
 from collections.abc import Sequence
 
 from ..batching.summary import Spread
@@ -38,6 +39,7 @@ def backlog_summary(rows: Sequence[BacklogRow]) -> str:
         "preemptions per request": _percent(
             spread_of(rows, lambda row: row.preemptions_per_request), digits=2
         ),
+        "preemptions per request, all rounds together": f"{_together(rows):.2%}",
         "KV cache used, median": _percent(spread_of(rows, lambda row: row.kv_used_p50)),
         "KV cache used, p10": _percent(spread_of(rows, lambda row: row.kv_used_p10)),
         "running in the engine": _count(spread_of(rows, lambda row: row.engine_running_p50)),
@@ -84,6 +86,12 @@ def short_summary(rows: Sequence[ShortRow], unbroken: Sequence[LongAnswer]) -> s
         f"of {texts}",
     }
     return _markdown(f"median of {len(beside)} rounds (lowest–highest)", found)
+
+
+def _together(rows: Sequence[BacklogRow]) -> float:
+    """A median would not show the one round in which many were preempted."""
+    requests = sum(row.requests for row in rows)
+    return sum(row.preemptions for row in rows) / requests if requests else math.nan
 
 
 def _attempts(row: ShortRow) -> str:
