@@ -72,6 +72,9 @@ class Whose:
     def next_generation(self) -> int:
         return 0
 
+    def can_be_continued(self, whether: bool) -> None:
+        """Nobody asks here."""
+
 
 @pytest.mark.parametrize("way", ["generate", "encode"])
 def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
