@@ -35,7 +35,9 @@ class EngineUsage:
                 last step, in which some did.
         """
         cache = config.cache_config
-        kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        blocks = cache.num_gpu_blocks or 0
+        # One is vLLM's null block: the engine keeps no KV, as those of encoders do.
+        kv_tokens = blocks * cache.block_size if blocks > 1 else 0
         longest = config.model_config.max_model_len
         if idle or not self._latest:
             return EngineReport(name, kv_tokens, longest, preemptions=self._preemptions)

@@ -52,7 +52,11 @@ class VirtualQueue:
         self._waiting[name].append(entry)
 
     async def claim(
-        self, of_each: int, classes: Sequence[str] = CLASSES, wait: bool = True
+        self,
+        of_each: int,
+        classes: Sequence[str] = CLASSES,
+        wait: bool = True,
+        briefly: bool = False,
     ) -> list[QueueEntry]:
         """See `RequestQueue.claim`."""
         self.round_trips += 1
@@ -60,7 +64,8 @@ class VirtualQueue:
         taken = self._take(of_each, classes)
         if not wait or (taken and not self._gather_s):
             return taken
-        taken = taken or await self._first(classes)
+        block_ms = timings.CLAIM_BRIEF_MS if briefly else timings.CLAIM_BLOCK_MS
+        taken = taken or await self._first(classes, block_ms)
         if taken and self._gather_s:
             await asyncio.sleep(self._gather_s)
             taken += self._take(max(0, of_each - len(taken)), classes)
@@ -73,12 +78,12 @@ class VirtualQueue:
             taken += [waiting.popleft() for _ in range(min(of_each, len(waiting)))]
         return taken
 
-    async def _first(self, classes: Sequence[str]) -> list[QueueEntry]:
+    async def _first(self, classes: Sequence[str], block_ms: int) -> list[QueueEntry]:
         answer: asyncio.Future[list[QueueEntry]] = asyncio.get_running_loop().create_future()
         blocked = (classes, answer)
         self._blocked.append(blocked)
         try:
-            async with asyncio.timeout(timings.CLAIM_BLOCK_MS / 1000):
+            async with asyncio.timeout(block_ms / 1000):
                 return await answer
         except TimeoutError:
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from serve_app import timings
@@ -41,6 +42,11 @@ class Members:
     def others(self, name: str, cluster: str) -> list[IngressLease]:
         """The ingresses of a Ray cluster without the one of this name."""
         return [one for one in self.ingresses if one.cluster == cluster and one.name != name]
+
+    def memory_of(self, workers: Collection[str]) -> list[EngineReport]:
+        """The reports of these workers' engines; none unless each of them reports a KV cache."""
+        engines = [one for one in self.engines if one.name in workers and one.kv_tokens]
+        return engines if len(engines) == len(workers) else []
 
     def superseded(self, cluster: str) -> bool:
         """Whether a newer Ray cluster is complete."""

@@ -132,10 +132,9 @@ class Dispatcher:
 
     def _divide_room(self, members: Members, others: Sequence[IngressLease]) -> None:
         """Divide the engines' memory, if all of them report it."""
-        mine = self._replicas.mine(members.workers)
-        engines = [one for one in members.engines if one.name in mine]
+        engines = members.memory_of(self._replicas.mine(members.workers))
         order = self._scheduler
-        if not self._kv_room or not engines or len(engines) < len(mine):
+        if not self._kv_room or not engines:
             order.room_changed((), 0, 0)
             return
         tokens = sum(one.kv_tokens for one in engines)
@@ -182,7 +181,9 @@ class Dispatcher:
 
     async def _claim(self, wanted: Claim, outage: Outage) -> None:
         try:
-            claimed = await self._queue.claim(wanted.of_each, wanted.classes, wanted.wait)
+            claimed = await self._queue.claim(
+                wanted.of_each, wanted.classes, wanted.wait, wanted.briefly
+            )
         except RedisUnavailable as error:
             outage.failed(error)
             await asyncio.sleep(jittered(timings.CLAIM_RETRY_S))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Any
 
 import msgspec
 
@@ -67,11 +68,15 @@ def _possible(first: Sequence[Entry], last: Sequence[Entry], epoch: int) -> Yiel
     output = next((entry for entry in first if entry.outputs is not None), None)
     if output is None or last[0].id.epoch != epoch or has_ended(last) or last[0].quit:
         return Yielding.NOT_NOW
-    alone = all(_of_first_generation(entry) for entry in (output, last[0]))
+    latest = _outputs(last[0])
+    if any(finish_reason for _, _, _, finish_reason, *_ in latest):
+        return Yielding.NOT_NOW  # this generation is over; perhaps another one follows
+    # Several generations cannot be continued.
+    alone = all(index == 0 for index, *_ in (*_outputs(output), *latest))
     return Yielding.DONE if output.continuable and alone else Yielding.NEVER
 
 
-def _of_first_generation(entry: Entry) -> bool:
-    """Whether an entry holds outputs of one generation only; several cannot be continued."""
-    outputs = msgspec.json.decode(entry.outputs or b"[]", type=list[list[object]])
-    return all(output[0] == 0 for output in outputs)
+def _outputs(entry: Entry) -> list[list[Any]]:
+    """What the engine has produced with an entry, as `Attempt.append` has it."""
+    outputs: list[list[Any]] = msgspec.json.decode(entry.outputs or b"[]")
+    return outputs

@@ -19,6 +19,8 @@ class Claim(NamedTuple):
     of_each: int
     wait: bool
     """Whether to wait for an arrival if the queue is empty."""
+    briefly: bool = False
+    """Whether to wait only for a moment: the other classes may have room again by then."""
 
 
 def what_to_claim(
@@ -45,4 +47,5 @@ def what_to_claim(
         return None
     # Little by little, so that several ingresses get similar parts of a sudden backlog.
     of_each = min(min(room.values()), 2 * places, _AT_ONCE)
-    return Claim(tuple(room), of_each, wait=empty or not free)
+    briefly = not free and len(room) < len(waiting)
+    return Claim(tuple(room), of_each, wait=empty or not free, briefly=briefly)

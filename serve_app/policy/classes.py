@@ -96,12 +96,6 @@ class ClassOrder:
         if group == _INTERACTIVE:
             self._aged.ends(request_class)
 
-    def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
-        """The class of the request that starts now; see `peek`."""
-        chosen = self.peek(oldest_ms, now_ms)
-        self.promotions += chosen == "standard" and "realtime" in oldest_ms
-        return chosen
-
     def peek(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
         """The class of the next request.
 

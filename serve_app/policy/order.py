@@ -96,9 +96,7 @@ class Scheduler(Generic[C]):
     def room_changed(
         self, engines: Sequence[EngineReport], share_tokens: float, others_tokens: int
     ) -> None:
-        """The engines have reported, see `Room.reported`; none of them if their memory is not to be
-        considered.
-        """
+        """The engines have reported, see `Room.reported`; none if memory is to be no bound."""
         self.room.reported(engines, share_tokens, others_tokens, self.overtaking.short)
         self._stuck = False
 
@@ -135,7 +133,7 @@ class Scheduler(Generic[C]):
         if self.full:
             return None
         oldest_ms, soon_ms = self._oldest_ms(), self.estimates.pace.mean_ms
-        head = self.lines[self.classes.choose(oldest_ms, now_ms)].next(now_ms, soon_ms)
+        head = self.lines[self.classes.peek(oldest_ms, now_ms)].next(now_ms, soon_ms)
         waiting = self.overtaking.choose(head, self.lines, self.room, now_ms, soon_ms)
         self._stuck = waiting is None
         if waiting is None:
@@ -167,17 +165,19 @@ class Scheduler(Generic[C]):
             if self._yields.to((name, tenant), now_ms) >= line.size_of(tenant):
                 continue
             waiting = line.next_of(tenant, now_ms, self.estimates.pace.mean_ms)
-            fair = partial(self._is_fair, name, line.counters[tenant] - ahead)
+            needs = self.room.need(waiting.prompt_tokens, waiting.output_tokens)
+            fair = partial(self._is_fair, name, line.counters[tenant] - ahead, needs)
             left = self.estimates.left(waiting)
             running = self._yields.choose(self.running, waiting, left, now_ms, fair)
             if running is not None:
                 return running
         return None
 
-    def _is_fair(self, name: str, most: float, running: Running[C]) -> bool:
-        entry = running.entry
-        served = self.lines[name].counters[entry.tenant]
-        return entry.request_class != name or most <= served
+    def _is_fair(self, name: str, most: float, needs: int, running: Running[C]) -> bool:
+        if not self.room.fits(max(0, needs - running.reserved_tokens)):
+            return False  # its place would be of no use
+        of_class, tenant = running.entry.request_class, running.entry.tenant
+        return of_class != name or most <= self.lines[name].counters[tenant]
 
     def stays(self, running: Running[C], now_ms: int, *, always: bool) -> None:
         """A request that was to yield goes on. `always`: it can never be interrupted."""

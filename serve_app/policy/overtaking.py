@@ -56,9 +56,16 @@ class _Held(Generic[C]):
         """Whether it is this one, and has waited for long."""
         return waiting is self.waiting and now_ms - self.since_ms >= 1000 * self._patience.overdue_s
 
-    def lets_pass(self, other: Waiting[C], tokens: int, now_ms: int) -> bool:
-        """Whether another request may start first."""
+    def lets_pass(self, other: Waiting[C], tokens: int, now_ms: int, own: _Held[C] | None) -> bool:
+        """Whether another request may start first. `own`: its turn, if it keeps one.
+
+        Of two that keep their turns, the more urgent goes first, and after `held_up_s` the older:
+        otherwise each might wait for the other.
+        """
         if other is self.waiting or other.entry.request_class == CRITICAL:
+            return True
+        held_up_ms = 1000 * self._patience.held_up_s
+        if own is not None and own.since_ms <= min(self.since_ms, now_ms - held_up_ms):
             return True
         if (
             _urgency(other) < self.urgency
@@ -110,10 +117,21 @@ class Overtaking(Generic[C]):
         tokens = room.need(head.prompt_tokens, head.output_tokens)
         if chosen not in self._held and not room.fits(tokens, chosen in _URGENT):
             self._held[chosen] = _Held(head, tokens, now_ms, self._patience)
-        for candidate in _others(head, lines, now_ms, soon_ms):
+        keep = sorted((held.waiting for held in self._held.values()), key=_urgency)
+        # Whose turn it is in other classes, too: while nothing starts, `head` remains the same.
+        for candidate in [*keep, *_others(head, lines, now_ms, soon_ms)]:
             if self._starts(candidate, room, now_ms):
                 return candidate
-        return None
+        return None if room.reserved_tokens else self._oldest(now_ms)
+
+    def _oldest(self, now_ms: int) -> Waiting[C] | None:
+        """The one that has kept its turn for longest, if that is long: whatever the rules say, an
+        ingress that runs nothing starts something.
+        """
+        oldest = min(self._held.values(), key=lambda held: held.since_ms, default=None)
+        if oldest is None or not oldest.overdue(oldest.waiting, now_ms):
+            return None
+        return oldest.waiting
 
     def started(self, waiting: Waiting[C], tokens: int) -> None:
         """A request starts, and reserves so much."""
@@ -128,9 +146,11 @@ class Overtaking(Generic[C]):
         tokens = room.need(waiting.prompt_tokens, waiting.output_tokens)
         urgent = waiting.entry.request_class in _URGENT
         own = self._held.get(waiting.entry.request_class)
+        if own is not None and own.waiting is not waiting:
+            own = None
         overdue = own is not None and own.overdue(waiting, now_ms)
         return room.fits(tokens, urgent, overdue) and all(
-            held.lets_pass(waiting, tokens, now_ms) for held in self._held.values()
+            held.lets_pass(waiting, tokens, now_ms, own) for held in self._held.values()
         )
 
 

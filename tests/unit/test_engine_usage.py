@@ -1,0 +1,20 @@
+"""What a worker tells of vLLM's memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from workers.engine_usage import EngineUsage
+
+
+@pytest.mark.parametrize(("blocks", "kv_tokens"), [(64, 64 * 16), (1, 0), (None, 0)])
+def test_an_engine_that_keeps_no_kv_says_so(blocks: int | None, kv_tokens: int) -> None:
+    """vLLM's only block is then the null block, as for encoders that make embeddings."""
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16),
+        model_config=SimpleNamespace(max_model_len=512),
+    )
+    report = EngineUsage().report("e", config, idle=True)
+    assert (report.kv_tokens, report.max_model_len) == (kv_tokens, 512)
