@@ -58,6 +58,9 @@ class OrderTelemetry:
             ["class", "to"],
             registry=registry,
         )
+        for place, name in enumerate(CLASSES):
+            for to in CLASSES[: place + 1]:
+                self._yields.labels(name, to)
         self._claimed_waiting = Gauge(
             "hermes_claimed_waiting",
             "Requests that this ingress has claimed and not started.",

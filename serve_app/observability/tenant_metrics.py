@@ -44,7 +44,10 @@ class TenantTelemetry:
 
     def ended(self, request_class: str, tenant: str, cost: float) -> None:
         """A request has ended and has cost this much."""
-        self._served.labels(request_class, self._named(tenant)).inc(cost)
+        key = request_class, self._named(tenant)
+        self._served.labels(*key).inc(cost)
+        if key not in self._series:  # so that a tenant that never had to wait is shown, too
+            self._series[key] = self._behind.labels(*key)
 
     def counters(self, waiting: Mapping[str, Mapping[str, float]]) -> None:
         """What the tenants that wait were served, by class: each virtual counter. A tenant that

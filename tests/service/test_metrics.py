@@ -152,6 +152,8 @@ def test_the_dashboard_and_the_alerts_ask_for_what_is_on_the_live_pages(service:
             service.http.get("/metrics").text,
             *(httpx.get(f"http://{at}", timeout=60).text for at in discovered["targets"]),
         ]
-        return here - {sample.name for page in pages for sample in Metrics(page).samples}
+        missing = here - {sample.name for page in pages for sample in Metrics(page).samples}
+        print("on no page:", sorted(missing))
+        return missing
 
     until("every name is on a page", lambda: not on_no_page())

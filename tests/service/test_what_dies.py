@@ -146,7 +146,7 @@ def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated
         async with httpx.AsyncClient(base_url=simulated.url, timeout=60) as http:
             body = simulated.body("STANDSTILL, please", 40, stream=True)
             standing = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-            await asyncio.sleep(8)
+            await asyncio.sleep(7)
             standing.cancel()
             await asyncio.gather(standing, return_exceptions=True)
 
