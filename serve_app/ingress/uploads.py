@@ -105,7 +105,7 @@ class Upload:
                 nothing for long, or too slowly), and as `Uploads.hold`.
         """
         self._check_length(headers.get("content-length", "0"))
-        piece, more = await _next(receive)
+        piece, more = await self._next(receive)
         if not more and len(piece) <= _SMALL_BYTES:
             return piece
         self._take(piece)
@@ -128,34 +128,40 @@ class Upload:
         self._counted += len(piece)
 
     async def _with_the_rest(self, body: bytearray, receive: Receive) -> bytearray:
-        uploads, more = self._uploads, True
+        more = True
         try:
-            async with asyncio.timeout(uploads.within_s):
+            async with asyncio.timeout(self._uploads.within_s):
                 while more:
-                    async with asyncio.timeout(uploads.stalled_s):
-                        piece, more = await _next(receive)
+                    piece, more = await self._next(receive)
                     self._take(piece)
                     body += piece
         except TimeoutError:
-            raise RequestRefused(
-                Reason.CLIENT_DISCONNECTED,
-                f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
-                f"not all of it in {uploads.within_s:g} s.",
-            ) from None
+            raise self._never_came() from None
         return body
+
+    async def _next(self, receive: Receive) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether more follow."""
+        try:
+            async with asyncio.timeout(self._uploads.stalled_s):
+                message = await receive()
+        except TimeoutError:
+            raise self._never_came() from None
+        if message["type"] == "http.disconnect":
+            raise RequestRefused(
+                Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
+            )
+        return message.get("body", b""), message.get("more_body", False)
+
+    def _never_came(self) -> RequestRefused:
+        uploads = self._uploads
+        return RequestRefused(
+            Reason.CLIENT_DISCONNECTED,
+            f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
+            f"not all of it in {uploads.within_s:g} s.",
+        )
 
     def _too_large(self) -> RequestRefused:
         return RequestRefused(
             Reason.BODY_TOO_LARGE,
             f"The request body is longer than {self._uploads.max_body_bytes} bytes.",
         )
-
-
-async def _next(receive: Receive) -> tuple[bytes, bool]:
-    """The next piece of a body, and whether more follow."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise RequestRefused(
-            Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
-        )
-    return message.get("body", b""), message.get("more_body", False)

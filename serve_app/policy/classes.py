@@ -33,6 +33,8 @@ CRITICAL = "critical"
 """Operators' own requests; `auth.critical_tenants` says who may send them."""
 CLASSES = (CRITICAL, "realtime", "standard", "batch")
 """The most urgent class first."""
+URGENCY = {name: place for place, name in enumerate(CLASSES)}
+"""The less, the more urgent."""
 PUBLIC_CLASSES = CLASSES[1:]
 """What every tenant may choose."""
 DEFAULT_CLASS = "standard"
@@ -49,8 +51,7 @@ def engine_priority(request_class: str) -> int:
     """What vLLM's priority scheduling gets for a class: the least number goes first. The class of a
     newer version counts as the default one.
     """
-    known = request_class if request_class in CLASSES else DEFAULT_CLASS
-    return CLASSES.index(known)
+    return URGENCY.get(request_class, URGENCY[DEFAULT_CLASS])
 
 
 class ClassRules(NamedTuple):
@@ -96,7 +97,7 @@ class ClassOrder:
         if group == _INTERACTIVE:
             self._aged.ends(request_class)
 
-    def peek(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
+    def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
         """The class of the next request.
 
         Args:

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from serve_app.contract import EngineReport, Written
 from serve_app.policy.claims import Claim, what_to_claim
-from serve_app.policy.classes import CLASSES, ClassOrder
+from serve_app.policy.classes import CLASSES, URGENCY, ClassOrder
 from serve_app.policy.estimates import Estimates
 from serve_app.policy.heap import Heap
 from serve_app.policy.overtaking import Overtaking
@@ -133,7 +133,7 @@ class Scheduler(Generic[C]):
         if self.full:
             return None
         oldest_ms, soon_ms = self._oldest_ms(), self.estimates.pace.mean_ms
-        head = self.lines[self.classes.peek(oldest_ms, now_ms)].next(now_ms, soon_ms)
+        head = self.lines[self.classes.choose(oldest_ms, now_ms)].next(now_ms, soon_ms)
         waiting = self.overtaking.choose(head, self.lines, self.room, now_ms, soon_ms)
         self._stuck = waiting is None
         if waiting is None:
@@ -158,7 +158,7 @@ class Scheduler(Generic[C]):
         that may have nothing but long requests; but it must not have been served more by a slice
         than the one that loses its place.
         """
-        name = self.classes.peek(self._oldest_ms(), now_ms)
+        name = self.classes.choose(self._oldest_ms(), now_ms)
         line = self.lines[name]
         ahead = self._rules.tenants.output_weight * self._rules.slice_tokens
         for tenant in line.first_tenants(_TENANTS):
@@ -296,4 +296,4 @@ class Scheduler(Generic[C]):
 
 
 def _urgency(entry: Claimed) -> tuple[int, int]:
-    return CLASSES.index(entry.request_class), entry.enqueued_ms
+    return URGENCY[entry.request_class], entry.enqueued_ms

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.policy.classes import CLASSES, CRITICAL
+from serve_app.policy.classes import CLASSES, CRITICAL, URGENCY
 from serve_app.policy.room import Room
 from serve_app.policy.tenants import TenantLines
 from serve_app.policy.waiting import Claimed, Waiting
@@ -169,4 +169,4 @@ def _others(
 
 
 def _urgency(waiting: Waiting[C]) -> int:
-    return CLASSES.index(waiting.entry.request_class)
+    return URGENCY[waiting.entry.request_class]

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.policy.classes import CLASSES
+from serve_app.policy.classes import URGENCY
 from serve_app.policy.pace import Pace
 from serve_app.policy.running import Running
 from serve_app.policy.waiting import Claimed, Waiting
@@ -25,8 +25,7 @@ from serve_app.policy.work import writes_tokens
 
 C = TypeVar("C", bound=Claimed)
 
-_URGENCY = {name: place for place, name in enumerate(CLASSES)}
-_BATCH = _URGENCY["batch"]
+_BATCH = URGENCY["batch"]
 _OF_A_SLICE = 1 / 16
 """The part of a slice after which `batch` may be interrupted by what is more urgent."""
 _TIMES = 2
@@ -104,7 +103,7 @@ class Yields(Generic[C]):
         if now_ms < self._look_ms.get(whom, 0.0):
             return None
         chosen: Running[C] | None = None
-        urgency, most, token_ms = _URGENCY[name], (-1, 0.0), self._token_ms
+        urgency, most, token_ms = URGENCY[name], (-1, 0.0), self._token_ms
         look_ms: float = now_ms + self._times.look_ms
         for running in among:
             if running.urgency < urgency:
@@ -134,7 +133,7 @@ class Yields(Generic[C]):
         """A request runs, again or for the first time."""
         entry, running.due_ms = running.entry, math.inf
         if running.started_ms is not None and not running.never and writes_tokens(entry.kind):
-            running.urgency = _URGENCY[entry.request_class]
+            running.urgency = URGENCY[entry.request_class]
             tokens = max(self._slice * _OF_A_SLICE, running.tokens * _OF_WRITTEN)
             reading_ms = 0.0 if running.tokens else self._pace.predict_ms(entry.prompt_tokens, 0)
             running.due_ms = running.started_ms + reading_ms + tokens * self._token_ms

@@ -76,6 +76,20 @@ def test_many_clients_that_do_not_send_the_rest_hold_little_memory(
     asyncio.run(main())
 
 
+def test_who_announces_a_request_and_sends_nothing_of_it_is_refused(
+    redis_url: str, namespace: str
+) -> None:
+    async def main() -> None:
+        async with door(redis_url, namespace, ingress={**BOUNDED, "stalled_reader_s": 2.0}) as d:
+            reader, writer = await asyncio.open_connection("127.0.0.1", d.port)
+            writer.write(HEAD)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader.readexactly(len(ENDED)) == ENDED
+            writer.close()
+
+    asyncio.run(main())
+
+
 def test_who_sends_nothing_for_long_makes_room_for_others(redis_url: str, namespace: str) -> None:
     async def main() -> None:
         bounds = {**BOUNDED, "max_upload_bytes": BODY_BYTES, "stalled_reader_s": 2.0}
