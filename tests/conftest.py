@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 from hypothesis import settings
 
 from scripts.local import processes, ray_cluster, redis_server, surroundings
+
+pytest_plugins = ("tests.reruns",)
 
 # Before anything else: no test meets the variables, the token or the Ray of whoever runs it.
 surroundings.leave()
@@ -26,6 +30,14 @@ settings.register_profile("hermes", deadline=None, derandomize=True, database=No
 settings.load_profile("hermes")
 
 _numbers = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """SIGUSR1 prints the stack of every thread and interrupts the run, which ends what it started:
+    `scripts/test` sends it to a run that hangs.
+    """
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True, chain=True)
 
 
 @pytest.fixture(scope="session")
