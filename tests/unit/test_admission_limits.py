@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from serve_app.admission.limits import AdmissionLimits
 from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.admission.waiting_limits import Ticket, WaitingLimits
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.redis.memory import Memory
+from serve_app.request_queue.depths import Depth
 from serve_app.settings import Settings
+from tests.tables import each
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB
@@ -34,13 +39,13 @@ def refused(call: Any, *arguments: Any) -> Reason | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("used_mib", "ingresses", "body_mib", "reason"),
+@each(
+    "used_mib, ingresses, body_mib, reason",
     [
         (0, 1, 16, None),
         (770, 1, 16, None),
         (790, 1, 16, Reason.STORAGE_FULL),
-        (780, 2, 16, Reason.STORAGE_FULL),
+        (770, 2, 16, Reason.STORAGE_FULL),
         (790, 1, 0.01, None),
         (890, 1, 0.01, None),
         (901, 1, 0.01, Reason.STORAGE_FULL),
@@ -168,3 +173,38 @@ def test_no_class_takes_more_than_half_of_redis() -> None:
 def test_the_first_always_has_room() -> None:
     found = room(ingresses=8, max_waiting_bytes_standard=1, max_waiting_standard=1)
     assert refused(found.enter, "acme", "standard", 16 * MIB) is None
+
+
+class Lines:
+    """Queues of a given length."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+
+    async def look(self) -> tuple[dict[str, Depth], None]:
+        return {"batch": Depth(self.waiting, 0, 0.0)}, None
+
+
+@each("free, reason", [(1, None), (0, Reason.QUEUE_FULL)])
+def test_a_line_takes_as_many_as_it_may_hold_and_no_more(free: int, reason: Reason | None) -> None:
+    settings = Settings()
+    limits = AdmissionLimits(settings)
+    lines: Any = Lines(settings.queue.max_waiting("batch") - free)
+
+    async def look_once() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await limits.watch(lines, lambda: 1)
+
+    asyncio.run(look_once())
+    assert refused(limits.enter, "acme", "batch", 10) is reason
+    assert refused(limits.enter, "acme", "realtime", 10) is None, (
+        "another class has a line of its own"
+    )
+
+
+def test_what_is_refused_for_lack_of_storage_does_not_wait() -> None:
+    limits = AdmissionLimits(Settings())
+    limits.memory.told(Memory(790 * MIB, LIMIT, "noeviction"), 1)
+    assert refused(limits.enter, "acme", "batch", 16 * MIB) is Reason.STORAGE_FULL
+    assert len(limits.waiting) == 0

@@ -16,6 +16,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.ingress.api_keys import ApiKeys, parse
 from serve_app.settings import AuthSettings
+from tests.tables import each
 from tests.turned_clock import TurnedClock
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "api-key"
@@ -48,7 +49,7 @@ def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> Non
     assert keys.tenant("bearer hk-1") == "acme"
 
 
-@pytest.mark.parametrize(
+@each(
     "authorization",
     ["", "Bearer", "Bearer ", "hk-1", "Basic hk-1", "Bearer hk-4", "Bearer hk-1 hk-2", "Bearer é"],
 )
@@ -112,7 +113,7 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
     assert keys.tenant("Bearer hk-9") == "acme"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "acme",

@@ -17,6 +17,9 @@ from scripts.benchmark.batching.specification import DEFAULT, parse
 from scripts.benchmark.batching.split import Split
 from scripts.benchmark.batching.tuned import LARGEST, LOOK_EVERY_S, SMALLEST, Tuned
 from scripts.benchmark.batching.window import Window
+from tests.tables import each
+
+pytestmark = pytest.mark.nightly  # a tool
 
 
 def _job(number: int, arrived_s: float = 0.0, *, tokens: int = 10, interactive: bool = True) -> Job:
@@ -220,7 +223,7 @@ class TestSpecifications:
         assert one.make(3).slots == 3
         assert one.make(None).slots == 8
 
-    @pytest.mark.parametrize(
+    @each(
         "text",
         [
             "static",

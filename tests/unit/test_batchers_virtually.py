@@ -19,6 +19,8 @@ from scripts.benchmark.batching.virtual_run import VirtualRun
 from scripts.benchmark.options import parse as parse_options
 from scripts.simulation.engines import FOLDER, load_engine
 
+pytestmark = pytest.mark.nightly  # a tool
+
 _FIXED = ("async:8", "async:16", "async:32", "async:64")
 _PARTS = ("dynamic:32/50/8192", "async:16")
 

@@ -22,6 +22,8 @@ from scripts.benchmark.measurement import Latency
 from scripts.benchmark.options import parse as parse_options
 from scripts.benchmark.prompts import RequestMaker, Shape
 
+pytestmark = pytest.mark.nightly  # a tool
+
 _PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 vllm:num_requests_running{engine="0",model_name="m"} 12.0
@@ -88,6 +90,7 @@ async def _measure(
     return describe(batcher, pressure, 1, ran, EngineGauges(f"http://127.0.0.1:{port}"), 2**20)
 
 
+@pytest.mark.clock
 class TestRuns:
     @pytest.mark.parametrize(
         ("batcher", "most"), [("serial", 1), ("static:3", 3), ("async:4", 4), ("continuous", 6)]

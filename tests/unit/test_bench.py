@@ -13,6 +13,9 @@ from scripts.benchmark.cost_model import TOTAL, cost_model
 from scripts.benchmark.measurement import Latency, Row
 from scripts.benchmark.processes import Process, Scope, classify, cpu_by_kind, descendants, members
 from scripts.benchmark.stats import median, percentile, poisson_arrivals_s, round_ratios, split_cost
+from tests.tables import each
+
+pytestmark = pytest.mark.nightly  # a tool
 
 
 def _row(system: str, *, round: int, tokens_per_s: float = 1.0, **changes: object) -> Row:
@@ -123,8 +126,8 @@ class TestArrivals:
 
 
 class TestProcessKinds:
-    @pytest.mark.parametrize(
-        ("command_line", "kind"),
+    @each(
+        "command_line, kind",
         [
             ("redis-server *:6379", "redis-server"),
             ("/usr/bin/redis-server 127.0.0.1:7001", "redis-server"),

@@ -16,6 +16,9 @@ from scripts.benchmark.processes import Scope
 from scripts.benchmark.prompts import RequestMaker, Shape
 from scripts.benchmark.report import without_secrets
 from scripts.benchmark.sse import EventCounter
+from tests.tables import each
+
+pytestmark = pytest.mark.nightly  # a tool
 
 
 def _chat_event(content: str | None, **more: object) -> bytes:
@@ -36,8 +39,8 @@ _CHAT = (
 
 
 class TestStreams:
-    @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-    @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 61, 10_000])
+    @each("newline", [b"\n", b"\r\n"])
+    @each("size", [1, 2, 3, 7, 16, 61, 10_000])
     def test_the_count_does_not_depend_on_where_the_network_cuts_the_stream(
         self, size: int, newline: bytes
     ) -> None:

@@ -27,6 +27,8 @@ from scripts.benchmark.order.table import (
 )
 from scripts.benchmark.prompts import RequestMaker, Shape
 
+pytestmark = pytest.mark.nightly  # a tool
+
 _LONG_TOKENS = 40
 
 
@@ -149,6 +151,7 @@ class TestBacklog:
         assert "| preemptions per request | 0.00% (0.00%–30.00%) |" in text
         assert "| preemptions per request, all rounds together | 10.00% |" in text
 
+    @pytest.mark.clock
     def test_as_many_requests_are_under_way_as_there_are_users_in_every_round(self) -> None:
         rows, begun_before = asyncio.run(self._measure(slots=2, users=6))
         assert [row.round for row in rows] == [1, 2]
@@ -159,6 +162,7 @@ class TestBacklog:
         assert begun_before >= 6, "the ramp counts for no round"
         assert "| waiting in the engine, median | 4 (4–4) |" in backlog_summary(rows)
 
+    @pytest.mark.clock
     def test_the_first_round_comes_after_the_time_to_settle(self) -> None:
         began_s = time.perf_counter()
         asyncio.run(self._measure(slots=2, users=6, settle_s=1.0))
@@ -187,6 +191,7 @@ class TestLongAmongShort:
             measured = LongAmongShort(_maker(url, 3), _maker(url, 3), turns)
             return [row async for row in measured.measure()], measured
 
+    @pytest.mark.clock
     def test_short_ones_come_alone_and_after_every_long_one_has_begun(self) -> None:
         engine = _Engine(slots=100)
         rows, measured = asyncio.run(self._measure(engine))
@@ -203,6 +208,7 @@ class TestLongAmongShort:
         assert "| attempts of a long generation | 20–21, 8–9 |" in text
         assert "| long texts that are not the unbroken one | 0 of 4 |" in text
 
+    @pytest.mark.clock
     def test_a_text_with_a_seam_is_found(self) -> None:
         """The second of the long ones in the second round gets another text than before."""
         seam = 2 + 5 + 2 + 5 + 5 + 2

@@ -9,12 +9,12 @@ import pytest
 
 from serve_app.policy.classes import ClassRules
 from serve_app.policy.rules import Rules
-from tests.unit.virtual_order import Entry, Served, VirtualService, cost
+from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 8, 1_000.0
 RATE = CAPACITY * SPEED
 """Cost that the engine serves per second when all its places are taken."""
-SEEDS = (1, 2, 3)
+SEEDS = seeds(1, 2, 3)
 STEP_MS = 25
 """Of an engine: a decode step with a full batch."""
 

@@ -20,6 +20,7 @@ from serve_app.contract import (
     WorkerLease,
     Written,
 )
+from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -31,16 +32,17 @@ FILES = [
 WORDS = {word.value for words in (State, Cause, Reason, Outcome) for word in words}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_state_a_reason_or_a_cause_is_a_member_of_its_enum_and_no_string(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    names = set(_attribute_names(tree))
-    found = [
-        f"line {node.lineno}: {node.value!r}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and node.value in WORDS and node not in names
-    ]
-    assert not found
+def test_a_state_a_reason_or_a_cause_is_a_member_of_its_enum_and_no_string() -> None:
+    found = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        names = set(_attribute_names(tree))
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and node.value in WORDS and node not in names
+        ]
+    assert not found, "\n".join(found)
 
 
 def _attribute_names(tree: ast.Module) -> Iterator[ast.AST]:
@@ -55,7 +57,7 @@ def test_a_word_of_a_newer_version_is_understood_as_a_failure() -> None:
     assert Reason("out_of_budget") is Reason.INTERNAL
 
 
-@pytest.mark.parametrize("word", [*State, *Cause, *Reason, *Outcome])
+@each("word", [*State, *Cause, *Reason, *Outcome])
 def test_a_word_crosses_a_process_as_plain_text(word: StrEnum) -> None:
     assert type(str(word)) is str, "the other side may be a version without this enum"
     assert b"serve_app" not in pickle.dumps(str(word))
@@ -69,8 +71,8 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("answer", ANSWERS)
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_workers_answer_crosses_the_process(answer: Answer, protocol: int) -> None:
     """And 0.1.0 understands its outcome, without a class of a later version."""
     sent = pickle.dumps(answer.encode(), protocol)

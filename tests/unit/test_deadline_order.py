@@ -17,10 +17,10 @@ from serve_app.policy.pace import Pace
 from serve_app.policy.rules import Rules
 from serve_app.policy.tenants import TenantLines, TenantRules
 from serve_app.policy.waiting import Waiting
-from tests.unit.virtual_order import NEVER_MS, Entry, Served, VirtualService, cost
+from tests.unit.virtual_order import NEVER_MS, Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 4, 1_000.0
-SEEDS = (1, 2, 3)
+SEEDS = seeds(1, 2, 3)
 
 
 def test_the_time_of_a_request_is_learnt_by_what_it_reads_and_writes() -> None:

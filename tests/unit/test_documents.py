@@ -18,6 +18,8 @@ from scripts.local import preflight, settings_page
 from serve_app.settings import load_settings
 from tests.unit.test_architecture import LAYERS
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

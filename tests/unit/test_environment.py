@@ -10,6 +10,8 @@ import pytest
 
 from scripts.local import environment, ports, preflight
 
+pytestmark = pytest.mark.nightly  # a tool
+
 
 @pytest.fixture
 def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.errors import HermesError, RequestRefused, error_body, in_openais_shape
 from serve_app.journal.ending import Ending
+from tests.tables import each
 
 
-@pytest.mark.parametrize("reason", Reason)
+@each("reason", Reason)
 def test_every_reason_has_a_status_a_type_and_openais_body(reason: Reason) -> None:
     refused = RequestRefused(reason, "words", param="messages")
     assert isinstance(refused, HermesError)
@@ -23,7 +25,7 @@ def test_every_reason_has_a_status_a_type_and_openais_body(reason: Reason) -> No
     assert error["type"]
 
 
-@pytest.mark.parametrize("reason", Reason)
+@each("reason", Reason)
 def test_every_reason_stands_in_the_header_and_says_whether_to_retry(reason: Reason) -> None:
     headers = RequestRefused(reason, "words").headers()
     assert headers["x-hermes-reason"] == reason.value
@@ -47,13 +49,14 @@ _RETRYABLE = {
 def test_retry_after_is_whole_seconds_never_zero_and_not_the_same_for_all(
     seconds: float, least: int, most: int
 ) -> None:
+    random.seed(1)
     refused = RequestRefused(Reason.QUEUE_FULL, "full", retry_after_s=seconds)
     headers = [refused.headers() for _ in range(100)]
     assert all(least <= int(one["retry-after"]) <= most for one in headers)
     assert len({one["retry-after-ms"] for one in headers}) > 50
 
 
-@pytest.mark.parametrize("reason", Reason)
+@each("reason", Reason)
 def test_every_reason_can_be_an_ending_with_one_sentence(reason: Reason) -> None:
     message = Ending(State.FAILED, reason, None).message
     assert message.endswith(".") or message.endswith("again.")

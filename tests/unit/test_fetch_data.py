@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.nightly  # a tool
+
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("HERMES_DATA", ROOT / ".hermes" / "data"))
 

@@ -16,6 +16,8 @@ from scripts.simulation.fitting import MEASURED
 from scripts.simulation.points import Point, Times, predict
 from workers.engine_model.parameters import EngineParameters, Timing
 
+pytestmark = pytest.mark.nightly  # a tool
+
 TRUE = EngineParameters(
     "e",
     Timing(step_ms=5.0, prefill_token_us=60.0, decode_sequence_us=400.0, request_ms=4.0),

@@ -80,7 +80,7 @@ def woken(reader: JournalReader, entry: Entry) -> bool:
 
 
 def read(reader: JournalReader, stream: list[Entry]) -> None:
-    for entry in [entry for entry in stream if entry.id > reader.position]:
+    for entry in stream:
         reader.feed(entry)
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from serve_app.contract import Cause
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id, seal_id
 from serve_app.journal.standing import Standing, standing
+from tests.tables import each
 
 
 def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
     return Entry.output(entry_id, nonce, None, [], b"x", 1, None, None)
 
 
-@pytest.mark.parametrize(
-    ("last", "expected"),
+@each(
+    "last, expected",
     [
         (None, Standing.FENCED),
         (at(EntryId(2, 3)), Standing.OURS),

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import pytest
-
 from scripts.local import keys_page
 from serve_app.redis import keyspace
 from serve_app.redis.keyspace import KINDS, Kind, Type
+from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
@@ -70,14 +69,14 @@ def rules_of_the_service(file: str, namespace: str) -> list[str]:
     return str(line).rstrip('"').replace(namespace, "n").split()
 
 
-@pytest.mark.parametrize(
-    ("file", "namespace"),
+@each(
+    "file, namespace",
     [
         ("cluster/redis.acl", "hermes"),
         ("helm/hermes-serve/files/redis-users.sh", "$HERMES_NAMESPACE"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.__name__)
+@each("kind", KINDS)
 def test_the_services_user_may_touch_it(file: str, namespace: str, kind: Kind) -> None:
     rules = rules_of_the_service(file, namespace)
     sign = "&" if kind.type is Type.CHANNEL else "~"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from serve_app.observability.metrics import Telemetry
+from tests.tables import each
 from workers.loop_watch import LoopWatch
 from workers.recorder import current
 
@@ -130,6 +131,7 @@ async def held_by(
         watch.stop()
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
 def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
     telemetry = Telemetry()
@@ -137,11 +139,13 @@ def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> Non
     assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])
 def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
     assert asyncio.run(held_by(work, 20.0)) == [MINE]
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     "work",
     [
@@ -155,3 +159,53 @@ def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
 )
 def test_no_request_is_blamed_for(work: Any) -> None:
     assert asyncio.run(held_by(work, 0.05)) == []
+
+
+class Looks:
+    """In place of the watch's pauses and of its clock: what it sees each time that it looks."""
+
+    def __init__(self, watch: LoopWatch, seen: list[tuple[float | None, float]]) -> None:
+        self._watch, self._seen = watch, seen
+        watch._stopped, watch._computed_s = self, self.computed_s  # type: ignore[assignment, method-assign]
+
+    def computed_s(self) -> float | None:
+        cpu_s, self._watch._beat_cpu_s = self._seen.pop(0)
+        return cpu_s
+
+    def wait(self, _: float) -> bool:
+        return not self._seen
+
+    def is_set(self) -> bool:
+        return False
+
+
+@each(
+    "held, seen",
+    [
+        (1, [(0.0, 0.0), (0.1, 0.0), (0.4, 0.0)]),
+        (1, [(0.0, 0.0), (0.4, 0.0), (0.9, 0.0)]),  # told once
+        (2, [(0.0, 0.0), (0.4, 0.0), (0.8, 0.5), (0.9, 0.5)]),  # two steps
+        (0, [(0.0, 0.0), (0.1, 0.0), (0.2, 0.0)]),
+        (0, [(0.0, 0.0), (0.2, 0.0), (0.4, 0.3), (0.5, 0.3)]),  # the loop turned between
+        (0, [(0.0, 0.0), (0.2, 0.0), (None, 0.0), (0.2, 0.0)]),  # a garbage collection
+        (0, [(5.0, 0.0), (5.2, 0.0)]),  # what was computed before the first look is nobody's
+    ],
+)
+def test_one_step_of_one_turn_may_compute_for_so_long(
+    held: int, seen: list[tuple[float | None, float]]
+) -> None:
+    """CPU seconds of the loop's thread at each look, and those at the loop's last turn."""
+    telemetry = Telemetry()
+
+    async def main() -> list[bool]:
+        current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+        watch = LoopWatch(HELD_S, telemetry)
+        watch._loop, watch._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        Looks(watch, [*seen])
+        with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
+            watch._watch()
+            await asyncio.sleep(0)
+            return [mine.done(), other.done()]
+
+    assert asyncio.run(main()) == [held > 0, False]
+    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held

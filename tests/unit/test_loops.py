@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 
 import pytest
 
@@ -112,6 +113,7 @@ def test_the_pause_after_a_failure_grows_up_to_the_last() -> None:
 
 
 def test_callers_that_failed_together_do_not_retry_together() -> None:
+    random.seed(1)
     waits = {jittered(2.0) for _ in range(100)}
     assert len(waits) > 90
     assert min(waits) >= 1.0

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import deque
 from collections.abc import Iterable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.contract import Written
+from serve_app.contract import EngineReport, Written
 from serve_app.policy.claims import Claim
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
 from serve_app.policy.order import Scheduler
 from serve_app.policy.rules import DEFAULT_RULES
 from serve_app.policy.running import Settled
+from tests.tables import each
 from tests.unit.virtual_order import Entry
 
 AHEAD = int(DEFAULT_RULES.claim_ahead)
@@ -143,9 +148,7 @@ def test_without_an_engine_or_under_a_newer_ray_cluster_nothing_more_is_claimed(
     assert its.wanted() is None or claiming
 
 
-@pytest.mark.parametrize(
-    ("capacity", "of_each"), [(1, 2), (2, 1), (4, 1), (5, 2), (8, 2), (64, 16)]
-)
+@each("capacity, of_each", [(1, 2), (2, 1), (4, 1), (5, 2), (8, 2), (64, 16)])
 def test_an_idle_ingress_claims_a_little_more_than_may_start(capacity: int, of_each: int) -> None:
     assert scheduler(capacity).wanted() == Claim(CLASSES, of_each, wait=True)
 
@@ -258,3 +261,58 @@ def test_one_claim_never_reads_so_much_that_streams_stand_still(running: int) ->
     while its.step():
         pass
     assert its.scheduler.full, "and yet no place stays free"
+
+
+class Steps:
+    """Counts the instructions of Python that its block executes: what it costs, without a clock."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.count += event == "opcode"
+        return self._trace
+
+
+def steps_of_a_decision(waiting: int, tenants: int) -> float:
+    """With its share of an arrival and an end, while most of what waits finds no room."""
+    chance, steps, decisions, now_ms = random.Random(1), Steps(), 0, 0
+    its = scheduler(200)
+    engines = [EngineReport("e", 60_000, 4096)]
+    its.room_changed(engines, 60_000, 0)
+
+    def request() -> Entry:
+        name, tenant = chance.choice(CLASSES[1:]), f"t{chance.randrange(tenants)}"
+        due_ms = now_ms + chance.randrange(1_000, 100_000)
+        return Entry(name, now_ms, tenant, chance.randrange(20, 2_000), deadline_ms=due_ms)
+
+    while len(its) < waiting:
+        its.add(request())
+    started(its)
+    for now_ms in range(100, 1_100, 100):
+        new = [request() for _ in range(waiting - len(its))]
+        with steps:
+            for entry in new:
+                its.add(entry)
+            its.wanted()
+            decisions += 1 + len(started(its, now_ms))
+            for running in list(its.running)[:20]:
+                its.ended(running, Written(chance.randrange(10, 400)), now_ms + 50)
+            its.room_changed(engines, 60_000, 0)
+    assert its.overtaking.short, "something waits for room"
+    assert decisions > 100
+    return steps.count / decisions
+
+
+def test_a_decision_costs_as_much_with_a_thousand_waiting_as_with_a_hundred() -> None:
+    few, many = steps_of_a_decision(100, tenants=5), steps_of_a_decision(1_000, tenants=50)
+    print(f"a decision takes {few:.0f} steps, and {many:.0f} with ten times as many waiting")
+    assert many < 1.2 * few

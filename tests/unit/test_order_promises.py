@@ -19,7 +19,8 @@ from scripts.simulation.simulate import simulate
 from serve_app.errors import SettingsError
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.rules import DEFAULT_RULES
-from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService
+from tests.tables import each
+from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService, seeds
 
 
 def plan(name: str, seed: int, engine: str = "tiny-cpu") -> Plan:
@@ -35,6 +36,7 @@ def waits(outcome: Outcome, tenant: str = "") -> list[float]:
     return [one.wait_s for one in outcome.records if tenant in one.work.tenant]
 
 
+@pytest.mark.nightly  # test_prediction.py: what is learnt helps, and does no harm
 @pytest.mark.parametrize("seed", [2, 4])
 def test_short_first_harms_nobody_on_azures_conversations(seed: int) -> None:
     """One tenant and one class, so that nothing but the predictions changes the order."""
@@ -52,6 +54,7 @@ def test_short_first_harms_nobody_on_azures_conversations(seed: int) -> None:
     assert p99 <= 1.1
 
 
+@pytest.mark.nightly  # test_simulation.py: urgent requests do not wait for a flood
 @pytest.mark.parametrize("seed", [1, 2])
 def test_more_requests_keep_their_objectives_than_first_come_first_served(seed: int) -> None:
     its = plan("mixed", seed)
@@ -66,6 +69,7 @@ def test_more_requests_keep_their_objectives_than_first_come_first_served(seed: 
     assert found.idle_slot_s < len(outcomes["hermes"].records) * 2 * its.cluster.claim_ms / 1e3
 
 
+@pytest.mark.nightly  # test_tenants.py: a noisy tenant does not delay a light one
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_tenant_with_ten_times_its_share_delays_a_light_one_by_no_more_than_a_request(
     seed: int,
@@ -93,7 +97,7 @@ def some_work(chance: random.Random) -> list[Entry]:
     return entries
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_no_place_is_ever_free_while_work_waits(seed: int) -> None:
     chance = random.Random(seed)
     rules = DEFAULT_RULES._replace(
@@ -107,7 +111,7 @@ def test_no_place_is_ever_free_while_work_waits(seed: int) -> None:
     assert service.idle_while_waiting == 0
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", seeds(1, 2, 3))
 def test_nothing_that_has_not_ended_changes_a_decision(seed: int) -> None:
     """True lengths are permuted among all requests that are open in the middle, where predictions
     are in use already: what starts until then stays the same.

@@ -9,6 +9,7 @@ import pytest
 from serve_app.contract import EngineReport, Written
 from serve_app.policy.order import Scheduler
 from serve_app.policy.running import Running
+from tests.tables import each
 from tests.unit.virtual_order import Entry
 
 KV_TOKENS = 2_000
@@ -66,7 +67,8 @@ def test_two_that_keep_their_turns_do_not_wait_for_each_other() -> None:
     its.drain()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize("rounds", [100, pytest.param(400, marks=pytest.mark.nightly)])
+@each(
     "classes",
     [
         ("standard", "batch"),
@@ -75,9 +77,9 @@ def test_two_that_keep_their_turns_do_not_wait_for_each_other() -> None:
         ("critical", "realtime", "standard", "batch"),
     ],
 )
-def test_whatever_comes_everything_starts(classes: tuple[str, ...]) -> None:
+def test_whatever_comes_everything_starts(classes: tuple[str, ...], rounds: int) -> None:
     chance = random.Random(1)
-    for _ in range(400):
+    for _ in range(rounds):
         its = Ingress()
         for _ in range(chance.randint(4, 24)):
             if its.running and chance.random() < 0.25:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import zlib
 
-import pytest
-
 from serve_app.journal.events import after_event
 from serve_app.journal.pieces import PIECE_BYTES, Pieces
+from tests.tables import each
 
 _random = random.Random(7)
 
@@ -34,8 +33,8 @@ def taken(pieces: Pieces) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("level", [0, 1, 9])
-@pytest.mark.parametrize(("events", "longest"), [(0, 10), (1, 10), (300, 2_000), (3, 400_000)])
+@each("level", [0, 1, 9])
+@each("events, longest", [(0, 10), (1, 10), (300, 2_000), (3, 400_000)])
 def test_pieces_are_everything_after_the_last_seen_event(
     events: int, longest: int, level: int
 ) -> None:

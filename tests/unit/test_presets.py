@@ -10,6 +10,7 @@ from serve_app.errors import SettingsError
 from serve_app.settings import Settings, load_settings
 from serve_app.settings.presets import PRESETS
 from serve_app.settings.workers import WorkerSettings
+from tests.tables import each
 
 VALUES = {
     "latency": (64, 8_192, 0.85, 16.0),
@@ -104,8 +105,8 @@ def test_sections_that_are_objects_already_are_filled_in_too() -> None:
     assert (settings.workers.replicas, settings.workers.max_running_requests) == (3, 64)
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
+@each(
+    "args, words",
     [
         ({"preset": "fast"}, "'preset': Input should be 'latency', 'balanced' or 'throughput'"),
         ({"preset": ["latency"]}, "'preset'"),

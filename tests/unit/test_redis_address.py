@@ -7,9 +7,10 @@ import pytest
 from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
 from serve_app.settings.redis_address import SentinelAddress, sentinel_address
+from tests.tables import each
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "redis://h:6379/0",
@@ -44,8 +45,8 @@ def test_the_least_that_it_must_say() -> None:
     assert sentinel_address("redis+sentinel://:p@s1/main").login == {"password": "p"}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
+@each(
+    "url, words",
     [
         ("redis+sentinel:///main", "names no Sentinel"),
         ("redis+sentinel://s1,,s2/main", "names no Sentinel"),

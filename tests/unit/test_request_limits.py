@@ -14,6 +14,7 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 from serve_app.ingress.validation.structure import read
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
+from tests.tables import each
 
 MODEL = "hermes-tiny"
 CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = INFERENCE_PATHS[:4]
@@ -55,9 +56,9 @@ def refused(
     return caught.value
 
 
-@pytest.mark.parametrize("path", INFERENCE_PATHS)
-@pytest.mark.parametrize("place", ["max_tokens", "unknown", "list", "object"])
-@pytest.mark.parametrize("number", ["9" * 4_300, "9" * 33, str(2**63), str(-(2**63) - 1)])
+@each("path", INFERENCE_PATHS)
+@each("place", ["max_tokens", "unknown", "list", "object"])
+@each("number", ["9" * 4_300, "9" * 33, str(2**63), str(-(2**63) - 1)])
 def test_no_number_has_more_than_64_bits_wherever_it_stands(
     path: str, place: str, number: str
 ) -> None:
@@ -225,9 +226,7 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"), ROWS, ids=[f"{i}-{row[2]}" for i, row in enumerate(ROWS)]
-)
+@each("path, fields, param", ROWS)
 def test_what_would_hurt_an_engine_is_refused_by_name(
     path: str, fields: dict[str, Any], param: str
 ) -> None:
@@ -237,8 +236,8 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
     assert error.param == param
 
 
-@pytest.mark.parametrize("path", INFERENCE_PATHS)
-@pytest.mark.parametrize("field", HARMFUL_FIELDS)
+@each("path", INFERENCE_PATHS)
+@each("field", HARMFUL_FIELDS)
 def test_what_reaches_into_the_engine_is_closed_and_can_be_opened(path: str, field: str) -> None:
     body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", field: {"a": 1}}
     assert refused(path, body).param == field
@@ -246,8 +245,8 @@ def test_what_reaches_into_the_engine_is_closed_and_can_be_opened(path: str, fie
     assert parse(path, json.dumps({**body, field: None}).encode(), MODEL)
 
 
-@pytest.mark.parametrize(
-    ("url", "passes"),
+@each(
+    "url, passes",
     [
         ("https://media.example/a.png", True),
         ("HTTPS://MEDIA.EXAMPLE/a.png", True),

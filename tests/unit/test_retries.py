@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Cause
 from serve_app.policy.retries import BLAMED, Next, after_loss
+from tests.tables import each
 
 POISON_AFTER = 3
 CAUSES = st.sampled_from([cause for cause in Cause if cause is not Cause.DEADLINE])
@@ -25,7 +25,7 @@ def test_the_last_chance_is_taken_alone_and_no_other_follows() -> None:
     assert after_loss(["", "hung", "lost"], 3, Cause.HUNG, Next(3), POISON_AFTER) is None
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in BLAMED])
+@each("cause", [cause for cause in Cause if cause not in BLAMED])
 def test_what_no_request_can_be_blamed_for_does_not_count(cause: Cause) -> None:
     opened = ["", *[cause] * 9, "lost", "lost"]
     assert after_loss(opened, 12, cause, Next(12), POISON_AFTER) == Next(13, cause, 0, True)

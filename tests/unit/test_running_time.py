@@ -7,7 +7,11 @@ import re
 import subprocess
 import time
 
+import pytest
+
 from tests.running_time import RunningTime
+
+pytestmark = pytest.mark.clock
 
 
 def test_a_wait_counts_and_a_stop_of_the_process_does_not() -> None:

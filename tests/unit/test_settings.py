@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings, load_settings
+from tests.tables import each
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +55,8 @@ def test_an_unknown_key_like_no_other_is_answered_with_the_known_ones() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
+@each(
+    "args, words",
     [
         ({"ingress": {"heartbeat_s": "10s"}}, ("'ingress.heartbeat_s'", "seconds", "'10s'")),
         (

@@ -12,6 +12,9 @@ from scripts.simulation.__main__ import main
 from scripts.simulation.presets import PRESETS, cluster_of
 from scripts.simulation.traces import Cast
 from serve_app.errors import SettingsError
+from tests.tables import each
+
+pytestmark = pytest.mark.nightly  # a tool
 
 CAST = Cast(1)
 
@@ -109,7 +112,7 @@ def test_the_command_prints_a_table_and_writes_the_figures_and_a_picture(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@each("name", sorted(PRESETS))
 def test_every_preset_says_what_it_is_and_makes_its_work(name: str, data: Path) -> None:
     chosen = PRESETS[name]
     plan = chosen.make(cluster_of(chosen, "tiny-cpu", 1, 2, 1), 1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from itertools import pairwise
 
 import pytest
@@ -64,10 +63,8 @@ def test_time_jumps_to_the_next_timer() -> None:
             group.create_task(one("a", 3600.0))
         return asyncio.get_running_loop().time()
 
-    began_s = time.monotonic()
     assert virtual_time.run(main()) == 7200.0
     assert seen == ["a", "b"]
-    assert time.monotonic() - began_s < 60
 
 
 def test_a_simulation_that_waits_for_nothing_says_so() -> None:

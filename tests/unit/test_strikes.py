@@ -16,6 +16,8 @@ from scripts.chaos_testing.arguments import parse
 from scripts.chaos_testing.faults import FAULTS, Fault
 from scripts.chaos_testing.traffic import End, Told
 
+pytestmark = pytest.mark.nightly  # a tool
+
 
 class Whole:
     """A service that is whole again at once."""

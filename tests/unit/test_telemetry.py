@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_app.contract import Reason, State
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import merge_pages, queue_gauges
+from tests.tables import each
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -98,7 +99,7 @@ def test_a_merge_of_no_pages_is_empty() -> None:
     assert merge_pages({}) == b""
 
 
-@pytest.mark.parametrize("reason", Reason)
+@each("reason", Reason)
 def test_every_reason_can_be_counted(reason: Reason) -> None:
     telemetry = Telemetry()
     telemetry.refused(reason)

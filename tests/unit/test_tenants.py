@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from serve_app.policy.fairness import VirtualCounters
 from serve_app.policy.rules import Rules
 from serve_app.policy.tenants import TenantRules
-from tests.unit.virtual_order import Entry, Served, VirtualService, cost
+from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 8, 1_000.0
 RATE = CAPACITY * SPEED
-SEEDS = (1, 2, 3)
+SEEDS = seeds(1, 2, 3)
 
 
 def backlog(seed: int, lengths: dict[str, int], count: int = 400) -> list[Entry]:

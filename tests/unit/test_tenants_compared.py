@@ -14,6 +14,8 @@ from serve_app.policy.fairness import VirtualCounters
 from serve_app.policy.rules import Rules
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost
 
+pytestmark = pytest.mark.nightly  # with an order of work that is not ours
+
 CAPACITY, SPEED = 8, 1_000.0
 
 

@@ -11,6 +11,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 from serve_app.ingress.validation.headers import check_content_type, check_headers
+from tests.tables import each
 
 MODEL = "hermes-tiny"
 CHAT = "/v1/chat/completions"
@@ -28,8 +29,8 @@ def chat(**changes: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": HELLO} | changes
 
 
-@pytest.mark.parametrize("path", INFERENCE_PATHS)
-@pytest.mark.parametrize(
+@each("path", INFERENCE_PATHS)
+@each(
     "body",
     [
         b"",
@@ -42,18 +43,6 @@ def chat(**changes: Any) -> dict[str, Any]:
         b"{} {}",
         b'{"a": 1e999}',
         b'{"a": ' + b"9" * 10_000 + b"}",
-    ],
-    ids=[
-        "empty",
-        "cut",
-        "comma",
-        "not-utf-8",
-        "nan",
-        "surrogate",
-        "nested",
-        "two",
-        "infinite",
-        "ten-thousand-digits",
     ],
 )
 def test_malformed_json_is_refused_as_such(path: str, body: bytes) -> None:
@@ -68,8 +57,8 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     assert "JSON object" in error.message
 
 
-@pytest.mark.parametrize("path", [path for path in INFERENCE_PATHS if path.startswith("/v1/")])
-@pytest.mark.parametrize("name", ["gpt-4", "", "HERMES-TINY", "x" * 10_000])
+@each("path", [path for path in INFERENCE_PATHS if path.startswith("/v1/")])
+@each("name", ["gpt-4", "", "HERMES-TINY", "x" * 10_000])
 def test_an_unknown_model_is_not_found(path: str, name: str) -> None:
     error = refused(path, {"model": name})
     assert (error.reason, error.status, error.param) == (Reason.MODEL_NOT_FOUND, 404, "model")
@@ -97,8 +86,8 @@ def test_missing_messages_are_named() -> None:
     assert (error.param, error.message) == ("messages", "Missing required parameter: 'messages'.")
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
+@each(
+    "changes, param",
     [
         ({"model": 5}, "model"),
         ({"messages": "hello"}, "messages"),
@@ -139,8 +128,8 @@ def test_a_wrong_value_is_refused_with_its_place(changes: dict[str, Any], param:
     assert f"'{param}'" in error.message
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
+@each(
+    "path, body, param",
     [
         ("/v1/completions", {}, "prompt"),
         ("/v1/completions", {"prompt": 5}, "prompt"),
@@ -170,8 +159,8 @@ CALL = {
 }
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
+@each(
+    "path, body",
     [
         (CHAT, {"messages": HELLO}),
         (

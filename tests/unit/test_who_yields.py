@@ -14,7 +14,8 @@ from serve_app.policy.order import Scheduler
 from serve_app.policy.retries import after_loss
 from serve_app.policy.rules import DEFAULT_RULES
 from serve_app.policy.running import Running
-from tests.unit.virtual_order import Entry
+from tests.tables import each
+from tests.unit.virtual_order import Entry, seeds
 
 SLICE = 512
 RULES = DEFAULT_RULES._replace(slice_tokens=SLICE)
@@ -45,8 +46,8 @@ def yields(its: Scheduler[Entry], tokens: float) -> list[Running[Entry]]:
     return its.to_yield(int(tokens * MS_PER_TOKEN))
 
 
-@pytest.mark.parametrize(
-    ("runs", "waits", "after"),
+@each(
+    "runs, waits, after",
     [
         ("batch", "realtime", SLICE / 16),
         ("batch", "standard", SLICE / 16),
@@ -184,6 +185,7 @@ def step_s(outcome: Outcome) -> float:
     return sum(gap_s * count for gap_s, count in gaps) / sum(count for _, count in gaps)
 
 
+@pytest.mark.nightly  # test_classes.py: a flood of batch does not delay realtime
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_flood_of_batch_hardly_delays_realtime_and_is_hardly_slower(seed: int) -> None:
     alone, flood = run("no-flood", seed, "slices", H100), run("flood", seed, "slices", H100)
@@ -203,7 +205,7 @@ def answered(outcome: Outcome, tenant: str) -> float:
     return sum(one.answered for one in its) / len(its)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(1, 2))
 def test_short_requests_wait_much_less_behind_long_ones(seed: int) -> None:
     slices, whole = (run("long-generations", seed, policy, H100) for policy in ("slices", "hermes"))
     p99_s = [ttft_p99_s(one, "short") for one in (slices, whole)]
@@ -212,7 +214,7 @@ def test_short_requests_wait_much_less_behind_long_ones(seed: int) -> None:
     assert answered(slices, "short") == answered(slices, "long") == 1.0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(1, 2))
 def test_endless_answers_do_not_stop_short_ones(seed: int) -> None:
     """Nor the other way round: what the long ones lose is what the short ones need, and a little
     for continuing.
@@ -228,6 +230,7 @@ def test_endless_answers_do_not_stop_short_ones(seed: int) -> None:
     assert long >= 0.65
 
 
+@pytest.mark.nightly  # test_classes.py and test_tenants.py: the shares where nobody yields
 @pytest.mark.parametrize("seed", [1, 2])
 def test_shares_hold_where_requests_yield(seed: int) -> None:
     both = run("interactive-and-batch", seed, "slices")

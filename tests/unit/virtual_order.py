@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 from serve_app.contract import Written
 from serve_app.policy.classes import CLASSES
@@ -17,6 +19,11 @@ from serve_app.policy.rules import DEFAULT_RULES, Rules
 from serve_app.policy.running import Running
 
 NEVER_MS = 10**15
+
+
+def seeds(first: int, *others: int) -> list[Any]:
+    """Parameters of equal runs with different chances: the gate has one of them."""
+    return [first, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in others)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from serve_app.client.transports import (
     AsyncReconnectingTransport,
     ReconnectingTransport,
 )
-from tests.unit.client.service import BODY, CHAT
+from tests.unit.client.service import BODY, CHAT, ID
 
 
 @dataclass
@@ -33,15 +33,56 @@ class Got:
         return b"".join(self.chunks)
 
 
+class Scripted(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Gives these answers in turn, without a network and its times: for each request, the chunks of
+    a stream and the error that ends it, or the error alone.
+    """
+
+    def __init__(self, *answers: list[bytes | Exception] | Exception) -> None:
+        self._answers = iter(answers)
+        self.asked: list[httpx.Request] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        headers = {"content-type": "text/event-stream", "x-request-id": ID}
+        headers["transfer-encoding"] = "chunked"
+        return httpx.Response(200, headers=headers, stream=_Parts(answer))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return self.handle_request(request)
+
+
+class _Parts(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, parts: list[bytes | Exception]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+
 class Blocking:
     """The transport for `httpx.Client`."""
 
     @staticmethod
     def fetch(
-        service: str, give_up_after_s: float = 10.0, timeout: Any = 10.0, **request: Any
+        service: str,
+        give_up_after_s: float = 10.0,
+        timeout: Any = 10.0,
+        inner: Any = None,
+        **request: Any,
     ) -> Got:
         """Send a request and read its answer as a stream."""
-        transport = ReconnectingTransport(give_up_after_s=give_up_after_s)
+        transport = ReconnectingTransport(give_up_after_s=give_up_after_s, transport=inner)
         with (
             httpx.Client(transport=transport, timeout=timeout) as http,
             http.stream(
@@ -90,10 +131,14 @@ class Asyncio:
 
     @staticmethod
     def fetch(
-        service: str, give_up_after_s: float = 10.0, timeout: Any = 10.0, **request: Any
+        service: str,
+        give_up_after_s: float = 10.0,
+        timeout: Any = 10.0,
+        inner: Any = None,
+        **request: Any,
     ) -> Got:
         async def main() -> Got:
-            transport = AsyncReconnectingTransport(give_up_after_s=give_up_after_s)
+            transport = AsyncReconnectingTransport(give_up_after_s=give_up_after_s, transport=inner)
             arguments = {"method": "POST", "url": service + CHAT, "content": BODY} | request
             async with (
                 httpx.AsyncClient(transport=transport, timeout=timeout) as http,

@@ -15,7 +15,8 @@ from serve_app.client.transports import (
     ReconnectingTransport,
 )
 from serve_app.journal.events import DONE, HEARTBEAT
-from tests.unit.client.callers import Asyncio, Kind
+from tests.tables import each
+from tests.unit.client.callers import Asyncio, Kind, Scripted
 from tests.unit.client.conftest import Clock
 from tests.unit.client.service import (
     BODY,
@@ -26,7 +27,6 @@ from tests.unit.client.service import (
     LOST,
     PLAIN,
     Asked,
-    Script,
     Wire,
     answer,
     chunk,
@@ -41,10 +41,8 @@ from tests.unit.client.service import (
     whole,
 )
 
-pytestmark = pytest.mark.slow
 
-
-@pytest.mark.parametrize(
+@each(
     "final",
     [
         b"data: [DONE]\n\n",
@@ -88,7 +86,7 @@ def test_a_body_that_ends_inside_an_event_is_not_complete(kind: Kind) -> None:
         assert kind.fetch(service.url).chunks == PLAIN
 
 
-@pytest.mark.parametrize("status", [400, 404, 410, 422])
+@each("status", [400, 404, 410, 422])
 def test_a_refusal_of_the_rest_is_an_error_with_the_services_own_words(
     kind: Kind, status: int
 ) -> None:
@@ -123,23 +121,28 @@ def test_a_service_that_cannot_send_the_rest_yet_is_asked_again(kind: Kind) -> N
     assert service.connections == 2  # each of these answers was read to its end
 
 
-def silence(asked: Asked, wire: Wire) -> None:
-    """A stream without anything in it."""
-    wire.send(streaming())
-    wire.hang()
-
-
-@pytest.mark.parametrize("later", [sending(whole(503, b"{}")), silence])
-def test_the_first_error_is_raised_when_nothing_more_comes_for_too_long(
-    kind: Kind, clock: Clock, later: Script
+def test_the_first_error_is_raised_when_the_service_stays_away_for_too_long(
+    kind: Kind, clock: Clock
 ) -> None:
     clock.step_s = 0.1
+    later = sending(whole(503, b"{}"))
     with (
         serving(first(cutting(streaming() + chunk(PLAIN[0])), later)) as service,
         pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"),
     ):
-        kind.fetch(service.url, give_up_after_s=0.15, timeout=httpx.Timeout(10.0, read=1.0))
+        kind.fetch(service.url, give_up_after_s=0.15)
     assert len(service.asked) == 3, "at 0, 0.1 and 0.2 s"
+
+
+def test_the_first_error_is_raised_when_nothing_more_comes_for_too_long(
+    kind: Kind, clock: Clock
+) -> None:
+    clock.step_s = 0.1
+    silence: list[bytes | Exception] = [httpx.ReadTimeout("nothing came")]
+    inner = Scripted([PLAIN[0], httpx.RemoteProtocolError("broken")], *[silence] * 9)
+    with pytest.raises(httpx.RemoteProtocolError, match="broken"):
+        kind.fetch("http://service", give_up_after_s=0.15, inner=inner)
+    assert len(inner.asked) == 3, "at 0, 0.1 and 0.2 s"
 
 
 def test_an_error_that_was_overcome_is_not_raised_later(kind: Kind, clock: Clock) -> None:
@@ -244,11 +247,9 @@ def test_a_task_that_is_cancelled_while_it_waits_for_the_service_ends_at_once(
         async with httpx.AsyncClient(transport=AsyncReconnectingTransport()) as http:
             await asyncio.wait_for(http.post(url + CHAT, content=BODY), 0.3)
 
-    with serving(cutting(streaming() + chunk(PLAIN[0]))) as service:
-        started_s = time.monotonic()
-        with pytest.raises(TimeoutError):
-            asyncio.run(main(service.url))
-        assert time.monotonic() - started_s < 60
+    broken = cutting(streaming() + chunk(PLAIN[0]))
+    with serving(broken) as service, pytest.raises(TimeoutError):
+        asyncio.run(main(service.url))
 
 
 def test_the_sdk_uses_the_connection_of_a_finished_stream_again() -> None:

@@ -26,13 +26,12 @@ from tests.unit.client.service import (
     streaming,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def test_pauses_are_spread_evenly_below_a_bound_that_doubles_to_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
+    random.seed(1)
     rows = [
         [RetryClock.pause_s(clock) or 0.0 for _ in range(7)]
         for clock in (RetryClock(60.0) for _ in range(500))

@@ -9,7 +9,8 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.journal.events import HEARTBEAT, error_events
-from tests.unit.client.callers import Kind
+from tests.tables import each
+from tests.unit.client.callers import Kind, Scripted
 from tests.unit.client.service import (
     CHAT,
     END,
@@ -31,10 +32,11 @@ from tests.unit.client.service import (
     streaming,
 )
 
-pytestmark = pytest.mark.slow
 
-
-def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(kind: Kind) -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(
+    kind: Kind, step: int
+) -> None:
     parts = [chunk(EVENTS[0]), chunk(HEARTBEAT), *map(chunk, EVENTS[1:]), END]
     sent = streaming() + b"".join(parts)
     broken: set[int] = set()
@@ -50,16 +52,16 @@ def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(kind
     with serving(sending(streaming() + chunk(STREAM) + END)) as service:
         (unbroken,) = kind.chat([service.url], stream=True)
     assert [part["choices"][0]["delta"]["content"] for part in unbroken] == list(TEXTS)
+    places = range(0, len(sent) + 1, step)
     with serving(script) as service:
-        found = kind.chat([f"{service.url}/{place}" for place in range(len(sent) + 1)], stream=True)
-    assert len(found) == len(sent) + 1
-    assert [place for place, result in enumerate(found) if result != unbroken] == []
-    for place in range(len(sent) + 1):
+        found = kind.chat([f"{service.url}/{place}" for place in places], stream=True)
+    assert [place for place, result in zip(places, found, strict=True) if result != unbroken] == []
+    for place in places:
         posts = [a for a in service.asked if a.method == "POST" and a.path.startswith(f"/{place}/")]
         # With the head the id is known, and the rest can be asked for.
         assert len(posts) == (2 if place < len(streaming()) else 1)
         assert len({post.headers["idempotency-key"] for post in posts}) == 1
-    assert len(set(service.keys)) == len(sent) + 1
+    assert len(set(service.keys)) == len(places)
 
 
 def test_a_stream_whose_connections_all_break_is_put_together(kind: Kind) -> None:
@@ -74,8 +76,8 @@ def test_a_stream_whose_connections_all_break_is_put_together(kind: Kind) -> Non
     assert [asked.seen for asked in service.asked[1:]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("size", [1, 7, 10_000])
-@pytest.mark.parametrize("heartbeat", [b": waiting\n\n", b": waiting\n"])
+@each("size", [1, 7, 10_000])
+@each("heartbeat", [b": waiting\n\n", b": waiting\n"])
 def test_only_whole_events_and_lines_of_comments_are_handed_on(
     kind: Kind, size: int, heartbeat: bytes
 ) -> None:
@@ -103,14 +105,14 @@ def test_events_that_were_handed_on_already_are_dropped(kind: Kind) -> None:
         assert kind.fetch(service.url).chunks == PLAIN
 
 
-@pytest.mark.parametrize(
-    ("events", "message"),
+@each(
+    "events, message",
     [
         ([PLAIN[2]], "Event 3 of the stream followed event 1"),
         ([b"data: c\n\n"], "Event without a number of the stream followed event 1"),
     ],
 )
-@pytest.mark.parametrize("resumed", [False, True])
+@each("resumed", [False, True])
 def test_a_hole_in_a_stream_is_an_error(
     kind: Kind, events: list[bytes], message: str, resumed: bool
 ) -> None:
@@ -191,25 +193,12 @@ def test_the_first_of_two_request_ids_is_the_services(kind: Kind, joined: bool) 
 
 
 def test_silence_in_a_stream_is_a_broken_connection(kind: Kind) -> None:
-    def one_more(asked: Asked, wire: Wire) -> None:
-        seen = asked.seen if asked.method == "GET" else 0
-        wire.send(streaming() + chunk(b"".join(PLAIN[: seen + 1])))
-        wire.hang()
-
-    silence = iter([lambda asked, wire: wire.hang()])
-
-    def script(asked: Asked, wire: Wire) -> None:
-        if asked.method == "POST" or asked.seen < 2:
-            one_more(asked, wire)
-        next(silence, healthy)(asked, wire)
-
-    with serving(script) as service:
-        assert kind.fetch(service.url, timeout=httpx.Timeout(10.0, read=1.0)).chunks == PLAIN
-    asked = [asked.seen for asked in service.asked[1:]]
-    # A machine that stands still says nothing, either, and is asked the same once more.
-    assert asked == sorted(asked)
-    assert set(asked) == {1, 2}
-    assert asked.count(2) >= 2
+    silence = httpx.ReadTimeout("nothing came")
+    inner = Scripted([PLAIN[0], silence], [PLAIN[1], silence], [silence], [b"".join(PLAIN[2:])])
+    got = kind.fetch("http://service", timeout=httpx.Timeout(10.0, read=7.0), inner=inner)
+    assert got.chunks == PLAIN
+    assert [request.headers["last-event-id"] for request in inner.asked[1:]] == ["1", "2", "2"]
+    assert {request.extensions["timeout"]["read"] for request in inner.asked} == {7.0}
 
 
 def test_streams_are_asked_for_uncompressed_since_halves_of_them_do_not_fit(kind: Kind) -> None:

@@ -10,6 +10,8 @@ from tests.chart.charts import CHART
 from tests.unit.kubernetes.conftest import Run, use
 from tests.unit.kubernetes.world import World
 
+pytestmark = pytest.mark.nightly  # a tool
+
 HERE = Path(__file__).parent
 
 

@@ -6,24 +6,27 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from scripts.local.environment import ROOT
 from tests.unit.kubernetes.conftest import REQUIRED, Run
 from tests.unit.kubernetes.world import World
+from tests.waiting import until
+
+pytestmark = pytest.mark.nightly  # a tool
 
 DRAIN = ("--faults", "drain")
 
 
-def until(world: World, call: str, process: subprocess.Popen[str]) -> None:
+def called(world: World, call: str, process: subprocess.Popen[str]) -> None:
     """Wait until a call has been made."""
-    deadline_s = time.monotonic() + 60
-    while not any(made.startswith(call) for made in world.calls):
+
+    def made() -> bool:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline_s, world.calls
-        time.sleep(0.02)
+        return any(one.startswith(call) for one in world.calls)
+
+    until(call, made)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -36,9 +39,9 @@ def test_a_signal_during_a_drain(world: World, number: signal.Signals) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(world, "kubectl drain", process)
+    called(world, "kubectl drain", process)
     process.send_signal(number)
-    until(world, "kubectl uncordon node-2", process)
+    called(world, "kubectl uncordon node-2", process)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert [call.split()[1] for call in world.changes[-3:]] == ["drain", "uncordon", "delete"]
@@ -55,7 +58,7 @@ def test_a_second_signal_does_not_interrupt_the_undoing(world: World) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(world, "kubectl uncordon", process)
+    called(world, "kubectl uncordon", process)
     process.send_signal(signal.SIGINT)
     assert process.stdout
     assert any("the fault is undone first" in line for line in process.stdout)

@@ -9,6 +9,8 @@ import pytest
 from tests.unit.kubernetes.conftest import REQUIRED, Run
 from tests.unit.kubernetes.world import World, pod
 
+pytestmark = pytest.mark.nightly  # a tool
+
 
 def refusal(run: Run, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert run(*words) == 2

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import yaml
 
 from scripts.chaos_testing.kubernetes import rights
 from scripts.chaos_testing.kubernetes.options import NAMES
 from scripts.local.environment import ROOT
+
+pytestmark = pytest.mark.nightly  # a tool
 
 
 def documented() -> set[tuple[str, str]]:

@@ -15,6 +15,8 @@ from scripts.chaos_testing.kubernetes.steps import Until, Wait
 from tests.unit.kubernetes.conftest import Run
 from tests.unit.kubernetes.world import CLUSTER, WHOLE, World, pod
 
+pytestmark = pytest.mark.nightly  # a tool
+
 DELETE = f"kubectl delete pods,configmaps,networkpolicies -l hermes-serve/chaos={'abc123'}"
 CREATE = "kubectl create -f -"
 SELECTOR = "app.kubernetes.io/part-of=hermes-serve,app.kubernetes.io/instance=hermes"
