@@ -1,11 +1,13 @@
 """Arbitrary JSON at every inference path of a real ingress.
 
-`python -m tests.journal.any_json <redis url> <namespace> <seconds>`. The ingress with all its
-parts, a worker with the simulated engine and Redis are real; only Ray's handle and the sockets are
-left out. The app runs on a loop in a thread of its own, and hypothesis waits while it works, so
-that the CPU time of this process between two turns of the loop is what the project's own code took
-from it: another process's is not in it, and a thread that keeps the interpreter for itself is. A
-pause of the garbage collector is counted apart: it comes at whatever allocation is next.
+`python -m tests.journal.any_json <redis url> <namespace> [<seconds>]`: the same requests each
+time, or, for so many seconds, ever more of them, none of which may hold the loop. The ingress with
+all its parts, a worker with the simulated engine and Redis are real; only Ray's handle and the
+sockets are left out. The app runs on a loop in a thread of its own, and hypothesis waits while it
+works, so that the CPU time of this process between two turns of the loop is what the project's own
+code took from it: another process's is not in it, and a thread that keeps the interpreter for
+itself is. A pause of the garbage collector is counted apart: it comes at whatever allocation is
+next.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from workers.simulated_engine import SimulatedEngine
 T = TypeVar("T")
 STEP_S = 0.05
 ANSWER_S = 120.0
-BATCH = 50
+EXAMPLES = 50
 MODEL = "hermes-tiny"
 
 
@@ -318,8 +320,8 @@ def bodies(draw: st.DrawFn, path: str) -> bytes:
     return body
 
 
-def main(redis_url: str, namespace: str, seconds: float) -> None:
-    """Send requests for this long; a failed assertion shows what was sent."""
+def main(redis_url: str, namespace: str, seconds: float = 0.0) -> None:
+    """Send requests; a failed assertion shows what was sent."""
     logging.disable(logging.CRITICAL)
     door = Door(redis_url, namespace)
     statuses: Counter[int] = Counter()
@@ -328,14 +330,14 @@ def main(redis_url: str, namespace: str, seconds: float) -> None:
     def one(path: str, data: st.DataObject) -> None:
         body = data.draw(bodies(path))
         sent = [(b"content-type", b"application/json"), *data.draw(HEADERS)]
-        if time.monotonic() > until_s:
+        if seconds and time.monotonic() > until_s:
             return
         door.longest_s = 0.0
         status, answer = door.run(door.ask(path, sent, body))
         statuses[status] += 1
         assert status < 500, (status, answer[:500])
         if (
-            door.longest_s > STEP_S
+            seconds and door.longest_s > STEP_S
         ):  # again, for what happens once, such as the first use of something, or a slow moment
             held_s = []
             for _ in range(4):
@@ -345,7 +347,7 @@ def main(redis_url: str, namespace: str, seconds: float) -> None:
             assert min(held_s) <= STEP_S, f"the loop was held for {min(held_s) * 1000:.0f} ms"
 
     quiet = hypothesis.settings(
-        max_examples=BATCH,
+        max_examples=EXAMPLES,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
@@ -362,4 +364,4 @@ def main(redis_url: str, namespace: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:]))

@@ -4,14 +4,18 @@ these tests a lease ends only because of what the test does.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app import timings
+from serve_app.clock import RedisClock
 from serve_app.cluster import leases
+from tests.journal.journal_helpers import PrivateRedis
 
-LEASE_MS, LONG_MS = timings.LEASE_MS, 120_000
+LEASE_MS, LONG_MS = timings.LEASE_MS, 3_600_000
 
 
 class _LongLeases:
@@ -29,3 +33,22 @@ def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases of ingresses, workers and readers."""
     monkeypatch.setattr(leases, "timings", _LongLeases())
     monkeypatch.setattr(timings, "READER_LEASE_MS", LONG_MS)
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Turns Redis's clock ahead by so many seconds for every process in this test."""
+    now_s = RedisClock.now_s
+
+    def turn(by_s: float) -> None:
+        monkeypatch.setattr(RedisClock, "now_s", lambda clock: now_s(clock) + by_s)
+
+    return turn
+
+
+@pytest.fixture
+def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    """A Redis that only this test uses, so that it may be killed or filled."""
+    redis = PrivateRedis(tmp_path)
+    yield redis
+    redis.end()

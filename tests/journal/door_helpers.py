@@ -17,7 +17,8 @@ from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Execute
 from serve_app.processes.ingress import IngressProcess
 from serve_app.settings import Settings
-from tests.journal.journal_helpers import PATIENCE_S, eventually, redis_settings
+from tests.journal.journal_helpers import redis_settings
+from tests.waiting import PATIENCE_S, eventually
 
 
 class Door:

@@ -27,17 +27,20 @@ BODY = b'{"prompt": "Hello"}'
 
 
 class Skewed(SystemClock):
-    """The clock of a machine whose time is wrong."""
+    """The clock of a machine whose time is wrong, and which a test turns ahead by `ahead_s`."""
 
     def __init__(self, skew_s: float) -> None:
+        self.ahead_s = 0.0
         self.unix_s = lambda: time.time() + skew_s
+        self.monotonic_s = lambda: time.monotonic() + self.ahead_s
 
 
 class Door:
     """One ingress's admission, on a machine whose clock is wrong by `skew_s`."""
 
     def __init__(self, w: World, name: str, skew_s: float = 0.0) -> None:
-        self.clock = RedisClock(Skewed(skew_s))
+        self.local = Skewed(skew_s)
+        self.clock = RedisClock(self.local)
         self.followers = Followers(w.settings, w.store, name)
         self.disconnects = Disconnects(
             w.settings, w.redis, w.store, self.followers, name, w.endings, self.clock

@@ -15,11 +15,15 @@ class Proxy:
 
     def __init__(self, url: str) -> None:
         self._to = urlsplit(url)
+        self._clients: list[asyncio.StreamWriter] = []
         self.dead = False
+        self.accepted = 0
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
+        self.accepted += 1
+        self._clients.append(writer)
         redis_reader, redis_writer = await asyncio.open_connection(self._to.hostname, self._to.port)
         try:
             await asyncio.gather(self._pump(reader, redis_writer), self._pump(redis_reader, writer))
@@ -27,6 +31,12 @@ class Proxy:
             pass  # the test is over
         finally:
             redis_writer.close()
+            writer.close()
+
+    def revive(self) -> None:
+        """Answer again; what was sent meanwhile is lost, and so are its connections."""
+        self.dead = False
+        for writer in self._clients:
             writer.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

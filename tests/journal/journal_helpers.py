@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -38,12 +38,12 @@ from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
+from tests.waiting import PATIENCE_S, eventually, until
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
 LINE = RequestLine("POST", "/v1/chat/completions", "", [("content-type", "application/json")])
 SUMMARY = Summary(None, None, 1, 9)
-PATIENCE_S = 60.0
 WHOLE_S = 240.0
 """A whole test, of which each wait may take long on a busy machine."""
 
@@ -85,18 +85,6 @@ def redis_settings(url: str) -> dict[str, Any]:
         "response_timeout_s": PATIENCE_S,
         "admission_timeout_s": PATIENCE_S,
     }
-
-
-async def eventually(condition: Callable[[], Awaitable[Any] | Any]) -> Any:
-    """Poll until a condition holds that nothing announces."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return result
-            await asyncio.sleep(0.005)
 
 
 class World:
@@ -243,10 +231,7 @@ def until_written(operator_url: str) -> None:
     Redis keeps up to two seconds of it in memory, and a kill would lose those.
     """
     with SyncRedis.from_url(operator_url, protocol=2) as operator:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while operator.info("persistence")["aof_buffer_length"]:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        until("all is in the file", lambda: not operator.info("persistence")["aof_buffer_length"])
 
 
 class PrivateRedis:

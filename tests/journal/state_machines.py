@@ -17,9 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.journal.journal_helpers import (
-    PATIENCE_S,
-)
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 examples = itertools.count(1)

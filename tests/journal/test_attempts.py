@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from serve_app import timings
 from serve_app.clock import SYSTEM, Clock, RedisClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Cause, Outcome, Reason, State
@@ -29,8 +30,7 @@ from serve_app.observability.tracing import Tracing
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.settings import TelemetrySettings
-from tests.journal.journal_helpers import SUMMARY, World, eventually, world
-from tests.running_time import RunningTime
+from tests.journal.journal_helpers import SUMMARY, World, world
 from tests.turned_clock import TurnedClock
 
 POISON_AFTER = 3
@@ -178,8 +178,11 @@ def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(
 
 
 def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_no_longer(
-    redis_url: str, namespace: str
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(timings, "QUARANTINE_LEASE_S", 600.0)
+    asked: list[tuple[float, int]] = []
+
     async def main() -> None:
         clock = TurnedClock()
         clock.unix_offset_s = time.time() - clock.now_s
@@ -187,18 +190,25 @@ def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_no_long
             entry = await its.claim(timeout_s=600)
             async with its.quarantine.alone(within_s=60) as turn:
                 assert turn
+                alone = its.quarantine.alone
+
+                def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
+                    asked.append((within_s, its.attempts.waits.without_engine()))
+                    return alone(within_s)
+
+                monkeypatch.setattr(its.quarantine, "alone", asking)
                 running = asyncio.create_task(its.attempts.run(entry))
                 for _ in range(POISON_AFTER - 1):
                     replica, _ = await its.opened.get()
-                    clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 1
+                    clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
                     its.hangs(replica)
-                with RunningTime() as passed:
-                    await eventually(lambda: its.attempts.waits.without_engine() == 1)
-                    await running
-                    assert passed.now_s() < 3, "its deadline is in a second"
+                await running
             assert its.attempts.waits.without_engine() == 0
             assert await its.ending() == ("expired", "deadline")
             assert its.opened.empty()
+            [(within_s, without_engine)] = asked
+            assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
+            assert without_engine == 1
 
     asyncio.run(main())
 

@@ -21,16 +21,8 @@ from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Tracing
 from serve_app.processes.worker import WorkerProcess
 from serve_app.request_queue.dead_letters import DeadLetters
-from tests.journal.journal_helpers import (
-    OPENED,
-    SUMMARY,
-    World,
-    add,
-    events,
-    eventually,
-    finish,
-    world,
-)
+from tests.journal.journal_helpers import OPENED, SUMMARY, World, add, events, finish, world
+from tests.waiting import eventually
 from workers.simulated_engine import SimulatedEngine
 
 BIG = b"x" * (1 << 20)

@@ -21,7 +21,7 @@ from scripts.chaos_testing.traffic import Client, Told
 from serve_app.contract import Answer
 from serve_app.processes.worker import WorkerProcess, make_engine
 from tests.journal.door_helpers import Door, door, door_settings
-from tests.journal.journal_helpers import eventually
+from tests.waiting import eventually
 
 Send = Callable[..., Awaitable[Any]]
 TOKENS = 30

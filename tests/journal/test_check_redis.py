@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from redis import Redis
 from scripts.local import environment, ports, processes, redis_server
 from scripts.local.environment import ROOT, VENV
 from serve_app.redis.keyspace import probe_key
+from tests.waiting import until
 
 HERMES = str(VENV / "bin" / "hermes")
 SECRET = "not-the-password"
@@ -83,20 +83,6 @@ def serving(folder: Path, **settings: object) -> Iterator[redis_server.RedisServ
         yield server
     finally:
         processes.end(server.pid)
-
-
-def until_rewritten(client: Redis) -> None:
-    began_s = time.monotonic()
-    while client.info("persistence")["aof_rewrite_in_progress"]:
-        assert time.monotonic() < began_s + 60
-        time.sleep(0.02)
-
-
-def until_it_answers(port: int) -> None:
-    deadline_s = time.monotonic() + 60
-    while not ports.is_taken(port):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 # -- the way to it ---------------------------------------------------------------------------------
@@ -207,7 +193,10 @@ def test_a_redis_that_reads_its_file_is_waited_for(tmp_path: Path) -> None:
     with serving(tmp_path) as server, Redis.from_url(server.url("operator"), protocol=2) as client:
         client.mset({f"hermes:{n}": "x" * 1000 for n in range(1000)})
         client.bgrewriteaof()  # to a file that is read key by key
-        until_rewritten(client)
+        until(
+            "the file is rewritten",
+            lambda: not client.info("persistence")["aof_rewrite_in_progress"],
+        )
     slowly = f"{(tmp_path / 'redis.conf').read_text()}key-load-delay 50000\n"
     (tmp_path / "redis.conf").write_text(f"{slowly}loading-process-events-interval-bytes 1024\n")
     binary = environment.find_redis_server()
@@ -240,7 +229,7 @@ def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
         [binary, str(tmp_path / "conf"), "--sentinel"], tmp_path / "log", os.environ, tmp_path
     )
     try:
-        until_it_answers(port)
+        until("the Sentinel listens", lambda: ports.is_taken(port))
         url = f"redis+sentinel://hermes:{SECRET}@127.0.0.1:{port}/main"
         done = run(url, command(where="chart-external", wait_s=3))
     finally:

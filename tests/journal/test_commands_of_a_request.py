@@ -16,7 +16,8 @@ from serve_app import timings
 from serve_app.contract import Answer, Outcome, Reason, State, Written
 from serve_app.processes.worker import WorkerProcess, make_engine
 from tests.journal.door_helpers import Door, door, door_settings
-from tests.journal.journal_helpers import World, eventually, world
+from tests.journal.journal_helpers import World, world
+from tests.waiting import eventually
 
 MANY = 10
 ADMITTED = ("multi", "xadd", "pexpire", "set", "xadd", "exec")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,25 +14,24 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from tests.journal.cable import HANGING, UNANSWERED, Cable
+from tests.journal.cable import HANGING, UNANSWERED, UNSENT, Cable
 from tests.journal.doors import door, ending, journals
-from tests.journal.journal_helpers import PrivateRedis, World, redis_settings, world
+from tests.journal.journal_helpers import PrivateRedis, World, world
+from tests.waiting import eventually
 
+MAY_COME_S = 3600.0
 SOON: dict[str, Any] = {"ingress": {"disconnect_grace_s": 0.05}}
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings with short waits for lost admissions."""
-    monkeypatch.setattr(timings, "ADMISSION_MAY_COME_S", 3.0)
+    """Short pauses; what is waited for comes, or the clock is turned. A look at Redis's clock would
+    turn it back.
+    """
+    monkeypatch.setattr(timings, "ADMISSION_MAY_COME_S", MAY_COME_S)
     monkeypatch.setattr(timings, "CANCEL_RETRY_S", 0.05)
-
-
-@pytest.fixture
-def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
-    redis = PrivateRedis(tmp_path)
-    yield redis
-    redis.end()
+    monkeypatch.setattr(timings, "READER_RENEW_S", 0.05)
+    monkeypatch.setattr(timings, "LEASE_RENEW_S", 1e6)
 
 
 @asynccontextmanager
@@ -41,8 +39,7 @@ async def at_a_cable(redis_url: str, namespace: str) -> AsyncIterator[tuple[Worl
     """A world whose connections to Redis can be cut."""
     cable = Cable(redis_url)
     await cable.start()
-    redis = {**redis_settings(cable.url), "response_timeout_s": 8.0}
-    async with world(cable.url, namespace, redis=redis, **SOON) as w:
+    async with world(cable.url, namespace, **SOON) as w:
         yield w, cable
     cable.drop()
 
@@ -68,28 +65,39 @@ def test_a_request_that_is_read_elsewhere_is_not_cancelled_though_clocks_differ(
 def test_a_reader_that_could_not_renew_its_lease_while_redis_hung_has_not_left(
     private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "READER_LEASE_MS": 800,
-        "READER_RENEW_S": 0.25,
-        "READER_SLOW_S": 0.3,
-    }.items():
-        monkeypatch.setattr(timings, name, value)
-
     async def main() -> None:
         async with (
             world(private_redis.url, namespace, **SOON) as w,
             door(w, "a") as left,
             door(w, "b") as reading,
         ):
+            zrem, zcount = w.redis.zrem, w.redis.zcount
+            asked, renewed, looks = asyncio.Event(), asyncio.Event(), []
+
+            def removing(*args: Any) -> Any:
+                asked.set()
+                return zrem(*args)
+
+            async def counting(*args: Any) -> Any:
+                looks.append(args)
+                if len(looks) > 1:
+                    await renewed.wait()
+                return await zcount(*args)
+
+            monkeypatch.setattr(w.redis, "zrem", removing)
+            monkeypatch.setattr(w.redis, "zcount", counting)
             follower, _ = await left.post()
             await reading.disconnects.arrived(follower.request_id)
             os.kill(private_redis.pid, signal.SIGSTOP)
             left.disconnects.left(follower, departed=True)
-            await asyncio.sleep(1.2)  # longer than the lease
+            await asked.wait()
+            for its in (left, reading):
+                its.local.ahead_s = timings.READER_LEASE_MS / 1000 + 1
             os.kill(private_redis.pid, signal.SIGCONT)
-            monkeypatch.setattr(timings, "READER_LEASE_MS", 60_000)  # however slow what follows is
             await reading.disconnects.arrived(follower.request_id)
+            renewed.set()
             await left.quiet()
+            assert len(looks) > 1, "the lease had ended, but Redis's answer came too late to count"
             assert await ending(w, follower.request_id) == ""
 
     asyncio.run(main())
@@ -118,12 +126,41 @@ def test_a_client_that_leaves_while_it_is_admitted_leaves_nothing_behind(
             posting.cancel()
             await asyncio.gather(posting, return_exceptions=True)
             assert its.followers.request_ids == []
+            # Nothing more is answered on the connection that hangs.
+            w.link._settings = w.settings.redis.model_copy(update={"response_timeout_s": 0.3})
             await cable.arrive()  # nobody waits for it any more
             assert len(its.limits.waiting) == 1, "it may wait"
             await its.quiet()
             assert len(its.limits.waiting) == 0
             (request_id,) = await journals(w)
             assert await ending(w, request_id) == Reason.CLIENT_DISCONNECTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["", "a key"])
+def test_a_request_that_never_reaches_redis_is_looked_for_as_long_as_it_may_come(
+    redis_url: str, namespace: str, key: str
+) -> None:
+    async def main() -> None:
+        async with at_a_cable(redis_url, namespace) as (w, cable), door(w) as its:
+            cable.cut("EXEC", UNSENT)
+            with pytest.raises(RequestRefused):
+                await its.post(key)
+            looks, outline = 0, w.store.outline
+
+            async def looking(request_id: str) -> Any:
+                nonlocal looks
+                looks += 1
+                return await outline(request_id)
+
+            w.store.outline = looking  # type: ignore[method-assign]
+            await eventually(lambda: looks > 2)
+            assert len(its.limits.waiting) == 1, "it may come"
+            its.local.ahead_s = MAY_COME_S + 1
+            await its.quiet()
+            assert len(its.limits.waiting) == 0
+            assert await journals(w) == []
 
     asyncio.run(main())
 

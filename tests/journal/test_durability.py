@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from serve_app.errors import RedisUnavailable
 from serve_app.observability.metrics import Telemetry
 from serve_app.redis.durability import EVERYTHING, TRANSACTIONS, Durability
 from serve_app.redis.keyspace import probe_key
-from tests.journal.journal_helpers import PrivateRedis, World, eventually, world
-
-
-@pytest.fixture
-def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
-    redis = PrivateRedis(tmp_path)
-    yield redis
-    redis.end()
+from tests.journal.journal_helpers import PrivateRedis, World, world
+from tests.waiting import eventually
 
 
 def ingress(w: World) -> Durability:

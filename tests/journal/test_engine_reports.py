@@ -9,7 +9,8 @@ from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
 from serve_app.redis.keyspace import engines_key, workers_key
-from tests.journal.journal_helpers import eventually, world
+from tests.journal.journal_helpers import world
+from tests.waiting import eventually
 
 
 def test_ingresses_read_with_the_leases_what_each_engine_reports(

@@ -13,15 +13,8 @@ from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import Cable
-from tests.journal.journal_helpers import (
-    OPENED,
-    PATIENCE_S,
-    add,
-    event,
-    eventually,
-    finish,
-    world,
-)
+from tests.journal.journal_helpers import OPENED, add, event, finish, world
+from tests.waiting import PATIENCE_S, eventually
 
 TERMINAL = str(TERMINAL_ID)
 SEAL = str(seal_id(1))

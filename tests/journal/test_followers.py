@@ -5,8 +5,6 @@ killed Redis.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,18 +21,11 @@ from tests.journal.journal_helpers import (
     World,
     add,
     events,
-    eventually,
     everything,
     finish,
     world,
 )
-
-
-@pytest.fixture
-def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
-    private = PrivateRedis(tmp_path)
-    yield private
-    private.end()
+from tests.waiting import eventually
 
 
 def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(

@@ -11,13 +11,8 @@ from serve_app.errors import Fenced
 from serve_app.journal.ids import seal_id
 from serve_app.journal.writer import JournalWriter
 from tests.journal.cable import UNANSWERED, Cable, settings_behind
-from tests.journal.journal_helpers import (
-    OPENED,
-    PATIENCE_S,
-    add,
-    finish,
-    world,
-)
+from tests.journal.journal_helpers import OPENED, add, finish, world
+from tests.waiting import PATIENCE_S
 
 
 def test_a_connection_cut_while_reading_back_leaves_no_attempt_waiting(

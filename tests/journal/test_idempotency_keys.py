@@ -25,7 +25,7 @@ async def end(w: World, request_id: str, state: State, reason: Reason | None = N
     assert await w.store.end(request_id, state, reason, entries)
 
 
-@pytest.mark.parametrize("reason", [None, *LASTING])
+@pytest.mark.parametrize("reason", [None, *sorted(LASTING)])
 def test_what_completed_or_would_fail_again_answers_its_key(
     redis_url: str, namespace: str, reason: Reason | None
 ) -> None:

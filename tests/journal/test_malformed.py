@@ -16,7 +16,8 @@ from serve_app.redis.client import connect_redis
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters
 from tests.journal.ingresses import REPLICA, ended, ingresses
-from tests.journal.journal_helpers import World, eventually, world
+from tests.journal.journal_helpers import World, world
+from tests.waiting import eventually
 
 GOOD = {"r": "req_good", "t": "t", "s": "s", "d": "1", "c": "7"}
 MALFORMED: dict[str, dict[str, Any]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,11 @@ from tests.journal.journal_helpers import (
     World,
     add,
     events,
-    eventually,
     everything,
     finish,
     world,
 )
+from tests.waiting import eventually
 from workers.recorder import Recorder
 from workers.simulated_responses import ResponseFormat
 
@@ -36,13 +35,6 @@ TOLERANCE = 0.3
 REQUEST_ID = "req_0123456789abcdef0123456789abcdef"
 FULL_BYTES = 8 << 20
 ROOM_BYTES = 64 << 20
-
-
-@pytest.fixture
-def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
-    redis = PrivateRedis(tmp_path)
-    yield redis
-    redis.end()
 
 
 def documented(row: str) -> int:

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.journal.any_json import Door
 from tests.journal.ingresses import ended, ingresses
-from tests.journal.journal_helpers import eventually, world
+from tests.journal.journal_helpers import world
+from tests.waiting import eventually
 
 LATE = "hermes_loop_lag_seconds_count"
 

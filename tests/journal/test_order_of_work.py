@@ -5,7 +5,7 @@ ingresses on a real Redis, and an engine that runs one request at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,22 +16,22 @@ from serve_app.contract import IngressLease, Reason, State, WorkerLost
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from tests.journal.ingresses import REPLICA, Worker, ended, ingress_of, ingresses
-from tests.journal.journal_helpers import World, eventually, world
-from tests.running_time import RunningTime
+from tests.journal.journal_helpers import World, world
+from tests.waiting import eventually
+
+SOONER_S = 600.0
 
 
 @asynccontextmanager
-async def held_back(
-    w: World, timeout_s: float = 60.0
-) -> AsyncIterator[tuple[Worker, IngressProcess]]:
+async def held_back(w: World) -> AsyncIterator[tuple[Worker, IngressProcess]]:
     """An ingress that runs `r`, and has claimed `s` and `b`, which wait for its end."""
     async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
         worker.busy = {"first": asyncio.Event(), "r": asyncio.Event()}
         await w.admit("first")
         await eventually(lambda: worker.calls)
-        await w.admit("b", request_class="batch", timeout_s=timeout_s)
-        await w.admit("s", request_class="standard", timeout_s=timeout_s)
-        await w.admit("r", request_class="realtime")
+        await w.admit("b", request_class="batch", timeout_s=SOONER_S)
+        await w.admit("s", request_class="standard", timeout_s=SOONER_S)
+        await w.admit("r", request_class="realtime", timeout_s=2 * SOONER_S)
         worker.busy["first"].set()
         await eventually(lambda: ("r", 1) in worker.calls)
         assert ingress.dispatcher.in_flight == 3
@@ -150,12 +150,13 @@ def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
     asyncio.run(main())
 
 
-def test_a_request_that_is_held_back_keeps_its_deadline(redis_url: str, namespace: str) -> None:
+def test_a_request_that_is_held_back_keeps_its_deadline(
+    redis_url: str, namespace: str, later: Callable[[float], None]
+) -> None:
     async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w, 5.0) as (worker, ingress):
-            with RunningTime() as running:
-                await eventually(lambda: ingress.dispatcher.in_flight == 1)
-                assert running.now_s() < 5.0 + 1.0
+        async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+            later(SOONER_S + 1)
+            await eventually(lambda: ingress.dispatcher.in_flight == 1)
             assert await states(w, "s", "b") == ["expired", "expired"]
             assert [name for name, _ in worker.calls] == ["first", "r"], "no engine is asked"
             worker.busy["r"].set()

@@ -17,16 +17,8 @@ from scripts.local.environment import ROOT
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.redis.client import redis_call
-from tests.journal.journal_helpers import (
-    OPENED,
-    World,
-    add,
-    events,
-    eventually,
-    everything,
-    finish,
-    world,
-)
+from tests.journal.journal_helpers import OPENED, World, add, events, everything, finish, world
+from tests.waiting import eventually
 
 STREAMS, KILLS = 16, 10
 CHART = ROOT / "helm" / "hermes-serve" / "files" / "redis-users.sh"

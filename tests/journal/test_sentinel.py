@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from scripts.chaos_testing.failover import Case, measure, parse
 from scripts.local.sentinels import Sentinels
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.client import redis_call
-from tests.journal.journal_helpers import World, eventually, world
+from tests.journal.journal_helpers import World, world
+from tests.waiting import eventually
 
 
 @contextmanager
@@ -27,6 +30,7 @@ def paused(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.clock
 def test_a_successor_that_lacks_entries_gets_them_from_the_workers(tmp_path: Path) -> None:
     options = parse(["--strikes", "1", "--streams", "16"])
     outcome = asyncio.run(measure(tmp_path, Case(delay_ms=100, min_replicas=1), options))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from serve_app.contract import Answer
-from serve_app.processes.worker import WorkerProcess, make_engine
+from serve_app.processes.worker import WorkerProcess
 from tests.journal.door_helpers import door, door_settings
-from tests.journal.journal_helpers import eventually
+from tests.waiting import eventually
+from workers.simulated_engine import SimulatedEngine
 
 MODEL = {
     "name": "small",
@@ -25,6 +26,17 @@ MODEL = {
 REQUESTS = 12
 
 
+class WaitingEngine(SimulatedEngine):
+    """Makes its first step when told to, with all requests there, however slowly they come."""
+
+    async def start(self) -> None:
+        """Nothing yet."""
+
+    async def go(self) -> None:
+        """Start stepping."""
+        await super().start()
+
+
 @pytest.mark.parametrize("kv_room", [True, False])
 def test_requests_wait_for_room_in_the_engines_memory(
     redis_url: str, namespace: str, kv_room: bool
@@ -33,7 +45,7 @@ def test_requests_wait_for_room_in_the_engines_memory(
         engine: dict[str, Any] = {"kind": "simulated", "args": {"engine_model": MODEL}}
         sections = {"engine": engine, "order": {"kv_room": kv_room}}
         settings = door_settings(redis_url, namespace, engine=engine)
-        its_engine = make_engine(settings)
+        its_engine = WaitingEngine(settings)
         worker = WorkerProcess(settings, "worker-1", its_engine)
         await worker.start()
         most = 0
@@ -48,8 +60,8 @@ def test_requests_wait_for_room_in_the_engines_memory(
                 order = d.ingress.dispatcher._scheduler
                 room = order.room
                 await eventually(lambda: room.total_tokens == 1_024 or not kv_room)
-                answers = await asyncio.gather(
-                    *(
+                asked = [
+                    asyncio.create_task(
                         d.http.post(
                             "/v1/completions",
                             json={
@@ -58,9 +70,13 @@ def test_requests_wait_for_room_in_the_engines_memory(
                                 "max_tokens": 40,
                             },
                         )
-                        for number in range(REQUESTS)
                     )
-                )
+                    for number in range(REQUESTS)
+                ]
+                await eventually(lambda: d.ingress.dispatcher.in_flight == REQUESTS)
+                await eventually(lambda: most == (len(order.running) if kv_room else REQUESTS))
+                await its_engine.go()
+                answers = await asyncio.gather(*asked)
                 assert {one.status_code for one in answers} == {200}
                 assert (2 <= most <= 5) == kv_room, "about 200 tokens each"
                 await eventually(lambda: not order.running)

@@ -9,6 +9,7 @@ import random
 import time
 
 import msgspec
+import pytest
 
 from scripts.simulation.service import Cluster, VirtualService
 from scripts.simulation.virtual_time import run
@@ -19,7 +20,8 @@ from serve_app.journal.facts import RequestFacts
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess
-from tests.journal.journal_helpers import World, eventually, world
+from tests.journal.journal_helpers import World, world
+from tests.waiting import eventually
 from workers.engine_model.parameters import EngineParameters, Timing
 from workers.simulated_engine import SimulatedEngine
 
@@ -73,6 +75,7 @@ async def admit(w: World, number: int, work: Work) -> None:
     )
 
 
+@pytest.mark.clock
 def test_live_and_simulated_requests_start_in_the_same_order(
     redis_url: str, namespace: str
 ) -> None:

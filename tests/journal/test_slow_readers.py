@@ -10,24 +10,21 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import httpx
 import msgspec
+import pytest
 
+from serve_app import timings
 from serve_app.contract import State
+from serve_app.ingress import answer, slow_readers
 from serve_app.journal.entries import compress
 from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.reader import _HOLD_BYTES
 from tests.journal.door_helpers import Door, door
-from tests.journal.journal_helpers import (
-    LINE,
-    add,
-    event,
-    events,
-    eventually,
-    everything,
-    finish,
-    world,
-)
+from tests.journal.journal_helpers import LINE, add, event, events, everything, finish, world
+from tests.turned_clock import TurnedClock
+from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
 READERS = 200
@@ -80,6 +77,7 @@ async def who_does_not_read(d: Door, path: str) -> AsyncIterator[socket.socket]:
         yield client
 
 
+@pytest.mark.clock
 def test_many_clients_that_do_not_read_a_long_answer_hold_little_memory(
     redis_url: str, namespace: str
 ) -> None:
@@ -103,29 +101,67 @@ def test_many_clients_that_do_not_read_a_long_answer_hold_little_memory(
                 grown = resident_bytes() - before
                 print(f"{READERS} readers who do not read: {grown / MIB:.0f} MiB")
                 assert grown < 120 * MIB
-                async with d.http.stream("GET", "/v1/requests/req_1/events") as answer:
-                    assert b"".join([chunk async for chunk in answer.aiter_bytes()]) == whole
+                async with d.http.stream("GET", "/v1/requests/req_1/events") as reading:
+                    assert b"".join([piece async for piece in reading.aiter_bytes()]) == whole
             await eventually(lambda: not d.ingress.slow_readers._answers)
 
     asyncio.run(main())
 
 
+class Looks(TurnedClock):
+    """The clock of who searches for clients that do not read; counts the searches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def monotonic_s(self) -> float:
+        self.count += 1
+        return super().monotonic_s()
+
+    async def later(self, by_s: float, clock: TurnedClock) -> None:
+        """Turn both clocks ahead, and wait for a search that has begun after that."""
+        self.now_s = clock.now_s = clock.now_s + by_s
+        before = self.count
+        await eventually(lambda: self.count > before + 1)
+
+
 def test_only_clients_that_read_nothing_for_long_are_disconnected(
-    redis_url: str, namespace: str
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stalled_s = 1_000.0
+    looks, clock = Looks(), TurnedClock()
+    monkeypatch.setattr(slow_readers, "SYSTEM", looks)
+    monkeypatch.setattr(answer, "SYSTEM", clock)
+    monkeypatch.setattr(timings, "STALLED_LOOK_AT_MOST_S", 0.01)
+    path, small = "/v1/requests/req_1/events", [(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)]
+
     async def main() -> None:
-        async with door(redis_url, namespace, ingress={"stalled_reader_s": 4.0}) as d:
+        async with (
+            door(redis_url, namespace, ingress={"stalled_reader_s": stalled_s}) as d,
+            httpx.AsyncClient(
+                base_url=d.http.base_url,
+                timeout=PATIENCE_S,
+                transport=httpx.AsyncHTTPTransport(socket_options=small),
+            ) as http,
+        ):
             whole = long_stream()
             await finished(d, whole)
-            async with who_does_not_read(d, "/v1/requests/req_1/events"):
+            async with who_does_not_read(d, path):
                 await eventually(lambda: len(d.ingress.connections.event_readers) == 1)
-                waiting = d.posted("Nobody answers for a while.")
-                async with d.http.stream("GET", "/v1/requests/req_1/events") as answer:
-                    got = []
-                    async for chunk in answer.aiter_bytes():
-                        got.append(chunk)
-                        await asyncio.sleep(0.001)
-                    assert b"".join(got) == whole
+                (stuck,) = d.ingress.slow_readers._answers
+                async with http.stream("GET", path) as reading:
+                    pieces, got = reading.aiter_bytes(), b""
+                    (reader,) = d.ingress.slow_readers._answers - {stuck}
+                    waiting = d.posted("Nobody answers for a while.")
+                    await eventually(lambda: len(d.ingress.slow_readers._answers) == 3)
+                    for _ in range(2):
+                        await looks.later(0.6 * stalled_s, clock)
+                        while reader.sending_since_s < clock.now_s:
+                            got += await anext(pieces)
+                    got += b"".join([piece async for piece in pieces])
+                    assert got == whole
+                await looks.later(2 * stalled_s, clock)
                 await eventually(lambda: len(d.ingress.connections.event_readers) == 0)
                 assert not waiting.done(), "who waits for an answer is not one who does not take it"
                 waiting.cancel()
@@ -141,8 +177,8 @@ def test_readers_of_events_are_few_at_a_time(redis_url: str, namespace: str) -> 
             path = "/v1/requests/req_1/events"
             async with who_does_not_read(d, path), who_does_not_read(d, path):
                 await eventually(lambda: len(d.ingress.connections.event_readers) == 2)
-                answer = await d.http.get(path)
-                assert (answer.status_code, answer.headers["x-hermes-reason"]) == (
+                refused = await d.http.get(path)
+                assert (refused.status_code, refused.headers["x-hermes-reason"]) == (
                     429,
                     "too_many_connections",
                 )

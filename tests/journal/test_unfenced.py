@@ -15,7 +15,8 @@ from scripts.chaos_testing.traffic import Client, Told
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.reader import JournalReader
-from tests.journal.journal_helpers import HEAD, eventually, world
+from tests.journal.journal_helpers import HEAD, world
+from tests.waiting import eventually
 
 TEXT = "word "
 

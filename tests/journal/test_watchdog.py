@@ -6,7 +6,8 @@ import asyncio
 
 from scripts.chaos_testing.watchdog import WITHIN_S, Watchdog
 from serve_app.journal.ids import TERMINAL_ID
-from tests.journal.journal_helpers import eventually, world
+from tests.journal.journal_helpers import world
+from tests.waiting import eventually
 
 SLOT = 1
 

@@ -20,11 +20,10 @@ from tests.journal.journal_helpers import (
     add,
     event,
     events,
-    eventually,
     finish,
     world,
 )
-from tests.running_time import RunningTime
+from tests.waiting import eventually
 
 TERMINAL = str(TERMINAL_ID)
 SEAL = str(seal_id(1))
@@ -251,18 +250,16 @@ def test_a_redis_that_is_away_is_one_exception_everywhere(namespace: str) -> Non
     async def main() -> None:
         async with world("redis://127.0.0.1:1/0", namespace) as w:
             writer = await w.writer()
-            with RunningTime() as running:
-                for call in (
-                    w.admit(),
-                    w.opened(writer),
-                    w.store.read("req_1"),
-                    w.store.last_id("req_1"),
-                    w.queue().claim(5),
-                    w.depths(),
-                    w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, []),
-                ):
-                    with pytest.raises(RedisUnavailable):
-                        await call
-                assert running.now_s() < 10
+            for call in (
+                w.admit(),
+                w.opened(writer),
+                w.store.read("req_1"),
+                w.store.last_id("req_1"),
+                w.queue().claim(5),
+                w.depths(),
+                w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, []),
+            ):
+                with pytest.raises(RedisUnavailable):
+                    await call
 
     asyncio.run(main())

@@ -5,7 +5,8 @@ Redis, and the simulated engine, whose text depends on the prompt alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -17,8 +18,18 @@ from serve_app.journal.entries import transcript
 from serve_app.journal.ids import yield_id
 from serve_app.journal.yielding import Yielding
 from serve_app.processes.ingress import IngressProcess
-from tests.journal.journal_helpers import World, add, eventually, everything, finish, world
-from tests.journal.yielding import Service, begun, ended, has_output, is_ended, service
+from tests.journal.journal_helpers import World, add, everything, finish, world
+from tests.journal.yielding import (
+    HOUR_S,
+    SLICE,
+    Service,
+    begun,
+    ended,
+    has_output,
+    is_ended,
+    service,
+)
+from tests.waiting import eventually
 
 
 def test_batch_yields_to_realtime_and_its_answer_is_the_unbroken_one(
@@ -27,14 +38,17 @@ def test_batch_yields_to_realtime_and_its_answer_is_the_unbroken_one(
     async def main() -> None:
         async with service(redis_url, namespace) as its, its.ingress("ingress-1") as ingress:
             hub = ingress.followers
+            its.engine.most = 0
             await its.admit("long", 300, "batch")
             follower = await hub.follow("long", 0)
             reading = asyncio.create_task(everything(follower))
             for number in range(3):
+                its.engine.most += 2 * SLICE  # of 300
                 await eventually(partial(has_output, its, "long", number + 1))
                 await its.admit(f"short-{number}", 5, "realtime")
                 await ended(its, f"short-{number}")
                 assert not await is_ended(its, "long")
+            its.engine.most = math.inf
             await ended(its, "long")
             assert await its.epochs("long") == 4
             whole = await its.text("long")
@@ -56,12 +70,11 @@ def test_batch_yields_to_realtime_and_its_answer_is_the_unbroken_one(
 
 
 @asynccontextmanager
-async def suspended(
-    url: str, namespace: str, timeout_s: float = 60.0
-) -> AsyncIterator[tuple[Service, IngressProcess]]:
-    """`long` has yielded to `short`, which goes on for a while."""
+async def suspended(url: str, namespace: str) -> AsyncIterator[tuple[Service, IngressProcess]]:
+    """`long` has yielded to `short`, which goes on until the test allows it more tokens."""
     async with service(url, namespace) as its, its.ingress("ingress-1") as ingress:
-        await its.admit("long", 300, "batch", timeout_s)
+        its.engine.most = 2 * SLICE
+        await its.admit("long", 300, "batch", HOUR_S / 2)
         await eventually(lambda: has_output(its, "long", 1))
         await its.admit("short", 400, "realtime")
         await eventually(lambda: begun(its, "short"))
@@ -76,6 +89,7 @@ def test_a_request_that_waits_for_its_next_turn_can_be_cancelled(
     async def main() -> None:
         async with suspended(redis_url, namespace) as (its, ingress):
             await its.w.endings.end("long", State.CANCELLED, Reason.CANCELLED)
+            its.engine.most = math.inf
             await ended(its, "short")
             await eventually(lambda: not ingress.dispatcher.in_flight)
             assert its.calls == [("long", 1), ("short", 1)], "no engine works on it"
@@ -85,13 +99,15 @@ def test_a_request_that_waits_for_its_next_turn_can_be_cancelled(
 
 
 def test_a_request_that_waits_for_its_next_turn_keeps_its_deadline(
-    redis_url: str, namespace: str
+    redis_url: str, namespace: str, later: Callable[[float], None]
 ) -> None:
     async def main() -> None:
-        async with suspended(redis_url, namespace, timeout_s=3.5) as (its, _):
+        async with suspended(redis_url, namespace) as (its, _):
+            later(HOUR_S / 2 + 1)
             await ended(its, "long")
             (last,) = [entry for entry in await its.w.entries("long") if entry.terminal]
             assert (last.state, last.reason) == (State.EXPIRED, Reason.DEADLINE)
+            assert not await is_ended(its, "short")
             assert ("long", 2) not in its.calls
 
     asyncio.run(main())
@@ -102,13 +118,15 @@ def test_another_ingress_continues_what_has_yielded_when_its_turn_comes(
 ) -> None:
     async def main() -> None:
         async with service(redis_url, namespace) as its:
+            its.engine.most = 2 * SLICE
             async with its.ingress("ingress-1"):
                 await its.admit("long", 200, "batch")
                 await eventually(lambda: has_output(its, "long", 1))
-                await its.admit("short", 800, "realtime")
+                await its.admit("short", 400, "realtime")
                 await eventually(lambda: begun(its, "short"))
             async with its.ingress("ingress-2") as ingress:
                 await eventually(lambda: ingress.dispatcher.in_flight == 2)
+                its.engine.most = math.inf
                 await ended(its, "short", "long")
                 short, long = [(await its.w.entries(name))[-1] for name in ("short", "long")]
                 assert short.summary
@@ -232,10 +250,13 @@ def test_a_request_whose_yield_did_not_reach_redis_goes_on_and_is_told_again(
                 return await really(request_id, epoch)
 
             monkeypatch.setattr(store, "end_attempt", unreachable_once)
+            its.engine.most = 2 * SLICE
             await its.admit("long", 350, "batch")
             await eventually(lambda: has_output(its, "long", 1))
             await its.admit("short", 5, "realtime")
-            await ended(its, "long", "short")
+            await ended(its, "short")
+            its.engine.most = math.inf
+            await ended(its, "long")
             assert its.calls == [("long", 1), ("short", 1), ("long", 2)]
             assert asked == 2
 

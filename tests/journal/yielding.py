@@ -1,10 +1,13 @@
 """An ingress, a worker and its engine in this process, where running requests give their places to
-others.
+others. The simulated engine writes as many tokens as the test allows, so that no request ends
+before the test has done what it must not end before.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,17 +20,39 @@ from serve_app.journal.entries import has_ended, transcript
 from serve_app.journal.facts import RequestFacts
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
-from tests.journal.journal_helpers import World, eventually, world
+from tests.journal.journal_helpers import World, world
+from tests.waiting import eventually
+from workers.simulated_engine import SimulatedEngine
 
 SLICE = 32
+HOUR_S = 3600.0
+
+
+class HeldEngine(SimulatedEngine):
+    """A simulated engine whose requests stand still at a number of tokens until more are
+    allowed.
+    """
+
+    most = math.inf
+    """So many tokens may an answer have."""
+
+    async def _step(self) -> None:
+        while True:
+            await asyncio.sleep(0.002)
+            self._progress.stepped()
+            for running in self._batch:
+                if running.steps < self.most:
+                    running.steps += 1
+                    running.ready.set()
 
 
 class Service:
     """An ingress and a worker whose engine runs one request at a time."""
 
-    def __init__(self, w: World, worker: WorkerProcess) -> None:
+    def __init__(self, w: World, worker: WorkerProcess, engine: Any) -> None:
         self.w = w
         self.worker = worker
+        self.engine = engine
         self.calls: list[tuple[str, int]] = []
 
     async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
@@ -53,7 +78,7 @@ class Service:
         name: str,
         tokens: int,
         request_class: str = "standard",
-        timeout_s: float = 60.0,
+        timeout_s: float = HOUR_S,
         **more: Any,
     ) -> None:
         """Accept a request for so many tokens."""
@@ -91,17 +116,18 @@ class Service:
 async def service(
     url: str, namespace: str, engine: dict[str, Any] | None = None, slots: int = 1
 ) -> AsyncIterator[Service]:
-    """Without `engine`, it is simulated, and writes a hundred tokens a second."""
+    """`engine`: settings of another one than the `HeldEngine`."""
     settings = {
-        "engine": engine or {"kind": "simulated", "args": {"tokens_per_s": 100.0}},
+        "engine": engine or {"kind": "simulated"},
         "workers": {"max_running_requests": slots},
         "order": {"slice_tokens": SLICE},
     }
     async with world(url, namespace, **settings) as w:
-        worker = WorkerProcess(w.settings, "replica-1", make_engine(w.settings))
+        its_engine = make_engine(w.settings) if engine else HeldEngine(w.settings)
+        worker = WorkerProcess(w.settings, "replica-1", its_engine)
         await worker.start()
         try:
-            yield Service(w, worker)
+            yield Service(w, worker, its_engine)
         finally:
             await worker.stop()
 
