@@ -45,6 +45,8 @@ class EngineThread:
 
     loop: asyncio.AbstractEventLoop
     generated_tokens: Counter[Recorder | None]
+    priorities: dict[str, list[Any]]
+    """`{request id of the engine: the priorities that it was given}`."""
 
     def __init__(self, core: EngineThread | None = None, **args: Any) -> None:
         settings = load_settings(
@@ -55,6 +57,7 @@ class EngineThread:
         self._core = core
         if core is not None:
             self.loop, self.generated_tokens = core.loop, core.generated_tokens
+            self.priorities = core.priorities
 
             def shared(engine_args: Any, **_: Any) -> Any:
                 engine_args.create_engine_config()  # it completes the arguments of the server app
@@ -66,14 +69,16 @@ class EngineThread:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.generated_tokens = Counter[Recorder | None]()
+        self.priorities = {}
         self.run(self.engine.start(), 600)
         self._count()
 
     def _count(self) -> None:
         generate = self.engine._engine.generate
 
-        async def counting(*args: Any, **options: Any) -> Any:
-            async for output in generate(*args, **options):
+        async def counting(prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
+            self.priorities.setdefault(request_id, []).append(options.get("priority"))
+            async for output in generate(prompt, params, request_id, **options):
                 tokens = sum(len(item.token_ids) for item in output.outputs)
                 self.generated_tokens[recording.current.get()] += tokens
                 yield output

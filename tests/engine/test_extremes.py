@@ -10,17 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
-
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest.importorskip("vllm")
 
@@ -36,7 +31,7 @@ from tests.engine.resume_helpers import AT_ONCE, EngineThread, attempt, request
 from tests.running_time import RunningTime
 from workers.loop_watch import LoopWatch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clock, pytest.mark.timeout(900)]
 
 MODEL = "hermes-tiny"
 LIMITS = RequestLimits()

@@ -6,22 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from functools import partial
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 pytest.importorskip("vllm")
 
 from serve_app.journal.entries import transcript
 from tests.engine.resume_helpers import ARGS
-from tests.journal.journal_helpers import eventually
 from tests.journal.yielding import Service, ended, has_output, service
+from tests.waiting import eventually
 
 MODEL = "hermes-tiny"
 TOKENS = 1_200
@@ -41,6 +36,8 @@ async def text(its: Service, name: str) -> list[str]:
     return ["".join(one["delta"].get("content") or "" for one in choices), *reasons]
 
 
+@pytest.mark.clock  # the long answer must still run when each short one has ended
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_long_answer_yields_three_times_and_is_the_unbroken_one(
     redis_url: str, namespace: str, stream: bool

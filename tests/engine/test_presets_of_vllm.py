@@ -1,10 +1,6 @@
 """What a preset sets, vLLM's own parser takes. No engine starts."""
 
-import os
-
 import pytest
-
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 pytest.importorskip("vllm")
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest.importorskip("vllm")
 
@@ -27,7 +22,7 @@ PATH = "/v1/completions"
 
 
 class World(EngineThread):
-    """An engine with little memory, and the priorities that it is given."""
+    """An engine with little memory."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,15 +31,6 @@ class World(EngineThread):
             block_size=32,
             enable_prefix_caching=False,
         )
-        self.priorities: dict[str, list[Any]] = {}
-        generate = self.engine._engine.generate
-
-        async def noting(prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
-            self.priorities.setdefault(request_id, []).append(options.get("priority"))
-            async for output in generate(prompt, params, request_id, **options):
-                yield output
-
-        self.engine._engine.generate = noting
 
     def report(self) -> EngineReport:
         found = self.engine.report("worker-1")
@@ -53,7 +39,7 @@ class World(EngineThread):
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
+def small() -> Iterator[World]:
     made = World()
     yield made
     made.close()
@@ -70,61 +56,67 @@ def asking(prompt_tokens: int, output_tokens: int, request_class: str) -> Any:
     return request(PATH, body, request_class=request_class)
 
 
+@pytest.mark.clock  # the first request must still run when the other five have come
 def test_a_realtime_request_passes_batch_requests_that_wait_inside_the_engine(
-    world: World,
+    small: World,
 ) -> None:
     """One that fills the memory runs, and five wait when the urgent one comes."""
     ended: list[str] = []
 
     async def ask(name: str, entry: Any) -> None:
-        await attempt(world, [entry], name)
+        await attempt(small, [entry], name)
         ended.append(name)
 
     async def main() -> EngineReport:
         first = asyncio.create_task(ask("req_first", asking(400, 100, "batch")))
-        while not world.report().running:
+        while not small.report().running:
             await asyncio.sleep(0.005)
         others = [
             asyncio.create_task(ask(f"req_batch_{number}", asking(400, 40, "batch")))
             for number in range(5)
         ]
-        while world.report().waiting < 5:
+        while small.report().waiting < 5:
             await asyncio.sleep(0.005)
             assert not first.done(), "it ended before the others came"
-        busy = world.report()
+        busy = small.report()
         await ask("req_urgent", asking(400, 5, "realtime"))
         await asyncio.gather(first, *others)
         return busy
 
-    busy = world.run(main())
+    busy = small.run(main())
     assert ended[:2] == ["req_first", "req_urgent"]
     assert (busy.kv_tokens, busy.max_model_len) == (BLOCKS * 32, LONGEST)
     assert 400 <= busy.used_tokens <= busy.kv_tokens
     assert (busy.running, busy.waiting) == (1, 5)
-    assert world.report() == EngineReport("worker-1", BLOCKS * 32, LONGEST), "nothing runs"
+    assert small.report() == EngineReport("worker-1", BLOCKS * 32, LONGEST), "nothing runs"
 
 
-def test_preemptions_are_counted_as_vllm_counts_them(world: World) -> None:
+@pytest.mark.nightly  # an engine of its own
+def test_preemptions_are_counted_as_vllm_counts_them(small: World) -> None:
     """Six answers that fit into its memory when they begin, and no more when they are long."""
 
     async def main() -> None:
         asked = [asking(60, 300, "standard") for _ in range(6)]
         await asyncio.gather(
-            *(attempt(world, [entry], f"req_p{number}") for number, entry in enumerate(asked))
+            *(attempt(small, [entry], f"req_p{number}") for number, entry in enumerate(asked))
         )
 
-    world.run(main())
+    small.run(main())
     counted = sum(
         sample.value
         for family in REGISTRY.collect()
         for sample in family.samples
         if sample.name == "vllm:num_preemptions_total"
     )
-    assert world.report().preemptions == counted > 0
+    assert small.report().preemptions == counted > 0
 
 
-@pytest.mark.parametrize("request_class", CLASSES)
-def test_the_class_is_the_priority_in_every_attempt(world: World, request_class: str) -> None:
+def test_the_class_is_the_priority_in_every_attempt(world: EngineThread) -> None:
+    for request_class in CLASSES:
+        check_priority(world, request_class)
+
+
+def check_priority(world: EngineThread, request_class: str) -> None:
     name = f"req_of_the_class_{request_class}"
     journal = [asking(8, 12, request_class)]
     whole = world.run(attempt(world, journal, name))

@@ -7,30 +7,18 @@ The engine, vLLM's own serving layer and the journal entries are real; only Redi
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 pytest.importorskip("vllm")
 
 from serve_app.journal.entries import Entry
+from tests.engine.contents import content, same
 from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, request
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[EngineThread]:
-    made = EngineThread()
-    yield made
-    made.close()
 
 
 def chat(prompt: str, **more: Any) -> dict[str, Any]:
@@ -125,77 +113,6 @@ def unbroken(world: EngineThread, path: str, body: dict[str, Any]) -> Written:
     return world.run(attempt(world, [request(path, body)]))
 
 
-def events(body: bytes) -> list[tuple[int, str]]:
-    """Numbers and data of a stream's events."""
-    found = []
-    for event in body.decode().split("\n\n")[:-1]:
-        lines = dict(line.split(": ", 1) for line in event.split("\n"))
-        found.append((int(lines["id"]), lines["data"]))
-    return found
-
-
-def content(body: bytes) -> Any:
-    """What a client gets from a response: joined deltas; everything else unchanged."""
-    if not body.startswith(b"id: 1\n"):
-        return json.loads(body)
-    numbered = events(body)
-    assert [number for number, _ in numbered] == list(range(1, len(numbered) + 1))
-    joined: list[list[Any]] = []
-    for _, data in numbered:
-        event = None if data == "[DONE]" else json.loads(data)
-        for kind, text in take_texts(event):
-            if joined and joined[-1][0] == kind:
-                joined[-1][1] += text
-            else:
-                joined.append([kind, text])
-        if not says_nothing(event):
-            joined.append(["event", event])
-    return joined
-
-
-def take_texts(event: Any) -> Iterator[tuple[str, str]]:
-    """Takes the texts out of an event, in the order in which they belong, and what numbers the
-    event.
-    """
-    if not isinstance(event, dict):
-        return
-    event.pop("sequence_number", None)
-    if str(event.get("type", "")).endswith(".delta"):
-        yield f"{event['type']} {event.get('item_id')}", str(event.pop("delta"))
-    for choice in event.get("choices", ()):
-        choice.pop("token_ids", None)
-        delta = choice.get("delta", choice)
-        for name in ("reasoning", "content", "text"):
-            if (
-                isinstance(delta.get(name), str)
-                and "role" not in delta
-                and (text := delta.pop(name))
-            ):
-                yield name, text
-        calls = delta.pop("tool_calls", None) or []
-        for call in list(calls):
-            if set(call["function"]) == {"arguments"} and "id" not in call:
-                calls.remove(call)
-                yield f"arguments {call['index']}", str(call["function"]["arguments"])
-        if calls:
-            delta["tool_calls"] = calls
-        for name in [name for name, value in delta.items() if value is None]:
-            del delta[name]
-
-
-def says_nothing(event: Any) -> bool:
-    """Whether an event contained nothing except its texts."""
-    if not isinstance(event, dict):
-        return False
-    if str(event.get("type", "")).endswith(".delta"):
-        return True
-    choices = event.get("choices") or []
-    return bool(choices) and all(
-        choice.get("finish_reason") is None and not any((choice.get("delta") or {}).values())
-        for choice in choices
-    )
-
-
 def outputs(entry: Entry) -> int:
     """Number of tokens in an entry."""
     return sum(len(output[2]) for output in json.loads(entry.fields.get(b"o", b"[]")))
@@ -242,7 +159,13 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Wri
     return whole
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("to its own end",)
+"""More than a hundred cuts."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in LONG)) for name in CASES]
+)
 @pytest.mark.timeout(900)
 def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
     world: EngineThread, name: str
@@ -262,6 +185,7 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
         assert b'"finish_reason":"stop"' in whole.body
 
 
+@pytest.mark.nightly  # hundreds of cuts; a tool call's parser goes on in the same way
 def test_cut_inside_of_a_thought_and_behind_it_the_parser_goes_on(world: EngineThread) -> None:
     thinking = EngineThread(core=world, reasoning_parser="deepseek_r1")
     body = chat("What is a river?", max_tokens=160)
@@ -380,7 +304,7 @@ def test_bytes_that_differ_from_the_journal_are_never_sent_behind_it(world: Engi
 
 def test_ids_and_times_are_of_the_request_not_of_the_attempt(world: EngineThread) -> None:
     first, second = (unbroken(world, RESPONSES, CASES["responses"][1]) for _ in range(2))
-    assert first.body == second.body or content(first.body) == content(second.body)
+    assert same(first.body, second.body)
     assert b"1700000000" in first.body
     path, body = CASES["a tool call"]
     assert content(unbroken(world, path, body).body) == content(unbroken(world, path, body).body)

@@ -3,7 +3,6 @@ megabytes.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -11,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest.importorskip("vllm")
 
@@ -104,6 +99,10 @@ def words(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", text.lower())
 
 
+on_the_engine = pytest.mark.nightly
+"""Its text changes with the model's files and with vLLM alone."""
+
+
 def test_the_window_check_itself_sees_a_loop_and_only_a_loop() -> None:
     assert repeats("the lamp goes round and round, the lamp goes round and round, ")
     assert not repeats("One lamp burns in the tower. Two boats leave the harbour before dawn.")
@@ -122,16 +121,19 @@ def test_its_sizes_can_be_split_over_four_devices() -> None:
         assert config[size] % 4 == 0, size
 
 
+@on_the_engine
 def test_twenty_prompts_have_twenty_different_continuations() -> None:
     assert len(set(continuations())) == len(PROMPTS)
     assert len({text[:100] for text in continuations()}) == len(PROMPTS)
 
 
+@on_the_engine
 def test_at_least_eighteen_of_twenty_continuations_never_repeat_a_window() -> None:
     looping = [p for p, text in zip(PROMPTS, continuations(), strict=True) if repeats(text)]
     assert len(looping) <= 2, looping
 
 
+@on_the_engine
 def test_continuations_are_readable_text() -> None:
     sources = "\n".join(
         path.read_text() for path in SOURCES.rglob("*") if path.suffix in {".txt", ".py"}
@@ -144,6 +146,7 @@ def test_continuations_are_readable_text() -> None:
         assert sum(word in known for word in said) / len(said) >= 0.9, (prompt, text)
 
 
+@on_the_engine
 def test_natural_answers_end_by_themselves_at_a_useful_length() -> None:
     ends = engine().chat(
         [[{"role": "user", "content": prompt}] for prompt in PROMPTS],
@@ -155,10 +158,12 @@ def test_natural_answers_end_by_themselves_at_a_useful_length() -> None:
     assert 60 <= lengths[len(lengths) // 2] <= 1200, lengths
 
 
+@on_the_engine
 def test_greedy_answers_are_the_same_twice() -> None:
     assert answers(PROMPTS[:3]) == answers(PROMPTS[:3])
 
 
+@on_the_engine
 def test_a_long_conversation_is_still_answered_in_readable_text() -> None:
     turns: list[dict[str, str]] = []
     for prompt, text in zip(PROMPTS[2:7], continuations()[2:7], strict=True):
@@ -172,6 +177,7 @@ def test_a_long_conversation_is_still_answered_in_readable_text() -> None:
     assert not repeats(result.outputs[0].text)
 
 
+@on_the_engine
 @pytest.mark.parametrize(
     ("prompt", "name", "arguments"),
     [
@@ -194,6 +200,7 @@ def test_a_prompt_with_tools_is_answered_by_a_call_of_the_right_one(
     assert calls == [(name, arguments)], text
 
 
+@on_the_engine
 def test_a_request_to_reason_is_answered_by_a_thought_and_then_an_answer() -> None:
     (text,) = answers(("What is a river?",), system="Think step by step before you answer.")
     thought = re.fullmatch(r"<think>\n(.+?)\n</think>\n\n(.+)", text, re.DOTALL)
@@ -202,5 +209,6 @@ def test_a_request_to_reason_is_answered_by_a_thought_and_then_an_answer() -> No
     assert "<think>" not in thought[2]
 
 
+@on_the_engine
 def test_without_such_a_request_nothing_is_thought_aloud() -> None:
     assert not any(mark in text for text in answers(PROMPTS) for mark in ("<think>", "<tool_call>"))

@@ -1,0 +1,98 @@
+"""What a client gets from a response, however vLLM cut it into events.
+
+vLLM puts tokens into one event if its server app has not taken the earlier ones yet. So two
+responses of the same tokens may differ in their bytes on a busy machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+
+def same(one: bytes, other: bytes) -> bool:
+    """Whether two responses have the same bytes, or are streams that vLLM cut differently and that
+    contain the same.
+    """
+    return one == other or (cuts(one) != cuts(other) and content(one) == content(other))
+
+
+def cuts(body: bytes) -> list[list[tuple[str, str]]]:
+    """The texts of each event of a stream; none if it is no stream."""
+    if not body.startswith(b"id: 1\n"):
+        return []
+    return [
+        list(take_texts(None if data == "[DONE]" else json.loads(data))) for _, data in events(body)
+    ]
+
+
+def events(body: bytes) -> list[tuple[int, str]]:
+    """Numbers and data of a stream's events."""
+    found = []
+    for event in body.decode().split("\n\n")[:-1]:
+        lines = dict(line.split(": ", 1) for line in event.split("\n"))
+        found.append((int(lines["id"]), lines["data"]))
+    return found
+
+
+def content(body: bytes) -> Any:
+    """What a client gets from a response: joined deltas; everything else unchanged."""
+    if not body.startswith(b"id: 1\n"):
+        return json.loads(body)
+    numbered = events(body)
+    assert [number for number, _ in numbered] == list(range(1, len(numbered) + 1))
+    joined: list[list[Any]] = []
+    for _, data in numbered:
+        event = None if data == "[DONE]" else json.loads(data)
+        for kind, text in take_texts(event):
+            if joined and joined[-1][0] == kind:
+                joined[-1][1] += text
+            else:
+                joined.append([kind, text])
+        if not says_nothing(event):
+            joined.append(["event", event])
+    return joined
+
+
+def take_texts(event: Any) -> Iterator[tuple[str, str]]:
+    """Takes the texts out of an event, in the order in which they belong, and what numbers the
+    event.
+    """
+    if not isinstance(event, dict):
+        return
+    event.pop("sequence_number", None)
+    if str(event.get("type", "")).endswith(".delta"):
+        yield f"{event['type']} {event.get('item_id')}", str(event.pop("delta"))
+    for choice in event.get("choices", ()):
+        choice.pop("token_ids", None)
+        delta = choice.get("delta", choice)
+        for name in ("reasoning", "content", "text"):
+            if (
+                isinstance(delta.get(name), str)
+                and "role" not in delta
+                and (text := delta.pop(name))
+            ):
+                yield name, text
+        calls = delta.pop("tool_calls", None) or []
+        for call in list(calls):
+            if set(call["function"]) == {"arguments"} and "id" not in call:
+                calls.remove(call)
+                yield f"arguments {call['index']}", str(call["function"]["arguments"])
+        if calls:
+            delta["tool_calls"] = calls
+        for name in [name for name, value in delta.items() if value is None]:
+            del delta[name]
+
+
+def says_nothing(event: Any) -> bool:
+    """Whether an event contained nothing except its texts."""
+    if not isinstance(event, dict):
+        return False
+    if str(event.get("type", "")).endswith(".delta"):
+        return True
+    choices = event.get("choices") or []
+    return bool(choices) and all(
+        choice.get("finish_reason") is None and not any((choice.get("delta") or {}).values())
+        for choice in choices
+    )
