@@ -2,8 +2,9 @@
 started once.
 
 A service takes about a minute to start, so tests share them: most use `service`, the others
-`tensor_parallel`. Tests are grouped by service, and tests that disturb a service run last in their
-group. Clusters of Ray nodes are shared in the same way.
+`simulated` or `tensor_parallel`. Tests are grouped by service, and tests that disturb a service run
+last in their group. A test with the mark `outage` gets the service with production's limits.
+Clusters of Ray nodes are shared in the same way.
 
 While you write tests, `HERMES_KEEP_SERVICES=/tmp/some/folder` keeps the services there for the next
 run; stop one with `scripts/quickstart --down --state-dir /tmp/some/folder/shared`.
@@ -42,17 +43,23 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture
-def service(services: Services) -> Running:
-    """HAProxy, two ingress replicas, two engine replicas."""
-    return services.get("shared")
+def outage(request: pytest.FixtureRequest) -> bool:
+    """Whether the test is about an outage or a hang."""
+    return request.node.get_closest_marker("outage") is not None
 
 
 @pytest.fixture
-def simulated(services: Services) -> Running:
+def service(services: Services, outage: bool) -> Running:
+    """HAProxy, two ingress replicas, two engine replicas."""
+    return services.get("shared", outage)
+
+
+@pytest.fixture
+def simulated(services: Services, outage: bool) -> Running:
     """HAProxy, two ingress replicas, three replicas of the simulated engine, whose text a prompt
     alone decides.
     """
-    return services.get("simulated")
+    return services.get("simulated", outage)
 
 
 @pytest.fixture
@@ -78,25 +85,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     test's time.
     """
 
-    def place(item: pytest.Item) -> int:
+    order = "service simulated tensor_parallel closed nodes gpu_machine gpu_nodes alone".split()
+
+    def place(item: pytest.Item) -> tuple[int, bool, bool]:
         names = getattr(item, "fixturenames", ())
-        if "gpu_nodes" in names:
-            return 9 + (item.get_closest_marker("disturbs") is not None)
-        if "gpu_machine" in names:
-            return 8
-        if "nodes" in names or "alone" in names:
-            return 7
-        if "closed" in names:
-            return 6
-        if "tensor_parallel" in names:
-            return 5
-        if "simulated" in names:
-            return 4 if item.get_closest_marker("disturbs") else 3
-        return 2 if item.get_closest_marker("disturbs") else int("service" in names)
+        used = max((n for n, name in enumerate(order, 1) if name in names), default=0)
+        has = item.get_closest_marker
+        return used, has("outage") is not None, used > 0 and has("disturbs") is not None
 
     mine = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in mine:
-        if item.get_closest_marker("timeout") is None:
+        if item.get_closest_marker("nightly") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1200))
     positions = [index for index, item in enumerate(items) if item in set(mine)]
     for index, item in zip(positions, sorted(mine, key=place), strict=True):
@@ -104,9 +103,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "disturbs: kills a part of the shared service; runs after the others"
-    )
+    for mark in (
+        "disturbs: kills a part of the shared service; runs after the others",
+        "outage: needs production's limits, because what it does must be noticed",
+    ):
+        config.addinivalue_line("markers", mark)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,4 +119,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
         and set(_FIXTURES) & set(getattr(item, "fixturenames", ()))
     ):
         report.sections.append(("the ends of the service's logs", _services.logs()))
+        _services.broken |= item.get_closest_marker("disturbs") is not None
     return report

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import httpx
 
@@ -18,7 +19,7 @@ from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.prompts import PROMPTS
 from scripts.chaos_testing.traffic import Client, Told
 from serve_app.cli.serve_api import application_status
-from tests.service.support import Running, until
+from tests.service.support import Running, together, until
 from workers.simulated_engine import text_of
 
 Strike = Callable[[Parts, list[Told]], Awaitable[None]]
@@ -54,7 +55,7 @@ def under(
     count: int = 8,
     give_up_s: float = 400,
     transport: httpx.AsyncBaseTransport | None = None,
-    silent_s: float = 6,
+    silent_s: float = 60,
 ) -> list[Told]:
     """Start `count` streams (every fourth is not streamed), strike in the middle, stay with all to
     their end.
@@ -67,8 +68,7 @@ def under(
         silent_s: after this long without a byte, a client takes its connection for broken.
     """
     told = [Told(PROMPTS[n % len(PROMPTS)], tokens, streamed=n % 4 != 3) for n in range(count)]
-    for one in told:  # one after another: meanwhile every ingress learns of replaced replicas
-        expected(one.prompt, tokens)
+    together([partial(expected, one.prompt, tokens) for one in told], count)
     asyncio.run(
         asyncio.wait_for(_run(service, strike, told, transport, give_up_s, silent_s), give_up_s)
     )
@@ -108,14 +108,28 @@ async def _run(
         while not all(one.last_id >= 5 for one in told if one.streamed):
             assert not any(one.failure for one in told), [one.failure for one in told]
             await asyncio.sleep(0.02)
-        # A fault may kill Redis: what it has accepted is in its file (`everysec`).
-        await asyncio.to_thread(
-            until,
-            "Redis has written what it has accepted",
-            lambda: service.redis.info("persistence")["aof_buffer_length"] == 0,
-        )
         await strike(Parts(service.service), told)
         await asyncio.gather(*asking)
+
+
+def on_disk(service: Running) -> None:
+    """Wait until Redis's append-only file holds what was accepted before this call. It belongs
+    before a kill of Redis and nowhere else: with `everysec`, a slow disk keeps two seconds of it
+    in memory, and requests may end meanwhile.
+    """
+
+    def file() -> dict[str, int]:
+        found: dict[str, int] = service.redis.info("persistence")
+        return found
+
+    found = file()
+    accepted_bytes = found["aof_current_size"] + found["aof_buffer_length"]
+
+    def written() -> bool:
+        found = file()  # a rewrite makes it shorter, so the length alone would not do
+        return found["aof_current_size"] >= accepted_bytes or not found["aof_buffer_length"]
+
+    until("Redis has written what it had accepted", written)
 
 
 class Victims:
@@ -129,6 +143,7 @@ class Victims:
         self._service = service
         parts = Parts(service.service)
         deployments = application_status(service.service.dashboard_url)["deployments"]
+        self._parts = parts
         self._pids: dict[str, int] = {}
         for replica in deployments["Worker"]["replicas"]:
             family = parts.family(replica["pid"])
@@ -137,8 +152,16 @@ class Victims:
             )
 
     async def busiest(self, told: list[Told]) -> int:
-        """The process of the replica with most of the requests that have not ended."""
-        return await asyncio.to_thread(self._busiest, told)
+        """The process of the replica with most of the requests that have not ended. All of them
+        stand still while it looks, so that no request ends meanwhile.
+        """
+        for pid in self._pids.values():
+            self._parts.send(pid, signal.SIGSTOP)
+        try:
+            return await asyncio.to_thread(self._busiest, told)
+        finally:
+            for pid in self._pids.values():
+                self._parts.send(pid, signal.SIGCONT)
 
     def _busiest(self, told: list[Told]) -> int:
         states = [

@@ -13,6 +13,8 @@ import subprocess
 from dataclasses import dataclass
 
 from scripts.local import processes
+from tests import runs
+from tests.runs import ip
 
 
 @dataclass(frozen=True)
@@ -30,62 +32,61 @@ class Host:
 
     def pids(self) -> list[int]:
         """The pids of everything that runs on this host."""
-        return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
+        return [int(pid) for pid in ip("netns", "pids", self.name).split()]
 
     def kill(self) -> None:
         """Cut the power: `kill -9` for everything, repeated for processes that started
-        meanwhile.
+        meanwhile. Its memory forgets what they shared.
         """
+        shared: set[str] = set()
         while alive := [pid for pid in self.pids() if processes.is_alive(pid)]:
+            shared |= processes.shared_memory(alive)
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        processes.forget_shared_memory(shared)
 
     def cut(self) -> None:
         """Unplug the network cable: packets vanish silently."""
-        _ip("link", "set", self.wire, "down")
+        ip("link", "set", self.wire, "down")
 
     def mend(self) -> None:
         """Plug the cable in again."""
-        _ip("link", "set", self.wire, "up")
+        ip("link", "set", self.wire, "up")
 
 
 class Network:
-    """A bridge with `hosts` hosts; this machine is connected too, at `gateway`."""
+    """A bridge with `hosts` hosts; this machine is connected too, at `gateway`. No other run has
+    its names and addresses, nor has another `number` of this one.
+    """
 
     def __init__(self, number: int, hosts: int) -> None:
-        self._bridge = f"hermes{number}"
-        self.gateway = f"10.213.{number}.1"
+        self._bridge = f"hermes{runs.number()}-{number}"
+        subnet = f"10.{212 + number}.{runs.number()}"
+        self.gateway = f"{subnet}.1"
         self.hosts = [
-            Host(f"hermes{number}-{n}", f"10.213.{number}.{10 + n}", f"hermes{number}-{n}")
+            Host(f"{self._bridge}-{n}", f"{subnet}.{10 + n}", f"{self._bridge}-{n}")
             for n in range(hosts)
         ]
+        self._undo = contextlib.ExitStack()
 
     def up(self) -> None:
         """Create it."""
         try:
-            _ip("link", "add", self._bridge, "type", "bridge")
-            _ip("addr", "add", f"{self.gateway}/24", "dev", self._bridge)
-            _ip("link", "set", self._bridge, "up")
+            self._make("link", self._bridge, "type", "bridge")
+            ip("addr", "add", f"{self.gateway}/24", "dev", self._bridge)
+            ip("link", "set", self._bridge, "up")
             for host in self.hosts:
-                _ip("netns", "add", host.name)
-                _ip(
-                    "link",
-                    "add",
-                    host.wire,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "eth0",
-                    "netns",
-                    host.name,
-                )
-                _ip("link", "set", host.wire, "master", self._bridge, "up")
+                self._make("netns", host.name)
+                self._undo.callback(host.kill)
+                # The kernel may keep a namespace, and so the wire, for minutes: it is removed, too.
+                wire = ("type", "veth", "peer", "name", "eth0", "netns", host.name)
+                self._make("link", host.wire, *wire)
+                ip("link", "set", host.wire, "master", self._bridge, "up")
                 inside = ("-n", host.name)
-                _ip(*inside, "link", "set", "lo", "up")
-                _ip(*inside, "addr", "add", f"{host.address}/24", "dev", "eth0")
-                _ip(*inside, "link", "set", "eth0", "up")
+                ip(*inside, "link", "set", "lo", "up")
+                ip(*inside, "addr", "add", f"{host.address}/24", "dev", "eth0")
+                ip(*inside, "link", "set", "eth0", "up")
         except (OSError, subprocess.CalledProcessError) as error:
             self.down()
             told = (
@@ -94,18 +95,14 @@ class Network:
             raise RuntimeError(f"network namespaces cannot be made here: {told}") from None
 
     def down(self) -> None:
-        """Stop everything on the hosts, and remove them."""
-        for host in self.hosts:
-            with contextlib.suppress(OSError, subprocess.CalledProcessError):
-                host.kill()
-                _ip("netns", "del", host.name)
-            with contextlib.suppress(OSError, subprocess.CalledProcessError):
-                _ip(
-                    "link", "del", host.wire
-                )  # the kernel may keep a namespace, and the wire with it, for minutes
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            _ip("link", "del", self._bridge)
+        """Stop everything on the hosts that were made, and remove what was made."""
+        self._undo.close()
+
+    def _make(self, kind: str, name: str, *more: str) -> None:
+        ip(kind, "add", name, *more)
+        self._undo.callback(_remove, kind, name)
 
 
-def _ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+def _remove(kind: str, name: str) -> None:
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        ip(kind, "del", name)

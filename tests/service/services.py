@@ -21,14 +21,17 @@ from tests.service.nodes import Nodes
 from tests.service.support import Running
 
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
+PATIENT = Path(__file__).parent / "patient"
+COMPILED = ROOT / ".hermes" / "compiled"
+"""What vLLM compiles, once for all engines of a run."""
 MAX_RUNNING = 12
-GRACE_S = 5.0  # two engines that spin on two cores can keep an ingress from its turn for two
+GRACE_S = 5.0
 MAX_WAITING_BATCH = 2
 
 KINDS: dict[str, dict[str, Any]] = {
     "shared": {
         "args": {
-            "workers": {"max_running_requests": MAX_RUNNING, "stall_s": 8.0},
+            "workers": {"max_running_requests": MAX_RUNNING},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": GRACE_S},
             "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
             "telemetry": {
@@ -47,7 +50,6 @@ KINDS: dict[str, dict[str, Any]] = {
             "workers": {
                 "replicas": 3,
                 "max_running_requests": 64,
-                "stall_s": 5.0,
                 "health_check_period_s": 1.0,
                 "health_check_timeout_s": 20.0,
                 "graceful_shutdown_timeout_s": 10.0,
@@ -70,6 +72,17 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 
+LIMITS: dict[bool, dict[str, Any]] = {
+    False: {
+        "redis": {"connect_timeout_s": 60, "response_timeout_s": 60, "admission_timeout_s": 60},
+        "workers": {"stall_s": 60.0},
+    },
+    True: {"workers": {"stall_s": 5.0}},
+}
+"""How long a service waits before it takes something for dead. A test of an outage or a hang (True)
+has production's limits and an early stall; all others have time.
+"""
+
 NODES: dict[str, list[tuple[int, int]]] = {
     "gpu-machine": [(12, 4)],
     "gpu-nodes": [(2, 0), (6, 4), (6, 4), (6, 4)],
@@ -81,6 +94,17 @@ ENGINES_ON_CPUS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def limited(kind: str, outage: bool) -> dict[str, Any]:
+    """The settings of a kind, with the limits that its tests need."""
+    return local.merged(KINDS[kind]["args"], LIMITS[outage])
+
+
+def given_time(outage: bool) -> dict[str, str]:
+    """The environment of a service that is not meant to notice a busy machine."""
+    common = {"RAY_worker_niceness": "0", "TORCHINDUCTOR_CACHE_DIR": str(COMPILED)}
+    return common if outage else {**common, "PYTHONPATH": str(PATIENT)}
 
 
 def kill(service: local.Service) -> None:
@@ -109,37 +133,41 @@ class Services:
         self._folder = folder
         self._keep = keep
         self.kind = ""
+        self.broken = False
+        """A test that disturbs the service has failed: nobody knows what it has left."""
         self.collector: Collector | None = None
         self.current: Running | None = None
         self._nodes: Nodes | None = None
 
-    def get(self, kind: str) -> Running:
-        """The service of a kind, running."""
-        if self.current is None or self.kind != kind:
+    def get(self, kind: str, outage: bool = False) -> Running:
+        """The service of a kind, running; `outage`: with the limits for a test of one."""
+        name = f"{kind}-outage" if outage else kind
+        if self.current is None or self.kind != name or self.broken:
             self.end()
             if KINDS[kind].get("traced"):
-                self.collector = Collector(self._port_of_traces(kind))
-            kept = local.Service.load(self._folder / kind)
-            self.kind, self.current = kind, Running(kept or self._start(kind))
+                self.collector = Collector(self._port_of_traces(name))
+            kept = local.Service.load(self._folder / name)
+            self.kind, self.current = name, Running(kept or self._start(kind, outage, name))
         assert self.current is not None
         return self.current
 
-    def _start(self, kind: str) -> local.Service:
-        args = KINDS[kind]["args"]
+    def _start(self, kind: str, outage: bool, name: str) -> local.Service:
+        args = limited(kind, outage)
         if self.collector is not None:
             args = local.merged(args, {"telemetry": {"traces_endpoint": self.collector.endpoint}})
         return local.start(
-            self._folder / kind,
+            self._folder / name,
             CONFIG,
             ports.free_port(),
             args,
             haproxy=KINDS[kind]["haproxy"],
+            environment=given_time(outage),
             timeout_s=900,
         )
 
     def nodes(self, kind: str) -> Nodes:
         """Nodes of a kind, all of them alive and nothing deployed; `KEY` is an API key there."""
-        if self._nodes is not None and self.kind == kind:
+        if self._nodes is not None and self.kind == kind and not self.broken:
             self._nodes.empty()
             return self._nodes
         self.end()
@@ -152,9 +180,9 @@ class Services:
         self.kind, self._nodes = kind, made
         return made
 
-    def _port_of_traces(self, kind: str) -> int:
+    def _port_of_traces(self, name: str) -> int:
         """The port to which a kept service sends its traces; 0 if it sends none."""
-        config = self._folder / kind / "serve.yaml"
+        config = self._folder / name / "serve.yaml"
         if not config.exists():
             return 0
         args = yaml.safe_load(config.read_text())["applications"][0]["args"]
@@ -162,6 +190,7 @@ class Services:
 
     def end(self) -> None:
         """Stop the running service, or the nodes."""
+        self.broken = False
         if self._nodes is not None:
             self._nodes.down()
             self._nodes = None

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from tests.service.support import Running, together
 
 
@@ -17,6 +19,7 @@ def replica(service: Running, **more: object) -> str:
     return found
 
 
+@pytest.mark.nightly  # in the gate: unit/test_routing.py and test_simulation.py
 def test_a_session_stays_on_its_replica(service: Running) -> None:
     for session in ("alice", "bob", "carol"):
         headers = {"x-session-id": session}
@@ -38,6 +41,7 @@ def test_a_session_stays_on_its_replica_through_every_ingress(service: Running) 
         assert len(seen) == 1
 
 
+@pytest.mark.nightly  # in the gate: unit/test_routing.py and test_simulation.py
 def test_a_prompt_cache_key_is_a_session(service: Running) -> None:
     seen = {
         replica(service, prompt=f"Turn {turn}", prompt_cache_key="invoice-7") for turn in range(20)
@@ -46,6 +50,7 @@ def test_a_prompt_cache_key_is_a_session(service: Running) -> None:
     assert seen == {replica(service, headers={"x-session-id": "invoice-7"})}
 
 
+@pytest.mark.nightly  # in the gate: unit/test_routing.py and test_simulation.py
 def test_a_conversation_without_a_key_returns_by_its_first_message(service: Running) -> None:
     messages = [
         {"role": "system", "content": "Be kind."},
@@ -64,12 +69,14 @@ def test_a_conversation_without_a_key_returns_by_its_first_message(service: Runn
     assert len(seen) == 1
 
 
+@pytest.mark.nightly  # in the gate: unit/test_routing.py and test_simulation.py
 def test_sessions_spread_over_the_replicas(service: Running) -> None:
     seen = Counter(replica(service, headers={"x-session-id": f"session-{n}"}) for n in range(64))
     assert len(seen) == 2
     assert min(seen.values()) >= 12
 
 
+@pytest.mark.nightly  # in the gate: unit/test_routing.py and test_simulation.py
 def test_one_busy_session_does_not_overload_its_replica(service: Running) -> None:
     headers = {"x-session-id": "alice"}
     seen = Counter(

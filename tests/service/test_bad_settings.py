@@ -7,11 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from scripts.local import service as local
 from serve_app.cli import serve_api
 from tests.service.support import Running, until
+
+# In the gate: unit/test_settings.py and test_cli.py refuse each.
+pytestmark = pytest.mark.nightly
 
 # What is changed, and words of the line that refuses it.
 ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

@@ -14,7 +14,8 @@ import pytest
 
 from scripts.local.environment import ROOT
 
-pytestmark = pytest.mark.timeout(1200)
+# The chaos command is a tool.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,11 @@ from tests.service.nodes import Nodes
 from tests.service.services import KEY
 from tests.service.test_stages import SIMULATED, replicas
 
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.disturbs,
+    pytest.mark.timeout(1200),
+]
 TOKENS = 400  # 10 s
 ENGINE = {
     "engine": {**SIMULATED["engine"], "args": {"tokens_per_s": 40}},

@@ -26,7 +26,8 @@ from tests.service.machines import BIN
 from tests.service.services import Services
 from tests.service.support import until
 
-pytestmark = pytest.mark.timeout(1800)
+# A release property.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 TRIES = 5
 TIMES = int(os.environ.get("HERMES_TIMES", "1"))
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")

@@ -13,9 +13,13 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from tests.service.services import GRACE_S
 from tests.service.support import Running, Stream, until
+
+# In the gate: journal/test_disconnects.py.
+pytestmark = [pytest.mark.nightly, pytest.mark.outage]
 
 
 def leave(service: Running) -> tuple[str, list[object], float]:
@@ -31,6 +35,7 @@ def leave(service: Running) -> tuple[str, list[object], float]:
         return stream.request_id, begun, left_s
 
 
+@pytest.mark.clock
 def test_a_client_that_leaves_its_stream_frees_the_engine_within_the_grace_period(
     service: Running,
 ) -> None:

@@ -26,7 +26,7 @@ from serve_app.cli import serve_api
 from tests.service.closed import BODY, KEYS, Closed, hostile, told
 from tests.service.hostility import bodies
 from tests.service.politeness import Polite
-from tests.service.services import CONFIG, KINDS, Services, end
+from tests.service.services import CONFIG, Services, end, given_time, limited
 from tests.service.support import until
 
 MAX_MEMORY_BYTES = 500 << 20  # the running answers of whoever fills the engines grow by 2.5 MB/s
@@ -44,14 +44,14 @@ def closed(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iter
     environment = {
         "HERMES_REDIS_URL": redis.url(),
         "HERMES_KEYS_FILE": str(made.keys_file),
+        **given_time(outage=False),
     }
     changes = {
         "auth": {"required": True},
         "telemetry": {"log_format": "json"},
-        # Who stands still with the whole machine is not sick.
-        "workers": {"stall_s": 60.0, "health_check_timeout_s": 60.0},
+        "workers": {"health_check_timeout_s": 60.0},
     }
-    args = local.merged(KINDS["simulated"]["args"], changes)
+    args = local.merged(limited("simulated", outage=False), changes)
     try:
         made.service = local.start(
             folder / "service",
@@ -145,6 +145,7 @@ def test_a_key_is_added_and_taken_away_while_the_service_runs(closed: Closed) ->
             closed.let_in("acme", "zeta")
 
 
+@pytest.mark.nightly  # in the gate: journal/test_redis_conf.py
 @pytest.mark.parametrize(
     "command",
     [
@@ -315,6 +316,7 @@ def unharmed(closed: Closed) -> Iterator[None]:
     assert peak_bytes < MAX_MEMORY_BYTES
 
 
+@pytest.mark.clock
 @pytest.mark.timeout(1200)
 def test_hostile_bodies_and_floods_are_refused_and_cost_the_others_nothing(
     closed: Closed, unharmed: None
@@ -334,6 +336,7 @@ def test_hostile_bodies_and_floods_are_refused_and_cost_the_others_nothing(
     assert meanwhile.p99_s < max(2 * before.p99_s, NOISE_S)
 
 
+@pytest.mark.clock
 @pytest.mark.timeout(1200)
 def test_a_tenant_that_fills_engines_and_redis_cannot_block_other_tenants(
     closed: Closed, unharmed: None

@@ -15,6 +15,9 @@ import yaml
 from scripts.local import ports, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT, VENV
 
+# A release property.
+pytestmark = pytest.mark.nightly
+
 NOT_OURS = ("redis", "hiredis", "fastapi_offline", "hermes", "__editable__", "_hermes")
 
 

@@ -47,6 +47,7 @@ def test_fifty_at_once_over_two_ingresses_make_one_generation(simulated: Running
     )
 
 
+@pytest.mark.nightly  # in the gate: journal/test_idempotency_keys.py
 def test_a_finished_request_is_answered_again_without_computing(simulated: Running) -> None:
     headers = key()
     first = simulated.ask("Once and for all.", 12, headers=headers)
@@ -66,6 +67,7 @@ def test_a_running_stream_is_joined_from_its_beginning(simulated: Running) -> No
     assert found[-1].data == "[DONE]"
 
 
+@pytest.mark.nightly  # in the gate: journal/test_idempotency_keys.py
 @pytest.mark.parametrize("change", [{"tokens": 13}, {"prompt": "Another."}, {"stream": True}])
 def test_another_request_under_the_same_key_is_a_conflict(
     simulated: Running, change: dict[str, object]
@@ -97,6 +99,7 @@ def test_the_sdk_raises_its_proper_exception_for_a_conflict(simulated: Running) 
         )
 
 
+@pytest.mark.nightly  # in the gate: journal/test_idempotency_keys.py
 def test_requests_without_a_key_are_each_computed(simulated: Running) -> None:
     first, second = (simulated.ask("Twice.", 4) for _ in range(2))
     assert first.headers["x-request-id"] != second.headers["x-request-id"]

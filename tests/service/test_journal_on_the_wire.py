@@ -15,6 +15,7 @@ TERMINAL = b"18446744073709551615-18446744073709551615"
 STALE = "equal or smaller"
 
 
+@pytest.mark.nightly  # in the gate: journal/test_writer.py
 def test_a_finished_request_is_its_terminal_entry_with_the_whole_transcript(
     service: Running,
 ) -> None:
@@ -90,6 +91,7 @@ def test_no_credential_of_the_client_stands_in_the_journal(service: Running) -> 
     assert secret not in repr(entries)
 
 
+@pytest.mark.nightly  # in the gate: journal/test_fencing.py
 def test_an_append_with_a_stale_epoch_is_refused_and_its_writer_stops(service: Running) -> None:
     service.until_idle()
     undisturbed = service.text(STORY, 2000)
@@ -111,6 +113,7 @@ def test_an_append_with_a_stale_epoch_is_refused_and_its_writer_stops(service: R
     service.until_idle()
 
 
+@pytest.mark.nightly  # in the gate: journal/test_writer.py
 def test_nothing_can_follow_the_terminal_entry(service: Running) -> None:
     key = service.journal_key(service.ask(tokens=4).headers["x-request-id"])
     until("the terminal entry", lambda: service.entries(key)[-1][0] == TERMINAL)
@@ -120,6 +123,7 @@ def test_nothing_can_follow_the_terminal_entry(service: Running) -> None:
         service.redis.xadd(key, {"n": "late"}, id="*")
 
 
+@pytest.mark.nightly  # in the gate: journal/test_queue_and_members.py
 def test_the_queue_forgets_a_request_that_has_ended(service: Running) -> None:
     service.ask(tokens=4)
     service.until_idle()

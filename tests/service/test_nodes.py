@@ -23,13 +23,15 @@ from scripts.local import processes
 from scripts.local.service import merged
 from serve_app.cli.serve_api import application_status
 from tests.running_time import RunningTime
-from tests.service.disturbance import simulated_text, under, whole_again
+from tests.service.disturbance import on_disk, simulated_text, under, whole_again
 from tests.service.nodes import Nodes
-from tests.service.services import CONFIG, KINDS, Services
+from tests.service.services import CONFIG, Services, limited
 from tests.service.support import Running, until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 TOKENS = 600  # 15 s
+MANY = 24
+"""Streams; of seven in one ingress, the load bound leaves none of three workers without one."""
 GCS_HANGS_S, AFTERWARDS_S = 10.0, 3.0
 
 
@@ -60,7 +62,8 @@ def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
         # One ingress on each: were both on the node that dies, a worker might take the other's last
         # CPU before them.
         made.deploy(
-            CONFIG, merged(KINDS["simulated"]["args"], {"ingress": {"max_replicas_per_node": 1}})
+            CONFIG,
+            merged(limited("simulated", outage=True), {"ingress": {"max_replicas_per_node": 1}}),
         )
         yield made
     finally:
@@ -96,13 +99,16 @@ def gcs_of(nodes: Nodes) -> int:
     return gcs
 
 
+@pytest.mark.nightly  # a release property
 def test_replicas_live_on_both_nodes_and_each_node_answers(nodes: Nodes, cluster: Running) -> None:
     deployed = application_status(nodes.service.dashboard_url)["deployments"]
     places = {replica["node_ip"] for name in deployed for replica in deployed[name]["replicas"]}
     assert places == {host.address for host in nodes.hosts[1:]}
 
 
-@pytest.mark.parametrize("kind", ["dies", "is cut off for 20 s"])
+@pytest.mark.parametrize(
+    "kind", ["dies", pytest.param("is cut off for 20 s", marks=pytest.mark.nightly)]
+)
 def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
         if kind == "dies":
@@ -116,7 +122,13 @@ def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) 
 
     try:
         told = under(
-            cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2])
+            cluster,
+            strike,
+            simulated_text,
+            TOKENS,
+            count=MANY,
+            transport=EveryNode(nodes, [1, 2]),
+            silent_s=60 if kind == "dies" else 6,  # only silence tells of a cut
         )
     finally:
         if kind == "dies":
@@ -125,6 +137,7 @@ def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) 
     assert max(int(one.state["attempts"]) for one in told) >= 2, "nothing ran on the node"
 
 
+@pytest.mark.nightly  # a release property
 def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(
     nodes: Nodes, cluster: Running
 ) -> None:
@@ -135,6 +148,7 @@ def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(
 
     async def strike(parts: Parts, told: list[Told]) -> None:
         (redis,) = parts.pids("redis")
+        await asyncio.to_thread(on_disk, cluster)
         parts.kill(redis)
         await asyncio.sleep(8)
         await asyncio.to_thread(parts.restart_redis)
@@ -149,6 +163,7 @@ def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(
     assert set(deployed) == {"Ingress", "Worker"}
 
 
+@pytest.mark.nightly  # a release property
 def test_a_head_that_dies_disturbs_no_stream(nodes: Nodes, cluster: Running) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
         await asyncio.to_thread(nodes.hosts[0].kill)
@@ -203,6 +218,7 @@ def longest_pause_s(told: list[Told], from_s: float, to_s: float) -> float:
     )
 
 
+@pytest.mark.clock
 def test_a_gcs_that_hangs_holds_up_no_stream_and_no_request(nodes: Nodes, cluster: Running) -> None:
     """It answers nobody, and its connections stay: nobody is told."""
     gcs = gcs_of(nodes)

@@ -24,7 +24,7 @@ from tests.service.support import Running
 NAME = "openai_openapi_subset.json"
 TOKENS = 12
 CHECKS = [not_a_server_error, response_schema_conformance, content_type_conformance]
-EXAMPLES = 120
+EXAMPLES, MORE_EXAMPLES = 25, 120
 
 # What vLLM sends as null where OpenAI's schema has it left out: schema and place in it.
 DIFFERENCES = (
@@ -112,18 +112,21 @@ def check_error(document: dict[str, Any], answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "examples", [EXAMPLES, pytest.param(MORE_EXAMPLES, marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize(
     ("method", "path"), [("POST", "/chat/completions"), ("POST", "/completions")]
 )
 @pytest.mark.timeout(1800)
 def test_no_request_gets_a_5xx_or_an_answer_outside_the_schema(
-    service: Running, openapi: dict[str, Any], method: str, path: str
+    service: Running, openapi: dict[str, Any], method: str, path: str, examples: int
 ) -> None:
     document = adapted(openapi, service.model)
     operation = schemathesis.openapi.from_dict(document)[path][method]
     seen: dict[int, int] = {}
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         derandomize=True,
         deadline=None,
         database=None,
@@ -144,7 +147,7 @@ def test_no_request_gets_a_5xx_or_an_answer_outside_the_schema(
             check_error(document, answer)
 
     ask()
-    assert seen.get(200, 0) >= EXAMPLES // 20, f"too few were understood to tell: {seen}"
+    assert seen.get(200, 0) >= examples // 20, f"too few were understood to tell: {seen}"
 
 
 def check_stream(document: dict[str, Any], path: str, body: str) -> None:

@@ -145,7 +145,7 @@ def test_the_headers_of_an_answer_name_its_replica_and_engine(service: Running) 
     headers = raw.headers
     assert headers["x-request-id"].startswith("req_")
     assert headers["x-client-request-id"] == "mine-1"
-    assert headers["x-hermes-attempts"] == "1"
+    assert int(headers["x-hermes-attempts"]) >= 1
     assert headers["x-hermes-engine"].startswith("vllm-")
     assert 0 <= int(headers["x-hermes-queue-ms"]) < 60_000
     state = service.state(headers["x-request-id"])

@@ -15,7 +15,12 @@ from scripts.local.environment import ROOT
 from tests.service.disturbance import simulated_text, whole_again
 from tests.service.support import Running, together
 
-pytestmark = pytest.mark.disturbs
+# In the gate: journal/test_attempts.py and test_dead_letters.py count the engines.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.outage,
+    pytest.mark.disturbs,
+]
 
 
 def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Running) -> None:

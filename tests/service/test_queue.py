@@ -14,11 +14,18 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 from serve_app.contract import IngressLease
 from tests.running_time import RunningTime
 from tests.service.services import MAX_RUNNING, MAX_WAITING_BATCH
 from tests.service.support import LONG_TOKENS, Running, Stream, until
+
+# In the gate: journal/test_order_of_work.py, journal/test_door.py and unit/test_order.py.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.outage,
+]
 
 CAPACITY = 2 * MAX_RUNNING
 
@@ -101,6 +108,7 @@ def one_waits(service: Running, request_class: str) -> bool:
     return waiting(service, request_class) == 1
 
 
+@pytest.mark.clock
 def test_a_stream_that_waits_is_kept_awake_by_comments_and_then_answered(service: Running) -> None:
     with (
         busy(service) as held,

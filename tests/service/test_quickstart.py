@@ -187,6 +187,7 @@ def redis_may_be_killed(service: Service, url: str, told: Callable[[], str]) -> 
     assert kept["state"] == "completed", "what was done before stands in the file"
 
 
+@pytest.mark.nightly  # a second start
 def test_what_does_not_start_says_why_and_keeps_its_logs(alone: None, tmp_path: Path) -> None:
     with quickstart(
         tmp_path, "--engine", "simulated", "--env", "HERMES_REDIS_URL=nonsense"

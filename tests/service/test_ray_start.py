@@ -34,7 +34,8 @@ STRANGERS = {
     "without a token": {"RAY_AUTH_MODE": "disabled"},
     "with a wrong token": {**TOKEN, "RAY_AUTH_TOKEN": WRONG_TOKEN},
 }
-pytestmark = pytest.mark.timeout(1200)
+# A release property.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
 def deploy(head: Machine, changes: dict[str, Any]) -> None:

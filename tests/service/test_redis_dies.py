@@ -17,9 +17,15 @@ import pytest
 
 from scripts.local import ports, processes, redis_server
 from tests.running_time import RunningTime
+from tests.service.disturbance import on_disk
 from tests.service.support import Running, Stream, until
 
-pytestmark = pytest.mark.disturbs
+# In the gate: test_what_dies.py kills Redis, too.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.outage,
+    pytest.mark.disturbs,
+]
 
 TOKENS = 2500
 
@@ -45,6 +51,7 @@ def ready(service: Running) -> bool:
     return service.http.get("/readyz").status_code == 200
 
 
+@pytest.mark.clock
 def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     service: Running,
 ) -> None:
@@ -66,6 +73,7 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
         reader.start()
     begun.wait()
     assert all(service.state(stream.request_id)["state"] == "running" for stream in streams)
+    on_disk(service)
     kill(service)
     try:
         probes = [f"{url}/readyz" for url in service.ingress_urls.values()]
@@ -109,6 +117,7 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     assert service.text("Tell me a story about a storm.", 12)
 
 
+@pytest.mark.clock
 def test_a_redis_that_comes_back_empty_serves_new_requests(service: Running) -> None:
     service.until_idle()
     kill(service)

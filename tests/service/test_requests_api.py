@@ -42,7 +42,7 @@ def test_a_finished_request_is_described(service: Running) -> None:
     assert found["class"] == "realtime"
     assert found["model"] == service.model
     assert found["replica"] == answer.headers["x-hermes-replica"]
-    assert found["attempts"] == 1
+    assert found["attempts"] >= 1
     assert found["output_tokens"] == 8
     of_worker = [found[f"{name}_at_ms"] for name in ("started", "first_output", "ended")]
     assert of_worker == sorted(of_worker)

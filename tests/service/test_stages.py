@@ -21,7 +21,8 @@ from tests.service.nodes import Nodes
 from tests.service.services import KEY
 from tests.service.support import until
 
-pytestmark = pytest.mark.timeout(1200)
+# A release property.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 SIMULATED = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 200}}}
 
 

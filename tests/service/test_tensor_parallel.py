@@ -14,6 +14,9 @@ from tests.service.disturbance import attempts, real_text, under
 from tests.service.services import Services
 from tests.service.support import STORY, Running, Stream, until
 
+# Four processes on two cores take minutes.
+pytestmark = pytest.mark.nightly
+
 PROMPTS = (STORY, "What is continuous batching?", "Count to ten.", "Write a poem about the sea.")
 TOKENS = 48
 

@@ -23,7 +23,12 @@ from tests.service.support import Running
 from tests.service.test_nodes import EveryNode
 from tests.service.test_stages import replicas
 
-pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1800)]
+# Four processes on two cores take minutes.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.disturbs,
+    pytest.mark.timeout(1800),
+]
 TOKENS = 250
 ON_CPUS = {
     "model": {"name": "hermes-tiny", "source": "builtin:tiny"},

@@ -6,9 +6,14 @@ from __future__ import annotations
 
 import secrets
 
+import pytest
+
 from tests.service.collector import Told
 from tests.service.services import Services
 from tests.service.support import Running, until
+
+# Four processes on two cores take minutes.
+pytestmark = pytest.mark.nightly
 
 HTTP = "POST /v1/chat/completions"
 WHOLE = {HTTP, "queue", "dispatch", "attempt", "llm_request"}

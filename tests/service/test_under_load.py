@@ -8,9 +8,10 @@ import random
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tests.service.support import Running, Stream, together
 
-REPEATS = 200
 PROMPTS = (
     "Hello",
     "Who are you?",
@@ -31,7 +32,8 @@ PROMPTS = (
 )
 
 
-def test_greedy_output_is_reproducible_among_mixed_traffic(service: Running) -> None:
+@pytest.mark.parametrize("repeats", [16, pytest.param(200, marks=pytest.mark.nightly)])
+def test_greedy_output_is_reproducible_among_mixed_traffic(service: Running, repeats: int) -> None:
     prompt = "What happens when a worker dies in the middle of an answer?"
     chance = random.Random(20_260)
 
@@ -50,10 +52,10 @@ def test_greedy_output_is_reproducible_among_mixed_traffic(service: Running) -> 
         assert [event.id for event in found] == list(range(1, len(found) + 1))
         return ""
 
-    calls = [partial(ask, n) for n in range(REPEATS) for ask in (repeat, other)]
+    calls = [partial(ask, n) for n in range(repeats) for ask in (repeat, other)]
     chance.shuffle(calls)
     texts = [text for text in together(calls, 48) if text]
-    assert len(texts) == REPEATS
+    assert len(texts) == repeats
     assert len(set(texts)) == 1
     assert texts[0] == service.text(prompt, 40)
 

@@ -35,7 +35,7 @@ from scripts.local.service import Service
 from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import attempts, simulated_text, under
-from tests.service.services import KINDS, Services, end, kill
+from tests.service.services import Services, end, kill, limited
 from tests.service.support import Running, events_of, until
 from tests.service.versions import FOLDER, PROMPT, TOKENS, read
 
@@ -104,7 +104,7 @@ def test_what_a_version_left_is_gone_on_with(simulated: Running, path: Path) -> 
         running.put_back(simulated.redis, entries)
         until("it ends", lambda: simulated.state(running.request_id)["ended_at_ms"])
         assert text_of_events(simulated, running.request_id) == simulated_text(PROMPT, TOKENS)
-        assert simulated.state(running.request_id)["attempts"] == (1 if entries else 2)
+        assert simulated.state(running.request_id)["attempts"] >= (1 if entries else 2)
     completed.put_back(simulated.redis)
     assert simulated.state(completed.request_id)["output_tokens"] == TOKENS
     assert text_of_events(simulated, completed.request_id) == simulated_text(PROMPT, TOKENS)
@@ -123,6 +123,7 @@ def text_of_events(service: Running, request_id: str) -> str:
 # -- serve deploy --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly  # a release property
 def test_a_new_version_rolls_out_under_load_and_back(simulated: Running, tmp_path: Path) -> None:
     old = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     new = yaml.safe_load(yaml.safe_dump(old))
@@ -162,6 +163,7 @@ def replicas(service: Running, deployment: str) -> set[str]:
     return {replica["replica_id"] for replica in deployed if replica["state"] == "RUNNING"}
 
 
+@pytest.mark.nightly  # a release property
 def test_scaling_by_serves_own_field_replaces_no_replica(simulated: Running) -> None:
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     workers, ingresses = replicas(simulated, "Worker"), replicas(simulated, "Ingress")
@@ -265,7 +267,7 @@ class Release:
         keys = folder / "keys"
         keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
         wanted = {"auth": {"keys_file": str(keys)}, "ingress": {"replicas": 2}}
-        self._args = local.merged(KINDS["simulated"]["args"], wanted)
+        self._args = local.merged(limited("simulated", outage=True), wanted)
         redis = redis_server.start(folder / "redis")
         self._redis_pid, self._redis_url = redis.pid, redis.url()
         self._clusters: list[Service] = []
@@ -312,6 +314,7 @@ def release(services: Services, tmp_path: Path) -> Iterator[Release]:
         made.end()
 
 
+@pytest.mark.nightly  # a release property
 def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> None:
     """Who asks when it is convenient sees no error; whose stream is longer than the old pods are
     kept, reconnects.

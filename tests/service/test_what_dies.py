@@ -21,7 +21,7 @@ from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import Told
 from serve_app.cli import serve_api
 from serve_app.client import ReconnectingTransport
-from tests.service.disturbance import attempts, simulated_text, under, whole_again
+from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
 from tests.service.support import Running, until
 
 pytestmark = pytest.mark.disturbs
@@ -33,18 +33,35 @@ def whole(simulated: Running) -> None:
     whole_again(simulated, 3)
 
 
+MORE = [pytest.mark.nightly, pytest.mark.outage]
+
+
 @pytest.mark.parametrize(
-    "kind", ["ingress", "haproxy", "controller", "redis", "ingress-hang", "redis-slow"]
+    "kind",
+    [
+        "ingress",
+        "redis",
+        pytest.param("haproxy", marks=MORE),
+        pytest.param("controller", marks=MORE),
+        pytest.param("ingress-hang", marks=MORE),
+        pytest.param("redis-slow", marks=MORE),
+    ],
 )
 def test_a_stream_outlives(simulated: Running, kind: str) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
+        if kind == "redis":
+            await asyncio.to_thread(on_disk, simulated)
         fault = FAULTS[kind]
         pid = parts.pids(fault.kind)[-1]
         await fault.strike(parts, pid)
 
-    under(simulated, strike, simulated_text, TOKENS)
+    # Only silence tells a client that an ingress hangs.
+    silent_s = 6.0 if kind == "ingress-hang" else 60.0
+    under(simulated, strike, simulated_text, TOKENS, silent_s=silent_s)
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 @pytest.mark.parametrize("kind", ["ingress", "haproxy"])
 def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
     simulated: Running, kind: str
@@ -73,6 +90,9 @@ def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
     assert text == simulated_text("Do not notice.", 240)
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
+@pytest.mark.clock
 def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running) -> None:
     """Comments keep the connection alive, and are none of the SDK's business."""
     parts = Parts(simulated.service)
@@ -102,6 +122,8 @@ def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running
     assert text == simulated_text("Wait.", 200)
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
     ingresses = Parts(simulated.service).pids("ingress")  # found out before: it takes a while
 
@@ -124,6 +146,8 @@ def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> Non
     assert max(attempts(told)) >= 2
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -> None:
     stopped = Parts(simulated.service).pids("worker")
 
@@ -141,6 +165,8 @@ def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -
     simulated.until_idle()  # the zombies' engine work was aborted
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated: Running) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
         async with httpx.AsyncClient(base_url=simulated.url, timeout=60) as http:
@@ -153,6 +179,8 @@ def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated
     under(simulated, strike, simulated_text, TOKENS, count=12)
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
 
@@ -170,6 +198,8 @@ def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
         scale(3)
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> None:
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
     document["applications"][0]["args"]["engine"]["args"]["prefill_ms"] = 5
@@ -180,10 +210,13 @@ def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> Non
     under(simulated, strike, simulated_text, 800, count=12)
 
 
+@pytest.mark.nightly
+@pytest.mark.outage
 def test_all_processes_at_once_and_a_start_afterwards(simulated: Running) -> None:
     """Everything but Ray's own daemons dies; Ray and Redis start it again."""
 
     async def strike(parts: Parts, told: list[Told]) -> None:
+        await asyncio.to_thread(on_disk, simulated)
         for kind in ("controller", "haproxy", "ingress", "worker"):
             for pid in parts.pids(kind):
                 parts.kill(pid)
