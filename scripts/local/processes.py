@@ -13,8 +13,11 @@ from pathlib import Path
 
 import psutil
 
+RUN = "HERMES_RUN"
+"""The variable with the number of the run of tests. It goes on to whatever the run starts."""
+
 # A name followed by "(deleted)" no longer exists.
-_SHARED = re.compile(r"/dev/shm/((?:psm_|nccl-)\S+)$", re.MULTILINE)
+_SHARED = re.compile(r"/dev/shm/((?:psm_|sem\.mp-|vllm_dist_|nccl-)\S+)$", re.MULTILINE)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -27,7 +30,7 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str], cwd
             stdout=out,
             stderr=out,
             stdin=subprocess.DEVNULL,
-            env=dict(environment),
+            env={**environment, **({RUN: os.environ[RUN]} if RUN in os.environ else {})},
             cwd=cwd,
             start_new_session=True,
         )
@@ -67,8 +70,8 @@ def marked(variable: str, value: str) -> list[int]:
 
 def shared_memory(pids: Iterable[int]) -> set[str]:
     """Names of the shared memory that these processes have mapped and that Python's
-    `multiprocessing` (`psm_`) or NCCL created. psutil is not used, because it makes the kernel add
-    up every mapping while the process waits.
+    `multiprocessing` (`psm_`, `sem.mp-`), vLLM or NCCL created. psutil is not used, because it
+    makes the kernel add up every mapping while the process waits.
     """
     found: set[str] = set()
     for pid in pids:
