@@ -1,0 +1,277 @@
+"""Makes small defects in a copy of the working tree, one at a time, and runs the tests that the
+gate has for that place: they must fail. The defects are in `scripts/mutants.toml`.
+
+A defect that only a real engine or a real service shows is declared with its `tier`. It is left
+out, unless it is named or `--all` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = ROOT / "scripts" / "mutants.toml"
+GATE = ("-m", "not clock and not nightly", "-x", "-q", "-p", "no:cacheprovider")
+_LIMIT_S = {"": 240.0, "engine": 600.0, "service": 900.0}
+"""By tier. A test that hangs longer has found its defect."""
+_ENDS_WITHIN_S = 30.0
+_FAILED, _NOTHING_FAILED = 1, 0
+_FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+class SourceMoved(Exception):
+    """A defect cannot be made, because its text is not in the file exactly once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One defect: `old` becomes `new` in a file.
+
+    Args:
+        tests: files of tests, and `-k` expressions behind `-k`.
+        tier: the folder of the gate's tests that find it, if starting what they need takes minutes.
+        note: why no faster test finds it.
+    """
+
+    name: str
+    area: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    tier: str = ""
+    note: str = ""
+
+    def source(self, root: Path) -> str:
+        """The file with the defect.
+
+        Raises:
+            SourceMoved: `old` is not there exactly once.
+        """
+        text = (root / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise SourceMoved(
+                f"mutant {self.name}: its old text is {text.count(self.old)} times in {self.file}, "
+                "and must be there once: correct scripts/mutants.toml"
+            )
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the tests made of a defect. `what`: the first failure, or why it is not found."""
+
+    mutant: Mutant
+    found: bool
+    what: str
+    seconds: float
+
+    def line(self) -> str:
+        """A row of the table."""
+        return row(self.mutant, f"{self.seconds:.1f}", self.what)
+
+
+def row(mutant: Mutant, seconds: str, what: str) -> str:
+    """A row of the table."""
+    return f"{mutant.name:38} {mutant.area:13} {seconds:>7}  {what}"
+
+
+def read_mutants() -> list[Mutant]:
+    """All defects, each with a name of its own and tests that exist.
+
+    Raises:
+        SourceMoved: one cannot be made, or its tests are gone.
+    """
+    found = [
+        Mutant(name=name, **{**fields, "tests": tuple(fields["tests"])})
+        for name, fields in tomllib.loads(LIST.read_text()).items()
+    ]
+    for mutant in found:
+        mutant.source(ROOT)
+        for path in (one for one in mutant.tests if one.startswith("tests/")):
+            if not (ROOT / path).exists():
+                raise SourceMoved(f"mutant {mutant.name}: {path} does not exist")
+    return found
+
+
+class Copy:
+    """A copy of the working tree, whose code is what its tests import."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+        listed = subprocess.run(
+            ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        (folder / ".venv").symlink_to(ROOT / ".venv")
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONSTARTUP"},
+            "PYTHONPATH": str(folder),
+            "HERMES_DATA": os.environ.get("HERMES_DATA", str(ROOT / ".hermes" / "data")),
+        }
+        self._check_imports()
+
+    def _check_imports(self) -> None:
+        question = "import serve_app, workers; print(serve_app.__file__, workers.__file__)"
+        answer = subprocess.run(
+            (sys.executable, "-c", question),
+            cwd=self.root,
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        if not all(Path(path).is_relative_to(self.root) for path in answer.split()):
+            raise SystemExit(f"the copy's tests would import {answer.strip()}, not the copy's code")
+
+    @contextmanager
+    def with_defect(self, mutant: Mutant) -> Iterator[None]:
+        """The copy has this defect while the block runs."""
+        file = self.root / mutant.file
+        original, times = file.read_bytes(), file.stat()
+        file.write_text(mutant.source(self.root))
+        try:
+            yield
+        finally:  # with the time of the original, to which its byte code belongs
+            file.write_bytes(original)
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def run(self, tests: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+        """Run tests. Returns pytest's exit status, None if they hung, and what they printed."""
+        with tempfile.TemporaryFile("w+") as printed:
+            pytest = subprocess.Popen(
+                (sys.executable, "-m", "pytest", *GATE, *tests),
+                cwd=self.root,
+                env=self._environment,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            status: int | None = None
+            try:
+                status = pytest.wait(limit_s)
+            except subprocess.TimeoutExpired:  # USR1: pytest ends what it started
+                pytest.send_signal(signal.SIGUSR1)
+                with suppress(subprocess.TimeoutExpired):
+                    pytest.wait(_ENDS_WITHIN_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(pytest.pid, signal.SIGKILL)
+                pytest.wait()
+            printed.seek(0)
+            return status, printed.read()
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        """Run a defect's tests with it."""
+        began_s = time.monotonic()
+        with self.with_defect(mutant):
+            status, printed = self.run(mutant.tests, _LIMIT_S[mutant.tier])
+        first = _FIRST_FAILURE.search(printed)
+        if status is None:
+            found, what = True, "(the tests hung)"
+        elif status == _NOTHING_FAILED:
+            found, what = False, "SURVIVED"
+        elif status == _FAILED and first is not None:
+            found, what = True, first[1]
+        else:  # what no test can import is no defect that a test finds
+            found, what = False, f"BROKEN: pytest ended with {status}"
+            print(printed, file=sys.stderr)
+        return Verdict(mutant, found, what, time.monotonic() - began_s)
+
+
+def judge_all(mutants: Sequence[Mutant], jobs: int) -> list[Verdict]:
+    """Judge every mutant, `jobs` at a time, each in a copy of its own; prints the rows."""
+    with tempfile.TemporaryDirectory(prefix="hermes-mutants-") as folder:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        for number in range(jobs):
+            copies.put(Copy(Path(folder).resolve() / str(number)))
+        _check_without_defect(copies, mutants)
+
+        def judge(mutant: Mutant) -> Verdict:
+            copy = copies.get()
+            try:
+                verdict = copy.judge(mutant)
+            finally:
+                copies.put(copy)
+            print(verdict.line(), flush=True)
+            return verdict
+
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(judge, mutants))
+
+
+def _check_without_defect(copies: SimpleQueue[Copy], mutants: Sequence[Mutant]) -> None:
+    """A test that fails anyway finds nothing."""
+    copy = copies.get()
+    for tests in dict.fromkeys(mutant.tests for mutant in mutants if "-k" in mutant.tests):
+        _passes(copy, tests)
+    whole = (mutant.tests for mutant in mutants if "-k" not in mutant.tests)
+    if files := tuple(dict.fromkeys(path for tests in whole for path in tests)):
+        _passes(copy, files)
+    copies.put(copy)
+
+
+def _passes(copy: Copy, tests: Sequence[str]) -> None:
+    status, printed = copy.run(tests, limit_s=3_600)
+    if status != _NOTHING_FAILED:
+        raise SystemExit(f"{' '.join(tests)}: failed without any defect:\n{printed}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command; its exit status is 1 if a defect survived."""
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these defects")
+    parser.add_argument("--list", action="store_true", help="show the defects, and run nothing")
+    parser.add_argument("--area", help="only the defects of one area")
+    parser.add_argument("--all", action="store_true", help="also those of other tiers")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="how many at a time")
+    asked = parser.parse_args(words)
+    mutants = read_mutants()
+    if unknown := set(asked.names) - {mutant.name for mutant in mutants}:
+        parser.error(f"no such mutants: {', '.join(sorted(unknown))}")
+    chosen = [
+        mutant
+        for mutant in mutants
+        if asked.area in (None, mutant.area) and (not asked.names or mutant.name in asked.names)
+    ]
+    now = [mutant for mutant in chosen if asked.names or asked.all or not mutant.tier]
+    if asked.list:
+        for mutant in chosen:
+            print(row(mutant, mutant.tier, mutant.file))
+        return 0
+    verdicts = judge_all(now, asked.jobs) if now else []
+    for mutant in chosen:
+        if mutant not in now:
+            print(row(mutant, "-", f"left out: {mutant.tests[0]} finds it. {mutant.note}"))
+    found = sum(verdict.found for verdict in verdicts)
+    print(f"{found} of {len(verdicts)} found")
+    return 0 if found == len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except SourceMoved as moved:
+        sys.exit(str(moved))
