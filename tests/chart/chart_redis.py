@@ -33,8 +33,7 @@ class ChartRedis:
             (folder / place).mkdir(parents=True)
         for name, text in config.items():
             (folder / "etc" / name).write_text(self._below(text))
-        with (folder / "etc" / "redis.conf").open("a") as file:
-            file.write(lines)
+        self.configure(lines)
         (container,) = one(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
         self._container = container
         self._environment = {
@@ -59,6 +58,11 @@ class ChartRedis:
     def client(self) -> Any:
         """The service's user."""
         return Redis.from_url(self.url, protocol=2)
+
+    def configure(self, lines: str) -> None:
+        """Appends lines to redis.conf, for the next start of redis-server."""
+        with (self._folder / "etc" / "redis.conf").open("a") as file:
+            file.write(lines)
 
     def start(self) -> None:
         """Start the script; returns before Redis answers. A file that is too large (`prlimit`) ends

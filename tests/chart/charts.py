@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +48,7 @@ EVERYTHING: Document = {
 """Values that enable every optional part."""
 
 
-class Loader(yaml.SafeLoader):
+class Loader(yaml.CSafeLoader):
     """Refuses duplicate keys, as Kubernetes does and YAML parsers do not."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -91,11 +92,21 @@ def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
 
 
 def documents(values: Document, name: str = "hermes") -> list[Document]:
-    """Every object of a release."""
+    """Every object of a release; each set of values is read once, and each caller may change what
+    it gets.
+    """
+    found: list[Document] = pickle.loads(_documents(json.dumps(values, sort_keys=True), name))
+    return found
+
+
+@functools.cache
+def _documents(values: str, name: str) -> bytes:
     texts = [
-        text for path, text in rendered(values, name).items() if not path.endswith("NOTES.txt")
+        text
+        for path, text in _rendered(values, name, "prod").items()
+        if not path.endswith("NOTES.txt")
     ]
-    return [document for text in texts for document in yaml.load_all(text, Loader) if document]
+    return pickle.dumps([item for text in texts for item in yaml.load_all(text, Loader) if item])
 
 
 def one(objects: list[Document], kind: str, name: str = "") -> Document:

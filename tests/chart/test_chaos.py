@@ -20,6 +20,9 @@ from scripts.local.environment import ROOT
 from tests.chart import kinds
 from tests.chart.charts import CHART, Document, Loader, documents, merged, one, stage_values
 from tests.chart.test_network import ALL, reaches
+from tests.tables import each
+
+pytestmark = pytest.mark.nightly  # it concerns a tool
 
 DEFAULTS = yaml.load((CHART / "values.yaml").read_text(), Loader)
 RELEASE = Release(
@@ -30,7 +33,7 @@ CLIENT = manifests.client(RELEASE, "abc123", 0, 300, "auto", 600)
 CREATED = [manifests.code(RELEASE, "abc123", CODE), CLIENT, manifests.cut_policy(RELEASE, "abc123")]
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@each("version", ["1.29", "1.37"])
 def test_everything_that_a_run_creates_is_valid(version: str) -> None:
     assert [kinds.errors(item, version) for item in CREATED] == [[], [], []]
 

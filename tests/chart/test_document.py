@@ -18,9 +18,11 @@ from tests.chart.charts import (
     documents,
     merged,
     rendered,
-    stage_values,
 )
 from tests.chart.test_objects import HA
+from tests.tables import each
+
+pytestmark = pytest.mark.nightly  # it concerns a document
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
@@ -49,7 +51,7 @@ def values_of(words: list[str]) -> Document:
     return values
 
 
-@pytest.mark.parametrize("words", INSTALLS, ids=lambda words: words[5])
+@each("words", INSTALLS)
 def test_every_installation_that_it_shows_renders(words: list[str]) -> None:
     assert len(INSTALLS) == 3
     assert any(item["kind"] == "RayService" for item in documents(values_of(words)))
@@ -80,48 +82,3 @@ def test_every_value_that_it_names_exists() -> None:
         for part in path.split("."):
             assert part in node, path
             node = node[part]
-
-
-def test_the_notes_name_every_secret() -> None:
-    notes = rendered(
-        merged(stage_values("multi-gpu"), {"hub": {"access": True, "existingSecret": "hub"}})
-    )["hermes-serve/templates/NOTES.txt"]
-    for line in (
-        "hermes-keys: keys, test-key",
-        "hermes-redis: password, ray-password",
-        "hub: token",
-    ):
-        assert line in notes
-    assert "WARNING" not in notes
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"auth": {"enabled": False}}, "WARNING: auth.enabled is false."),
-        (
-            {"networkPolicy": {"enabled": False}},
-            "WARNING: networkPolicy.enabled is false. Every pod",
-        ),
-        (
-            {"networkPolicy": {"enabled": False}, "rayAuth": {"enabled": False}},
-            "Ray runs whatever code it is sent",
-        ),
-        (
-            {"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}}},
-            "get endpointslices",
-        ),
-    ],
-)
-def test_the_notes_warn_of_what_stands_open(changes: Document, sentence: str) -> None:
-    assert sentence in rendered(merged(NAMED, changes))["hermes-serve/templates/NOTES.txt"]
-    assert sentence not in rendered(NAMED)["hermes-serve/templates/NOTES.txt"]
-
-
-@pytest.mark.parametrize("ha", [False, True])
-def test_the_notes_are_sections_with_a_blank_line_between(ha: bool) -> None:
-    values = yaml.safe_load((CHART / "values-ha.yaml").read_text()) if ha else {}
-    notes = rendered(merged(NAMED, values))["hermes-serve/templates/NOTES.txt"]
-    assert "\n\nWatch it start" in notes
-    assert ("\n\nRedis is a release of its own" in notes) is ha
-    assert "\n\n\n" not in notes

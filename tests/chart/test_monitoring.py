@@ -22,6 +22,7 @@ from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import queue_gauges
 from serve_app.observability.order_metrics import OrderTelemetry
 from tests.chart.charts import CHART, EVERYTHING, NAMED, ROOT, documents, merged, one, program
+from tests.tables import each
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 
@@ -83,7 +84,7 @@ def exported_by(package: str, folder: str, pattern: str) -> set[str]:
     return {name for file in files for name in re.findall(pattern, file.read_text())}
 
 
-@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=lambda text: text[:40])
+@each("where, expression", EXPRESSIONS)
 def test_every_metric_is_one_that_is_exported(where: str, expression: str) -> None:
     names = set(re.findall(r"\b(?:hermes|ray|redis)_\w+|\bvllm:\w+", expression))
     assert names, "an expression about nothing of ours"
@@ -96,7 +97,7 @@ def test_every_metric_is_one_that_is_exported(where: str, expression: str) -> No
         assert name in known or name in of_ray or {name, bare, histogram} & of_vllm, name
 
 
-@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=lambda text: text[:40])
+@each("where, expression", EXPRESSIONS)
 def test_every_label_is_one_that_the_metric_has(where: str, expression: str) -> None:
     metrics = own_metrics()
     for name, selector in re.findall(r"\b(hermes_\w+)(?:\{([^}]*)\})?", expression):
@@ -131,6 +132,7 @@ def test_every_alert_leads_to_a_chapter_of_the_runbook() -> None:
         ]
 
 
+@pytest.mark.nightly  # it concerns a document
 def test_every_metric_and_what_to_do_about_an_alert_stands_in_the_operators_page() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     of_histograms = ("_bucket", "_count", "_sum", "_created")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.chart.charts import (
     EVERYTHING,
     Document,
@@ -15,6 +13,7 @@ from tests.chart.charts import (
 )
 from tests.chart.test_objects import EXTERNAL
 from tests.chart.test_references import matches
+from tests.tables import each
 
 ALL = merged(stage_values("multi-node"), EVERYTHING)
 
@@ -68,15 +67,15 @@ def _peer(peer: Document, who: str, pods: dict[str, Document]) -> bool:
     )
 
 
-@pytest.mark.parametrize("pod", ["head", "ingress", "engine", "redis", "test", "uninstall"])
+@each("pod", ["head", "ingress", "engine", "redis", "test", "uninstall"])
 def test_every_pod_is_cut_off_unless_a_rule_says_otherwise(pod: str) -> None:
     objects = documents(ALL)
     assert not reaches(objects, "ns/elsewhere", pod, 8000)
     assert not reaches(objects, "ns/elsewhere", pod, 6379)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "port", "may"),
+@each(
+    "source, target, port, may",
     [
         ("engine", "redis", 6379, True),
         ("ingress", "redis", 6379, True),
@@ -154,7 +153,7 @@ def test_the_uninstall_job_reaches_the_kubernetes_api_and_nothing_else() -> None
     ]
 
 
-@pytest.mark.parametrize("policy", ["hermes-ray", "hermes-test"])
+@each("policy", ["hermes-ray", "hermes-test"])
 def test_dns_is_asked_on_the_ports_where_its_pods_listen(policy: str) -> None:
     values = merged(stage_values("multi-gpu"), {"networkPolicy": {"dnsPorts": [53, 5353]}})
     asked = [
@@ -165,9 +164,7 @@ def test_dns_is_asked_on_the_ports_where_its_pods_listen(policy: str) -> None:
     assert asked == [[("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)]]
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "port"), [("http://otel:4318/v1/traces", 4318), ("https://otel/v1/traces", 443)]
-)
+@each("endpoint, port", [("http://otel:4318/v1/traces", 4318), ("https://otel/v1/traces", 443)])
 def test_traces_may_only_leave_for_the_collector(endpoint: str, port: int) -> None:
     collector = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}

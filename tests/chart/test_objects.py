@@ -5,6 +5,7 @@ by their CRDs.
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from tests.chart.charts import (
     pod_templates,
     stage_values,
 )
+from tests.tables import each
 
 VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 GATEWAY: Document = {
@@ -58,33 +60,50 @@ VARIANTS = {
     "three Redis": HA,
     "a page for each process": merged(EVERYTHING, PAGES),
 }
+EVERY = [(stage, variant) for stage in STAGES for variant in VARIANTS]
 NO_CRD_AT_HAND = {"HTTPRoute"}
+
+
+def release(stage: str, variant: str) -> list[Document]:
+    """The objects of one of `EVERY`."""
+    return documents(merged(stage_values(stage), VARIANTS[variant]))
 
 
 def of_kind(stage: str, variant: str) -> tuple[list[Document], list[Document]]:
     """Kubernetes' own objects, and the custom ones."""
-    objects = documents(merged(stage_values(stage), VARIANTS[variant]))
+    objects = release(stage, variant)
     custom = [item for item in objects if item["kind"] in crds.FILES]
     own = [item for item in objects if item["kind"] not in (*crds.FILES, *NO_CRD_AT_HAND)]
     return own, custom
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_object_is_valid_in_every_version_of_kubernetes(stage: str, version: str) -> None:
-    for variant in VARIANTS:
-        for document in of_kind(stage, variant)[0]:
-            assert kinds.errors(document, version) == [], document["kind"]
+@each("version, stage, variant", itertools.product((VERSIONS[0], VERSIONS[-1]), STAGES, VARIANTS))
+def test_every_object_is_valid_in_the_oldest_and_the_newest_kubernetes(
+    version: str, stage: str, variant: str
+) -> None:
+    is_valid_in(version, stage, variant)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.nightly  # the gate has the oldest and the newest
+@each("version, stage, variant", itertools.product(VERSIONS[1:-1], STAGES, VARIANTS))
+def test_every_object_is_valid_in_the_versions_of_kubernetes_between(
+    version: str, stage: str, variant: str
+) -> None:
+    is_valid_in(version, stage, variant)
+
+
+def is_valid_in(version: str, stage: str, variant: str) -> None:
+    for document in of_kind(stage, variant)[0]:
+        assert kinds.errors(document, version) == [], document["kind"]
+
+
+@each("stage, variant", EVERY)
 def test_every_custom_object_is_valid_by_its_crd(stage: str, variant: str) -> None:
     for document in of_kind(stage, variant)[1]:
         assert crds.errors(document) == [], document["kind"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_the_pods_that_kuberay_makes_are_valid_pods(stage: str) -> None:
     cluster = one(documents(stage_values(stage)), "RayService")["spec"]["rayClusterConfig"]
     templates = [

@@ -7,7 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import ray
 import yaml
 from ray._private import ray_constants
@@ -24,7 +23,8 @@ from tests.chart.charts import (
     pod_templates,
     stage_values,
 )
-from tests.chart.test_objects import EXTERNAL, TLS, VARIANTS
+from tests.chart.test_objects import EVERY, EXTERNAL, TLS, release
+from tests.tables import each
 
 AGENTS = ("dashboard-agent-grpc", "runtime-env-agent")
 
@@ -48,10 +48,9 @@ def environment(template: Document) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage, variant", EVERY)
 def test_the_operator_would_take_it(stage: str, variant: str) -> None:
-    service = one(documents(merged(stage_values(stage), VARIANTS[variant])), "RayService")
+    service = one(release(stage, variant), "RayService")
     assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
     assert service["spec"]["upgradeStrategy"]["type"] in (
         "NewCluster",
@@ -88,8 +87,8 @@ def test_the_operator_would_take_it(stage: str, variant: str) -> None:
     }.items() <= ports.items()
 
 
-@pytest.mark.parametrize(
-    ("changes", "pods", "gpus"),
+@each(
+    "changes, pods, gpus",
     [
         ({}, (1, 1), "1"),
         ({"settings": {"workers": {"replicas": 3}}, "engines": {"gpus": 2}}, (2, 2), "2"),
@@ -148,8 +147,14 @@ def test_no_replica_runs_on_the_head_and_no_client_depends_on_it() -> None:
     assert spec["excludeHeadPodFromServeSvc"] is True
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize(("section", "pods"), [("ingress", "ingress"), ("workers", "engines")])
+@each(
+    "stage, section, pods",
+    [
+        (stage, *pair)
+        for stage in STAGES
+        for pair in (("ingress", "ingress"), ("workers", "engines"))
+    ],
+)
 def test_replicas_run_on_their_own_pods_and_take_no_place_of_others(
     stage: str, section: str, pods: str
 ) -> None:
@@ -166,14 +171,14 @@ def test_replicas_run_on_their_own_pods_and_take_no_place_of_others(
     assert holders == {pods}
 
 
-@pytest.mark.parametrize(("pods", "kind"), [("ingress", "ingress"), ("engines", "engine")])
+@each("pods, kind", [("ingress", "ingress"), ("engines", "engine")])
 def test_kuberay_and_the_autoscaler_can_read_what_a_pod_offers(pods: str, kind: str) -> None:
     offered = groups(NAMED)[pods]["rayStartParams"]["resources"]
     assert json.loads(offered.strip("'\"` ")) == {kind: 1}, "KubeRay's way"
     assert json.loads(offered[1:-1].replace("\\", "")) == {kind: 1}, "the autoscaler's way"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_ray_counts_no_gpu_that_a_pod_does_not_own(stage: str) -> None:
     objects = documents(stage_values(stage))
     cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
@@ -364,7 +369,7 @@ def test_the_environment_of_the_values_wins() -> None:
     assert (found["RAY_DEDUP_LOGS"], found["X"]) == ("1", "y")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_no_raylet_waits_for_its_agents(stage: str) -> None:
     """It does, for 15 s, for each port that nobody has chosen. KubeRay chooses metrics-export-port
     and Ray dashboard-agent-listen-port.

@@ -12,6 +12,7 @@ import pytest
 
 from scripts.local.environment import ROOT
 from tests.chart.charts import CHART, NAMED, Document, documents, merged, one, pod_templates
+from tests.tables import each
 
 USERS = CHART / "files" / "redis-users.sh"
 START = CHART / "files" / "redis-start.sh"
@@ -82,7 +83,7 @@ def test_without_an_exporter_there_is_no_user_for_it(tmp_path: Path) -> None:
     assert "metrics" not in users(tmp_path, HERMES_NAMESPACE="prod", **given)
 
 
-@pytest.mark.parametrize("missing", ["HERMES_PASSWORD", "RAY_PASSWORD", "HERMES_NAMESPACE"])
+@each("missing", ["HERMES_PASSWORD", "RAY_PASSWORD", "HERMES_NAMESPACE"])
 def test_there_are_no_users_without_their_passwords(tmp_path: Path, missing: str) -> None:
     given = {"HERMES_NAMESPACE": "prod", **PASSWORDS}
     del given[missing]
@@ -110,7 +111,7 @@ def test_a_redis_that_is_back_before_its_probes_is_reached_at_once() -> None:
     assert len(pod["tolerations"]) == 2
 
 
-@pytest.mark.parametrize("path", ["head", "redis"])
+@each("path", ["head", "redis"])
 def test_a_section_that_is_left_empty_in_a_values_file_is_as_none(path: str) -> None:
     """`scheduling:` with nothing below it, in YAML."""
     empty: Document = {"scheduling": None}

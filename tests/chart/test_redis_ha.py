@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from scripts.local.environment import ROOT
@@ -17,6 +16,7 @@ from tests.chart.charts import NAMED, Document, documents, merged, one, pod_temp
 from tests.chart.test_objects import HA
 from tests.chart.test_redis import USERS, config_of, users
 from tests.chart.test_refusals import refusal
+from tests.tables import each
 
 VALUES: Any = yaml.safe_load((ROOT / "helm" / "redis-ha.yaml").read_text())
 OBJECTS = documents(merged(NAMED, HA))
@@ -170,6 +170,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
 }
 
 
-@pytest.mark.parametrize(("changes", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_work_is_refused(changes: Document, sentence: str) -> None:
+@each("what", REFUSED)
+def test_what_cannot_work_is_refused(what: str) -> None:
+    changes, sentence = REFUSED[what]
     assert sentence in refusal(merged(NAMED, changes))

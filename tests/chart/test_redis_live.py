@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.retry import Retry
 
 from scripts.local import processes, redis_server
 from tests.chart.charts import CHART
+from tests.tables import each
 
 PASSWORDS = {"hermes": "h", "ray": "r", "metrics": "m", "probe": "anything"}
 
@@ -46,7 +49,7 @@ def test_every_user_can_do_its_work(port: int) -> None:
     hermes.zadd("prod:workers", {"w": 1})
     hermes.publish("prod:w:1", "x")
     hermes.time()
-    with hermes.lock("prod:suspect", timeout=1):
+    with hermes.lock("prod:suspect", timeout=60):
         pass
     with hermes.pipeline(transaction=True) as pipeline:
         pipeline.watch("prod:j:1")  # type: ignore[no-untyped-call]
@@ -75,7 +78,7 @@ REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@each("what", REFUSED)
 def test_no_user_can_do_anothers(port: int, what: str) -> None:
     name, command = REFUSED[what]
     with pytest.raises(NoPermissionError):
@@ -84,4 +87,4 @@ def test_no_user_can_do_anothers(port: int, what: str) -> None:
 
 def test_a_login_without_a_password_is_rejected(port: int) -> None:
     with pytest.raises(AuthenticationError):
-        Redis(port=port, protocol=2).ping()
+        Redis(port=port, protocol=2, retry=Retry(NoBackoff(), 0)).ping()

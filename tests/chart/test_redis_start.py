@@ -6,8 +6,7 @@ import os
 import resource
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,25 +14,16 @@ from redis.exceptions import RedisError
 
 from scripts.local import processes
 from tests.chart.chart_redis import ChartRedis
-
-PATIENCE_S = 120.0
+from tests.waiting import until
 
 
 @pytest.fixture
-def redis(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ChartRedis]:
-    """Not started yet; with lines of configuration as the parameter."""
-    made = ChartRedis(tmp_path / "redis", getattr(request, "param", ""))
+def redis(tmp_path: Path) -> Iterator[ChartRedis]:
+    """Not started yet."""
+    made = ChartRedis(tmp_path / "redis")
     yield made
     if made.pid:
         processes.end(made.pid)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition holds that nothing announces."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def answers(redis: ChartRedis) -> bool:
@@ -44,70 +34,74 @@ def answers(redis: ChartRedis) -> bool:
         return False
 
 
+def is_up(redis: ChartRedis) -> None:
+    until("Redis answers", lambda: answers(redis))
+
+
+def is_killed_and_back(redis: ChartRedis) -> None:
+    server = redis.server()
+    os.kill(server, signal.SIGKILL)
+    until("another process", lambda: redis.server() not in (0, server) and answers(redis))
+
+
 def ended(redis: ChartRedis) -> int:
     """The script's exit status."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (found := os.waitpid(redis.pid, os.WNOHANG)) == (0, 0):
-        assert time.monotonic() < deadline, redis.log.read_text()
-        time.sleep(0.01)
+
+    def collected() -> tuple[int, int] | None:
+        found = os.waitpid(redis.pid, os.WNOHANG)
+        return None if found == (0, 0) else found
+
+    _, status = until(f"the script ends ({redis.log})", collected)
     redis.pid = 0
-    return os.waitstatus_to_exitcode(found[1])
+    return os.waitstatus_to_exitcode(status)
 
 
 def test_a_redis_that_is_killed_is_back_in_the_same_container_with_what_it_had(
     redis: ChartRedis,
 ) -> None:
     redis.start()
-    until(lambda: answers(redis))
+    is_up(redis)
     for kill in range(3):
         with redis.client as client:
             client.set(f"prod:{kill}", kill)
-        server = redis.server()
-        os.kill(server, signal.SIGKILL)
-        until(lambda: redis.server() not in (0, server) and answers(redis))  # noqa: B023
+        is_killed_and_back(redis)
     with redis.client as client:
         assert client.mget("prod:0", "prod:1", "prod:2") == [b"0", b"1", b"2"]
     assert redis.log.read_text().count("killed by signal 9: starting it again") == 3
 
 
-# A rewrite takes 300 µs a key, so that it can be interrupted.
-@pytest.mark.parametrize(
-    "redis", ["rdb-key-save-delay 300\nauto-aof-rewrite-min-size 1mb\n"], indirect=True
-)
 def test_a_redis_that_is_killed_while_it_rewrites_its_file_leaves_nothing_on_the_volume(
     redis: ChartRedis,
 ) -> None:
     def unfinished() -> set[Path]:
         return set(redis.data.glob("temp-*"))
 
+    # A rewrite takes 3 ms a key, and so does not end before it is interrupted.
+    redis.configure("rdb-key-save-delay 3000\nauto-aof-rewrite-min-size 1mb\n")
     redis.start()
-    until(lambda: answers(redis))
+    is_up(redis)
     with redis.client as client, client.pipeline(transaction=False) as pipeline:
         for number in range(10_000):
             pipeline.set(f"prod:{number}", "x" * 1000)
         pipeline.execute()
-    until(lambda: bool(unfinished()))
-    left = unfinished()
-    server = redis.server()
-    os.kill(server, signal.SIGKILL)
-    until(lambda: redis.server() not in (0, server) and answers(redis))
+    left = until("a rewrite", unfinished)
+    is_killed_and_back(redis)
     assert not left & unfinished(), "the next rewrite, if there is one already, has its own"
 
 
 def test_a_redis_that_is_killed_at_every_start_is_left_to_the_kubelet(redis: ChartRedis) -> None:
     redis.start()
     for _ in range(5):
-        until(lambda: bool(redis.server()))
-        server = redis.server()
+        server = until("a start", redis.server)
         os.kill(server, signal.SIGKILL)
-        until(lambda: redis.server() != server)  # noqa: B023
+        until("its end", lambda: redis.server() != server)  # noqa: B023
     assert ended(redis) == 128 + signal.SIGKILL
     assert "killed 5 times, each time less than 60 s after its start" in redis.log.read_text()
 
 
 def test_a_pod_that_is_deleted_ends_redis_and_nothing_comes_back(redis: ChartRedis) -> None:
     redis.start()
-    until(lambda: answers(redis))
+    is_up(redis)
     server = redis.server()
     os.kill(redis.pid, signal.SIGTERM)
     assert ended(redis) == 0
@@ -121,13 +115,13 @@ def test_a_redis_that_begins_and_loses_the_signal_gets_it_again(
     """The shell's child has no handler of its own yet when it has just been forked."""
     (tmp_path / "redis-server").write_text(
         "#!/bin/sh\ntrap 'trap \"exit 0\" TERM; touch lost' TERM\ntouch began\n"
-        "for _ in $(seq 600); do sleep 0.05; done\nexit 1\n"
+        "for _ in $(seq 6000); do sleep 0.05; done\nexit 1\n"
     )
     (tmp_path / "redis-server").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     redis = ChartRedis(tmp_path / "redis")
     redis.start()
-    until((tmp_path / "redis" / "began").exists)
+    until("it begins", (tmp_path / "redis" / "began").exists)
     os.kill(redis.pid, signal.SIGTERM)
     assert ended(redis) == 0
     assert (tmp_path / "redis" / "lost").exists()
@@ -135,13 +129,14 @@ def test_a_redis_that_begins_and_loses_the_signal_gets_it_again(
 
 def test_a_redis_that_ends_by_itself_ends_the_container(redis: ChartRedis) -> None:
     redis.start()
-    until(lambda: answers(redis))
+    is_up(redis)
     os.kill(redis.server(), signal.SIGTERM)
     assert ended(redis) == 0
 
 
-@pytest.mark.parametrize("redis", ["maxmemory-policy none\n", "dir /no/such\n"], indirect=True)
-def test_a_redis_that_cannot_start_ends_the_container(redis: ChartRedis) -> None:
+@pytest.mark.parametrize("line", ["maxmemory-policy none\n", "dir /no/such\n"])
+def test_a_redis_that_cannot_start_ends_the_container(redis: ChartRedis, line: str) -> None:
+    redis.configure(line)
     redis.start()
     assert ended(redis) == 1
     assert "starting it again" not in redis.log.read_text()
@@ -151,26 +146,25 @@ def probed(redis: ChartRedis, name: str) -> bool:
     return subprocess.run(redis.probe(name), capture_output=True).returncode == 0
 
 
-# Loading takes 500 µs a key, so that it can be seen.
-@pytest.mark.parametrize("redis", ["key-load-delay 500\n"], indirect=True)
 def test_a_redis_that_loads_is_alive_and_not_ready(redis: ChartRedis) -> None:
     assert not probed(redis, "livenessProbe"), "nobody answers"
     redis.start()
-    until(lambda: answers(redis))
-    with redis.client as client, client.pipeline(transaction=False) as pipeline:
-        for number in range(10_000):
-            pipeline.set(f"prod:{number}", 1)
-        pipeline.execute()
+    is_up(redis)
+    with redis.client as client:
+        client.eval("for n = 1, 200000 do redis.call('SET', KEYS[1] .. n, 1) end", 1, "prod:")
+    redis.configure("key-load-delay 500\n")  # 500 µs a key: it loads until it is killed again
     os.kill(redis.server(), signal.SIGKILL)
-    until(lambda: probed(redis, "livenessProbe"))
+    until("it is alive", lambda: probed(redis, "livenessProbe"))
     assert not probed(redis, "readinessProbe"), "it still loads"
-    until(lambda: probed(redis, "readinessProbe"))
+    redis.configure("key-load-delay 0\n")
+    os.kill(redis.server(), signal.SIGKILL)
+    until("it is ready", lambda: probed(redis, "readinessProbe"))
     assert probed(redis, "livenessProbe")
 
 
 def test_a_redis_whose_volume_is_full_is_alive_and_not_ready(redis: ChartRedis) -> None:
     redis.start()
-    until(lambda: answers(redis))
+    is_up(redis)
     resource.prlimit(redis.server(), resource.RLIMIT_FSIZE, (100_000, 100_000))
     with redis.client as client:
         client.set("prod:0", "x" * 150_000)

@@ -8,12 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.chart.charts import (
     EVERYTHING,
     NAMED,
-    STAGES,
     Document,
     documents,
     merged,
@@ -22,7 +19,8 @@ from tests.chart.charts import (
     rendered,
     stage_values,
 )
-from tests.chart.test_objects import EXTERNAL, VARIANTS
+from tests.chart.test_objects import EVERY, EXTERNAL, release
+from tests.tables import each
 
 DECLARED = {
     "hermes-keys",
@@ -41,14 +39,6 @@ BY_REDIS_HA = [
     {"app": app, "release": "hermes-redis-ha"} for app in ("redis-ha", "redis-ha-haproxy")
 ]
 """The labels of the pods of the other chart (docs/kubernetes.md)."""
-
-EVERY = [(stage, variant) for stage in STAGES for variant in VARIANTS]
-
-
-@pytest.fixture(params=EVERY, ids=lambda pair: f"{pair[0]}, {pair[1]}")
-def objects(request: pytest.FixtureRequest) -> list[Document]:
-    stage, variant = request.param
-    return documents(merged(stage_values(stage), VARIANTS[variant]))
 
 
 def matches(selector: Document, labels: Document) -> bool:
@@ -84,7 +74,9 @@ def containers(objects: list[Document]) -> Iterator[tuple[str, Document]]:
             yield component, container
 
 
-def test_every_selector_finds_a_pod(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_selector_finds_a_pod(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
     for item in objects:
         spec = item.get("spec", {})
@@ -95,9 +87,11 @@ def test_every_selector_finds_a_pod(objects: list[Document]) -> None:
             assert any(matches(selector, of_pod) for of_pod in labels), item["metadata"]["name"]
 
 
+@each("stage, variant", EVERY)
 def test_every_peer_of_a_network_policy_is_a_pod_of_ours_or_a_namespace(
-    objects: list[Document],
+    stage: str, variant: str
 ) -> None:
+    objects = release(stage, variant)
     labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
     labels += BY_REDIS_HA
     for policy in (item for item in objects if item["kind"] == "NetworkPolicy"):
@@ -108,7 +102,9 @@ def test_every_peer_of_a_network_policy_is_a_pod_of_ours_or_a_namespace(
                 ]
 
 
-def test_every_port_that_is_named_exists(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_port_that_is_named_exists(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     templates = pod_templates(objects).values()
     for item in objects:
         if item["kind"] == "PodMonitor":
@@ -132,7 +128,9 @@ def test_every_port_that_is_named_exists(objects: list[Document]) -> None:
         assert {probe["port"] for probe in found(container, "httpGet")} <= ports
 
 
-def test_every_service_behind_a_door_exists(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_service_behind_a_door_exists(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     for ingress in (item for item in objects if item["kind"] == "Ingress"):
         for backend in found(ingress, "service"):
             assert backend["port"]["number"] in BY_KUBERAY[backend["name"]].values()
@@ -140,9 +138,11 @@ def test_every_service_behind_a_door_exists(objects: list[Document]) -> None:
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == {"serve"}
 
 
+@each("stage, variant", EVERY)
 def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(
-    objects: list[Document],
+    stage: str, variant: str
 ) -> None:
+    objects = release(stage, variant)
     ours = {(item["kind"], item["metadata"]["name"]) for item in objects}
     secrets = {ref["name"] for ref in found(objects, "secretKeyRef")} | set(
         found(objects, "secretName")
@@ -157,7 +157,9 @@ def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(
     assert claims <= ours | {("PersistentVolumeClaim", "models")}
 
 
-def test_every_mount_has_its_volume_and_every_volume_a_mount(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_mount_has_its_volume_and_every_volume_a_mount(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
     of_autoscaler = {
         mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])
@@ -173,7 +175,9 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(objects: list[Docum
         assert mounted | (of_autoscaler if component == "head" else set()) == volumes, component
 
 
-def test_every_container_that_stays_has_its_three_probes(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_container_that_stays_has_its_three_probes(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     for component, container in containers(objects):
         if component not in ("test", "uninstall") and container["name"] != "check-redis":
             assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), container[
@@ -181,7 +185,9 @@ def test_every_container_that_stays_has_its_three_probes(objects: list[Document]
             ]
 
 
-def test_every_pod_and_container_is_locked_down(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_pod_and_container_is_locked_down(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     contexts = [(c["name"], c["securityContext"]) for _, c in containers(objects)]
     options = one(objects, "RayService")["spec"]["rayClusterConfig"].get("autoscalerOptions")
     contexts += [("autoscaler", options["securityContext"])] if options else []
@@ -218,14 +224,18 @@ def test_only_the_autoscaler_holds_a_token_for_the_kubernetes_api() -> None:
     assert "serviceAccountToken" not in str(documents(stage_values("multi-gpu")))
 
 
-def test_every_container_says_what_it_takes(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_container_says_what_it_takes(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     for _, container in containers(objects):
         resources = container["resources"]
         assert {"cpu", "memory"} <= set(resources["requests"])
         assert resources["limits"]["memory"] == resources["requests"]["memory"]
 
 
-def test_every_image_has_a_version(objects: list[Document]) -> None:
+@each("stage, variant", EVERY)
+def test_every_image_has_a_version(stage: str, variant: str) -> None:
+    objects = release(stage, variant)
     for _, container in containers(objects):
         tag = re.fullmatch(r"[^@]+?(?::([\w.-]+)|@sha256:[0-9a-f]{64})", container["image"])
         assert tag, container["image"]
@@ -238,7 +248,7 @@ def test_a_digest_takes_the_place_of_the_tag() -> None:
     assert head["spec"]["containers"][0]["image"] == f"registry.example/hermes-serve@{digest}"
 
 
-@pytest.mark.parametrize("changes", [EVERYTHING, EXTERNAL], ids=["Redis here", "Redis elsewhere"])
+@each("changes", [EVERYTHING, EXTERNAL])
 def test_secrets_stand_in_no_object(changes: Document) -> None:
     # All that the values could name is a Secret and a key in it; a password in a URL or a literal
     # would be ours.

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import helm_python
-import pytest
 import yaml
 
 from tests.chart.charts import CHART, NAMED, Document, documents, merged, one, stage_values
 from tests.chart.test_refusals import refusal
+from tests.tables import each
 
 SCALING = {"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 4}}}}
 
@@ -28,8 +28,8 @@ def seen_by_kuberay(values: Document) -> Document:
     return dict(cluster)
 
 
-@pytest.mark.parametrize(
-    ("before", "change"),
+@each(
+    "before, change",
     [
         ({}, {"settings": {"workers": {"replicas": 2}}}),
         (SCALING, {"settings": {"workers": {"autoscaling": {"max_replicas": 8}}}}),
@@ -38,14 +38,13 @@ def seen_by_kuberay(values: Document) -> Document:
         ({}, {"settings": {"ingress": {"max_request_timeout_s": 7200}}}),
         ({}, {"image": {"tag": "0.3.0"}}),
     ],
-    ids=str,
 )
 def test_other_pods_are_another_cluster(before: Document, change: Document) -> None:
     values = merged(NAMED, before)
     assert seen_by_kuberay(values) != seen_by_kuberay(merged(values, change))
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"settings": {"ingress": {"request_timeout_s": 60}}},
@@ -53,7 +52,6 @@ def test_other_pods_are_another_cluster(before: Document, change: Document) -> N
         {"settings": {"engine": {"args": {"max_model_len": 8192}}}},
         {"settings": {"workers": {"max_running_requests": 32}}},
     ],
-    ids=str,
 )
 def test_settings_that_change_no_pod_are_taken_up_where_they_are(change: Document) -> None:
     assert seen_by_kuberay(NAMED) == seen_by_kuberay(merged(NAMED, change))
@@ -88,9 +86,7 @@ def test_a_release_may_move_from_one_gpu_stage_to_the_next() -> None:
     assert fixed("single-gpu") == fixed("multi-gpu") == fixed("multi-node")
 
 
-@pytest.mark.parametrize(
-    "path", ["upgrade.type", "auth.enabled", "networkPolicy.dnsPorts", "uninstall", "redis.ha"]
-)
+@each("path", ["upgrade.type", "auth.enabled", "networkPolicy.dnsPorts", "uninstall", "redis.ha"])
 def test_what_reuse_values_leaves_out_is_refused(path: str) -> None:
     # A template would take it for false, for no ports (which opens all) or end in Go's words.
     *parents, name = path.split(".")
@@ -101,17 +97,17 @@ def test_what_reuse_values_leaves_out_is_refused(path: str) -> None:
     assert f"at '{place}': missing property '{name}'" in refusal(merged(NAMED, values))
 
 
-@pytest.mark.parametrize("tag", ["0.1.0", "v0.1.0", "0.1.3-cpu"])
+@each("tag", ["0.1.0", "v0.1.0", "0.1.3-cpu"])
 def test_an_image_without_the_first_containers_command_is_refused(tag: str) -> None:
     said = refusal(merged(NAMED, {"image": {"tag": tag}}))
     assert f"image.tag is {tag}, but the pods of this chart run `hermes check-redis`" in said
 
 
-@pytest.mark.parametrize("tag", ["", "0.2.0", "0.10.1", "10.1.0", "20.1.5", "prod", "0.1.0f4e2a"])
+@each("tag", ["", "0.2.0", "0.10.1", "10.1.0", "20.1.5", "prod", "0.1.0f4e2a"])
 def test_the_tags_of_other_images_are_the_operators(tag: str) -> None:
     assert refusal(merged(NAMED, {"image": {"tag": tag}})) == ""
 
 
-@pytest.mark.parametrize("image", [{"ownNumbers": True}, {"digest": "sha256:" + "0" * 64}], ids=str)
+@each("image", [{"ownNumbers": True}, {"digest": "sha256:" + "0" * 64}])
 def test_a_tag_that_is_no_version_of_the_service_is_accepted(image: Document) -> None:
     assert refusal(merged(NAMED, {"image": {"tag": "0.1.7", **image}})) == ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import helm_python
-import pytest
 import yaml
 
 from tests.chart.charts import (
@@ -18,9 +18,10 @@ from tests.chart.charts import (
     rendered,
     stage_values,
 )
+from tests.tables import each
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_every_stage_passes_the_strict_lint(stage: str) -> None:
     report = helm_python.lint(str(CHART), stage_values(stage), strict=True, kube_version="v1.34.0")
     assert report["errors"] == []
@@ -28,7 +29,7 @@ def test_every_stage_passes_the_strict_lint(stage: str) -> None:
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_every_stage_installs_dry(stage: str) -> None:
     chart = helm_python.Chart.load(str(CHART))
     config = helm_python.Config(namespace="prod", storage_driver="memory")
@@ -37,8 +38,7 @@ def test_every_stage_installs_dry(stage: str) -> None:
     assert {"RayService", "StatefulSet", "ServiceAccount"} <= set(kinds)
 
 
-@pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["defaults", "everything on"])
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage, changes", itertools.product(STAGES, ({}, EVERYTHING)))
 def test_no_key_stands_twice_and_no_value_is_null(stage: str, changes: dict[str, Any]) -> None:
     def check(node: object, path: str) -> None:
         assert node is not None, path

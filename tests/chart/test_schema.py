@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
-import pytest
 import yaml
 
 from tests.chart.charts import CHART, NAMED, ROOT, STAGES, Document, merged
 from tests.chart.test_refusals import refusal
+from tests.tables import each
 
 
 def script() -> Any:
@@ -114,7 +114,7 @@ def test_every_other_value_is_required() -> None:
     assert accepted == list(MAY_BE_NULL)
 
 
-@pytest.mark.parametrize("path", MAY_BE_NULL)
+@each("path", MAY_BE_NULL)
 def test_what_may_be_null_is_as_none(path: str) -> None:
     values: Document | None = None
     for key in reversed(path.split(".")):

@@ -25,6 +25,7 @@ from tests.chart.charts import (
     stage_values,
 )
 from tests.chart.test_objects import EXTERNAL, TLS
+from tests.tables import each
 
 
 def config(values: Document) -> Document:
@@ -49,7 +50,7 @@ def _nothing_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_serve_takes_the_config(stage: str) -> None:
     from ray.serve.schema import ServeDeploySchema
 
@@ -61,7 +62,7 @@ def test_serve_takes_the_config(stage: str) -> None:
     assert (parsed.http_options.host, parsed.http_options.port) == ("0.0.0.0", 8000)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_the_service_takes_the_settings(stage: str) -> None:
     settings = settings_of(stage_values(stage))
     assert settings.workers.device == ("cpu" if stage == "cpu" else "gpu")

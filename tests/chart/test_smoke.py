@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import pytest
-
 from tests.chart.charts import CHART, NAMED, documents, one
+from tests.tables import each
 
 KEY = "the-key"
 CHUNK = {"choices": [{"delta": {"content": "hi"}, "finish_reason": None}]}
@@ -57,7 +56,7 @@ class Service(BaseHTTPRequestHandler):
 @contextmanager
 def serving(fault: str) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Faulty", (Service,), {"fault": fault}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
@@ -87,8 +86,8 @@ def test_it_passes_where_all_is_well() -> None:
     assert done.stdout.count("ok: ") == 6
 
 
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
+@each(
+    "fault, sentence",
     [
         ("not ready", "not ready in time"),
         ("another model", "failed: serves big"),

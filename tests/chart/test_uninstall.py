@@ -15,6 +15,7 @@ import pytest
 
 from tests.chart.charts import CHART, NAMED, STAGES, documents, merged, one, stage_values
 from tests.chart.kubernetes_api import PLACE, TOKEN, Cluster, serving
+from tests.tables import each
 
 DELETED = [f"DELETE {PLACE}"]
 
@@ -98,7 +99,7 @@ def test_nobody_else_is_taken_for_the_api(tmp_path: Path) -> None:
     assert cluster.asked == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each("stage", STAGES)
 def test_the_job_has_the_least_rights_and_only_while_it_runs(stage: str) -> None:
     objects = documents(stage_values(stage))
     of_hook = [item for item in objects if item["metadata"]["name"] == "hermes-uninstall"]
@@ -175,20 +176,22 @@ def install(cluster: Cluster, **changes: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("going", [True, False])
+@each("going", [True, False])
 def test_an_install_onto_remains_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, going: bool
 ) -> None:
     monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
     metadata = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if going else {}
-    with serving(Cluster(tmp_path, there(**metadata), looks=1000)) as cluster:
+    folder = tmp_path / str(going)
+    folder.mkdir()
+    with serving(Cluster(folder, there(**metadata), looks=1000)) as cluster:
         said = install(cluster)
     assert ('the RayService "hermes" is still being deleted' in said) is going, said
     assert f"GET {PLACE}" in cluster.asked, said
 
 
-@pytest.mark.parametrize(
-    ("strategy", "offered", "refused"),
+@each(
+    "strategy, offered, refused",
     [
         ("None", None, True),
         ("None", "'{\"engine\": 1}'", False),
@@ -208,7 +211,9 @@ def test_pods_of_an_older_chart_that_would_stay_are_refused(
         {"groupName": "engines", "rayStartParams": {"resources": offered} if offered else {}},
     ]
     old = {**there(), "spec": {"rayClusterConfig": {"workerGroupSpecs": groups}}}
-    with serving(Cluster(tmp_path, old)) as cluster:
+    folder = tmp_path / f"{strategy}, {offered is None}"
+    folder.mkdir()
+    with serving(Cluster(folder, old)) as cluster:
         said = install(cluster, upgrade={"type": strategy})
     sentence = "do not offer the Ray resource 'engine', so no engine of this one could start"
     assert (sentence in said) is refused, said

@@ -373,7 +373,6 @@ POLLING = {
     "tests.service.support::until": "the same, with a longer time where the caller has reason to",
     "tests.service.nodes::wait_joined": "the same, for nodes that Ray starts",
 }
-NOT_YET_MARKED: tuple[str, ...] = ()
 
 
 def test_what_depends_on_a_clock_says_so() -> None:
@@ -382,10 +381,7 @@ def test_what_depends_on_a_clock_says_so() -> None:
     judging = clocks.judging(files, POLLING)
     assert not POLLING.keys() - judging, "an allowance that nobody needs"
     unmarked = sorted(
-        name
-        for name in judging - clocks.marked(files)
-        if name.split("::")[1].startswith("test_")
-        and not any(covers(folder, name.split("::")[0]) for folder in NOT_YET_MARKED)
+        name for name in judging - clocks.marked(files) if name.split("::")[1].startswith("test_")
     )
     assert not unmarked, "without the mark `clock`:\n" + "\n".join(unmarked)
 

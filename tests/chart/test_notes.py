@@ -1,0 +1,51 @@
+"""What the chart says after an install: which Secrets it needs, and what stands open."""
+
+from __future__ import annotations
+
+from tests.chart.charts import NAMED, Document, merged, rendered, stage_values
+from tests.chart.test_objects import HA
+from tests.tables import each
+
+
+def test_the_notes_name_every_secret() -> None:
+    notes = rendered(
+        merged(stage_values("multi-gpu"), {"hub": {"access": True, "existingSecret": "hub"}})
+    )["hermes-serve/templates/NOTES.txt"]
+    for line in (
+        "hermes-keys: keys, test-key",
+        "hermes-redis: password, ray-password",
+        "hub: token",
+    ):
+        assert line in notes
+    assert "WARNING" not in notes
+
+
+@each(
+    "changes, sentence",
+    [
+        ({"auth": {"enabled": False}}, "WARNING: auth.enabled is false."),
+        (
+            {"networkPolicy": {"enabled": False}},
+            "WARNING: networkPolicy.enabled is false. Every pod",
+        ),
+        (
+            {"networkPolicy": {"enabled": False}, "rayAuth": {"enabled": False}},
+            "Ray runs whatever code it is sent",
+        ),
+        (
+            {"settings": {"workers": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}}},
+            "get endpointslices",
+        ),
+    ],
+)
+def test_the_notes_warn_of_what_stands_open(changes: Document, sentence: str) -> None:
+    assert sentence in rendered(merged(NAMED, changes))["hermes-serve/templates/NOTES.txt"]
+    assert sentence not in rendered(NAMED)["hermes-serve/templates/NOTES.txt"]
+
+
+@each("ha", [False, True])
+def test_the_notes_are_sections_with_a_blank_line_between(ha: bool) -> None:
+    notes = rendered(merged(NAMED, HA if ha else {}))["hermes-serve/templates/NOTES.txt"]
+    assert "\n\nWatch it start" in notes
+    assert ("\n\nRedis is a release of its own" in notes) is ha
+    assert "\n\n\n" not in notes
