@@ -49,6 +49,8 @@ class Fault(StrEnum):
     """The engine makes no further step."""
     HOLD = "hold"
     """The engine's code computes on the worker's event loop and blocks everything else."""
+    STAY = "stay"
+    """The request gets no further token and keeps its place until it is cancelled."""
 
 
 class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -250,6 +252,8 @@ class SimulatedEngine:
             while time.thread_time() < until_s:
                 pass
             return
+        if fault is Fault.STAY:
+            await asyncio.Event().wait()
         if fault is Fault.HANG:
             if self._steps is not None:
                 self._steps.cancel()

@@ -13,7 +13,7 @@ from tests.chart.charts import (
 )
 from tests.chart.test_objects import EXTERNAL
 from tests.chart.test_references import matches
-from tests.tables import each
+from tests.tables import Failures, each
 
 ALL = merged(stage_values("multi-node"), EVERYTHING)
 
@@ -180,3 +180,30 @@ def test_traces_may_only_leave_for_the_collector(endpoint: str, port: int) -> No
         if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith("-ray")
     ]
     assert {"to": [collector], "ports": [{"port": port}]} in policy["spec"]["egress"]
+
+
+def test_a_pod_of_somebody_else_in_the_namespace_may_call_the_service_and_nothing_more() -> None:
+    objects = documents(ALL)
+    pods = {
+        name: template["metadata"]["labels"] for name, template in pod_templates(objects).items()
+    }
+    with Failures() as failures:
+        for pod in pods:
+            for port in (6379, 8265, 9121, 10001):
+                with failures.of(pod, port):
+                    stranger = {**pods, "stranger": {"app": "elsewhere"}}
+                    assert not _allows(objects, stranger, "Ingress", pod, "stranger", port)
+
+
+def test_the_way_to_the_hub_leads_to_no_private_address() -> None:
+    values = merged(stage_values("multi-node"), {"hub": {"access": True}})
+    policy = one(documents(values), "NetworkPolicy", "hermes-ray")
+    (block,) = (
+        peer["ipBlock"]
+        for rule in policy["spec"]["egress"]
+        for peer in rule["to"]
+        if "ipBlock" in peer
+    )
+    private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
+    metadata = "169.254.0.0/16"
+    assert block == {"cidr": "0.0.0.0/0", "except": [*private, metadata]}

@@ -24,7 +24,7 @@ from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "tensor_parallel", "closed", "nodes")
+_FIXTURES = ("service", "simulated", "tensor_parallel", "nodes")
 _services: Services | None = None
 
 
@@ -56,8 +56,8 @@ def service(services: Services, outage: bool) -> Running:
 
 @pytest.fixture
 def simulated(services: Services, outage: bool) -> Running:
-    """HAProxy, two ingress replicas, three replicas of the simulated engine, whose text a prompt
-    alone decides.
+    """HAProxy, two ingress replicas that require API keys, three replicas of the simulated engine,
+    whose text a prompt alone decides.
     """
     return services.get("simulated", outage)
 
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     test's time.
     """
 
-    order = "service simulated tensor_parallel closed nodes gpu_machine gpu_nodes alone".split()
+    order = "service simulated tensor_parallel nodes gpu_machine gpu_nodes alone".split()
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
         names = getattr(item, "fixturenames", ())

@@ -80,7 +80,7 @@ def under(
         state = service.state(one.request_id)
         assert (state["state"], state["output_tokens"]) == ("completed", tokens), state
         one.state = state
-        again = httpx.get(f"{service.url}/v1/requests/{one.request_id}/events", timeout=240).text
+        again = service.http.get(f"/v1/requests/{one.request_id}/events").text
         ids = [int(line[4:]) for line in again.split("\n") if line.startswith("id: ")]
         assert ids == list(range(1, len(ids) + 1))
     return told
@@ -99,7 +99,7 @@ async def _run(
     )
     timeout = httpx.Timeout(silent_s, pool=None)
     async with httpx.AsyncClient(
-        base_url=service.url, timeout=timeout, transport=transport
+        base_url=service.url, headers=service.headers, timeout=timeout, transport=transport
     ) as http:
         asking = [
             asyncio.create_task(Client(http, service.model, give_up_s=give_up_s).ask(one))

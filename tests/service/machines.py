@@ -4,7 +4,6 @@ beside them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from pathlib import Path
 from scripts.local import processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
 from tests.service.network import Host, Network
+from tests.service.services import let_in
 
 BIN = ROOT / ".venv" / "bin"
 SCRIPT = str(ROOT / "cluster" / "ray-start")
-KEY = "hk-of-the-tests"
 
 
 @dataclass
@@ -101,7 +100,7 @@ class Machine:
 def hosts(folder: Path, count: int) -> Iterator[list[Machine]]:
     """Machines on a network, with a Redis that uses the files that the project ships."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "keys").write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
+    let_in(folder, "acme")
     network = Network(3, count)
     network.up()
     made = [Machine(host, folder / host.name) for host in network.hosts]

@@ -26,14 +26,24 @@ COMPILED = ROOT / ".hermes" / "compiled"
 """What vLLM compiles, once for all engines of a run."""
 MAX_RUNNING = 12
 GRACE_S = 5.0
+WORKERS, PLACES = 3, 16
+"""Of the simulated service: its workers, and how many requests each runs at once."""
 MAX_WAITING_BATCH = 2
+HELD = "HELD"
+"""A simulated engine gives a request with this word some tokens and then no more: it keeps its
+place until it is cancelled.
+"""
+KEYS = {
+    tenant: f"hk-{hashlib.sha256(f'key of {tenant}'.encode()).hexdigest()}"
+    for tenant in ("acme", "zeta", "late", "@metrics")
+}
+"""The API key of each tenant of the simulated service."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "shared": {
         "args": {
             "workers": {"max_running_requests": MAX_RUNNING},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": GRACE_S},
-            "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
             "telemetry": {
                 "snapshot_period_s": 0.5,
                 "page_period_s": 0,
@@ -45,22 +55,29 @@ KINDS: dict[str, dict[str, Any]] = {
         "args": {
             "engine": {
                 "kind": "simulated",
-                "args": {"tokens_per_s": 40, "faults": {"POISON": "exit", "STANDSTILL": "hang"}},
+                "args": {
+                    "tokens_per_s": 40,
+                    "faults": {"POISON": "exit", "STANDSTILL": "hang", HELD: "stay"},
+                },
             },
             "workers": {
-                "replicas": 3,
-                "max_running_requests": 64,
+                "replicas": WORKERS,
+                "max_running_requests": PLACES,
                 "health_check_period_s": 1.0,
-                "health_check_timeout_s": 20.0,
+                "health_check_timeout_s": 60.0,
                 "graceful_shutdown_timeout_s": 10.0,
             },
+            "auth": {"required": True},
+            "queue": {"max_waiting_batch": MAX_WAITING_BATCH},
             "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 15.0},
             "telemetry": {
+                "log_format": "json",
                 "snapshot_period_s": 0.5,
                 "page_period_s": 0,
             },  # two looks in a row see what came between
         },
         "haproxy": True,
+        "keys": True,
     },
     "tensor-parallel": {
         "args": {
@@ -88,12 +105,23 @@ NODES: dict[str, list[tuple[int, int]]] = {
     "gpu-nodes": [(2, 0), (6, 4), (6, 4), (6, 4)],
 }
 """CPUs and GPUs that Ray is told its nodes have, the head first."""
-KEY = "hk-of-the-tests"
 ENGINES_ON_CPUS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def let_in(folder: Path, *tenants: str) -> Path:
+    """Write the file of API keys of the service in `folder`, which lets in these tenants."""
+    lines = [
+        f"{tenant} sha256:{hashlib.sha256(KEYS[tenant].encode()).hexdigest()}\n"
+        for tenant in tenants
+    ]
+    file = folder / "keys"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(lines))
+    return file
 
 
 def limited(kind: str, outage: bool) -> dict[str, Any]:
@@ -147,7 +175,8 @@ class Services:
             if KINDS[kind].get("traced"):
                 self.collector = Collector(self._port_of_traces(name))
             kept = local.Service.load(self._folder / name)
-            self.kind, self.current = name, Running(kept or self._start(kind, outage, name))
+            keys = KEYS if KINDS[kind].get("keys") else {}
+            self.kind, self.current = name, Running(kept or self._start(kind, outage, name), keys)
         assert self.current is not None
         return self.current
 
@@ -155,26 +184,29 @@ class Services:
         args = limited(kind, outage)
         if self.collector is not None:
             args = local.merged(args, {"telemetry": {"traces_endpoint": self.collector.endpoint}})
+        environment = given_time(outage)
+        if KINDS[kind].get("keys"):
+            keys = let_in(self._folder / name, "acme", "zeta", "@metrics")
+            environment["HERMES_KEYS_FILE"] = str(keys)
         return local.start(
             self._folder / name,
             CONFIG,
             ports.free_port(),
             args,
             haproxy=KINDS[kind]["haproxy"],
-            environment=given_time(outage),
+            environment=environment,
             timeout_s=900,
         )
 
     def nodes(self, kind: str) -> Nodes:
-        """Nodes of a kind, all of them alive and nothing deployed; `KEY` is an API key there."""
+        """Nodes of a kind, all of them alive and nothing deployed; `acme` is let in there."""
         if self._nodes is not None and self.kind == kind and not self.broken:
             self._nodes.empty()
             return self._nodes
         self.end()
         # A folder of its own: Ray's head would find in Redis what an earlier one knew.
         folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self._folder))
-        keys = folder / "keys"
-        keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
+        keys = let_in(folder, "acme")
         made = Nodes(folder, NODES[kind], number=2)
         made.up({"HERMES_KEYS_FILE": str(keys), **ENGINES_ON_CPUS})
         self.kind, self._nodes = kind, made

@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -139,6 +139,22 @@ class Running:
     """A running service, and ways to access it."""
 
     service: Service
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The API key of each tenant, where the service requires one. Requests are acme's."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return self.headers_of("acme") if self.keys else {}
+
+    def headers_of(self, tenant: str) -> dict[str, str]:
+        """What the requests of a tenant carry."""
+        return {"authorization": f"Bearer {self.keys[tenant]}"}
+
+    def client(self, tenant: str = "") -> httpx.Client:
+        """A client of a tenant, or one without a key."""
+        headers = self.headers_of(tenant) if tenant else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=240)
 
     @property
     def url(self) -> str:
@@ -151,12 +167,13 @@ class Running:
     @cached_property
     def http(self) -> httpx.Client:
         limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
-        return httpx.Client(base_url=self.url, timeout=240, limits=limits)
+        return httpx.Client(base_url=self.url, headers=self.headers, timeout=240, limits=limits)
 
     @cached_property
     def sdk(self) -> OpenAI:
         """The unmodified SDK, without its retries, which would hide failures."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=240)
+        key = self.keys.get("acme", "none")
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=240)
 
     @cached_property
     def redis(self) -> Redis:
@@ -276,7 +293,8 @@ class Running:
         return until("the counts stand still", still)
 
     def metrics(self) -> Metrics:
-        answer = self.http.get("/metrics")
+        headers = self.headers_of("@metrics") if self.keys else {}
+        answer = self.http.get("/metrics", headers=headers)
         assert answer.status_code == 200, answer.text
         return Metrics(answer.text)
 

@@ -27,14 +27,14 @@ def test_a_session_stays_on_its_replica(service: Running) -> None:
         assert len(seen) == 1
 
 
-def test_a_session_stays_on_its_replica_through_every_ingress(service: Running) -> None:
+def test_a_session_stays_on_its_replica_through_every_ingress(simulated: Running) -> None:
     for session in ("dave", "erin"):
         seen = set()
-        for url in service.ingress_urls.values():
+        for url in simulated.ingress_urls.values():
             for _ in range(5):
-                answer = service.http.post(
+                answer = simulated.http.post(
                     f"{url}/v1/chat/completions",
-                    json=service.body(tokens=2),
+                    json=simulated.body(tokens=2),
                     headers={"x-session-id": session},
                 )
                 seen.add(answer.headers["x-hermes-replica"])

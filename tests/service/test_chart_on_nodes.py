@@ -17,7 +17,7 @@ from serve_app.client import ReconnectingTransport
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import simulated_text
 from tests.service.nodes import Nodes
-from tests.service.services import KEY
+from tests.service.services import KEYS
 from tests.service.test_stages import SIMULATED, replicas
 
 pytestmark = [
@@ -49,7 +49,7 @@ def test_every_token_once_while_the_node_of_an_engine_dies(
     def ask(number: int, client: httpx.Client) -> str:
         sdk = openai.OpenAI(
             base_url=f"{gpu_nodes.url(0)}/v1",
-            api_key=KEY,
+            api_key=KEYS["acme"],
             max_retries=0,
             http_client=client,  # type: ignore[arg-type] # its types name `httpx2` alone
         )

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -19,56 +20,44 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from scripts.chaos_testing.parts import Parts
-from scripts.local import ports, processes, ray_cluster, redis_server
-from scripts.local import service as local
+from scripts.local import ports, processes, ray_cluster
 from scripts.local.environment import ROOT
 from serve_app.cli import serve_api
-from tests.service.closed import BODY, KEYS, Closed, hostile, told
+from tests.service.closed import BODY, hostile, told
 from tests.service.hostility import bodies
 from tests.service.politeness import Polite
-from tests.service.services import CONFIG, Services, end, given_time, limited
-from tests.service.support import until
+from tests.service.services import KEYS, let_in
+from tests.service.support import Running, until
 
 MAX_MEMORY_BYTES = 500 << 20  # the running answers of whoever fills the engines grow by 2.5 MB/s
 NOISE_S = 0.4  # what two cores, shared with who sends all this, may add
 
 
-@pytest.fixture(scope="module")
-def closed(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
-    """A closed service with the ACL that the project ships."""
-    services.end()
-    folder = tmp_path_factory.mktemp("closed")
-    redis = redis_server.start(folder / "redis")
-    made = Closed(local.Service(""), folder / "keys", redis)
-    made.let_in("acme", "zeta")
-    environment = {
-        "HERMES_REDIS_URL": redis.url(),
-        "HERMES_KEYS_FILE": str(made.keys_file),
-        **given_time(outage=False),
-    }
-    changes = {
-        "auth": {"required": True},
-        "telemetry": {"log_format": "json"},
-        "workers": {"health_check_timeout_s": 60.0},
-    }
-    args = local.merged(limited("simulated", outage=False), changes)
-    try:
-        made.service = local.start(
-            folder / "service",
-            CONFIG,
-            ports.free_port(),
-            args,
-            environment=environment,
-            timeout_s=600,
-        )
-        yield made
-    finally:
-        end(made.service)
-        processes.end(redis.pid)
+def redis_as(simulated: Running, user: str, password: str | None = None) -> Redis:
+    """The service's Redis, with the login of one of its users."""
+    address = urlsplit(simulated.service.redis_url)
+    return Redis(
+        port=address.port or 0,
+        username=user,
+        password=address.password if password is None else password,
+        protocol=2,
+    )
 
 
-def test_without_a_key_only_probes_and_docs_answer(closed: Closed) -> None:
-    with closed.client() as http:
+def logs_of(simulated: Running) -> Path:
+    """The folder of the logs of the service's Ray."""
+    short = ray_cluster.short_folder(Path(simulated.service.state_dir))
+    return short / "ray" / "session_latest" / "logs"
+
+
+def admit(simulated: Running, *more: str) -> None:
+    """Change the file of API keys, so that it also lets in these tenants."""
+    state = Path(simulated.service.state_dir)
+    let_in(state, "acme", "zeta", "@metrics", *more)
+
+
+def test_without_a_key_only_probes_and_docs_answer(simulated: Running) -> None:
+    with simulated.client() as http:
         assert http.get("/healthz").status_code == 200
         assert http.get("/readyz").status_code == 200
         for path in (
@@ -90,9 +79,9 @@ def test_without_a_key_only_probes_and_docs_answer(closed: Closed) -> None:
             assert answer.headers["x-hermes-reason"] == "invalid_api_key"
 
 
-def test_openais_sdk_raises_its_own_exceptions(closed: Closed) -> None:
+def test_openais_sdk_raises_its_own_exceptions(simulated: Running) -> None:
     def sdk(key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{closed.service.url}/v1", api_key=key)
+        return openai.OpenAI(base_url=f"{simulated.url}/v1", api_key=key)
 
     with pytest.raises(openai.AuthenticationError):
         sdk("hk-wrong").chat.completions.create(**BODY)
@@ -100,8 +89,8 @@ def test_openais_sdk_raises_its_own_exceptions(closed: Closed) -> None:
     assert len(text.split()) == 20
 
 
-def test_a_tenants_requests_are_unknown_to_every_other(closed: Closed) -> None:
-    with closed.client("acme") as acme, closed.client("zeta") as zeta:
+def test_a_tenants_requests_are_unknown_to_every_other(simulated: Running) -> None:
+    with simulated.client("acme") as acme, simulated.client("zeta") as zeta:
         slow = {**BODY, "max_tokens": 2000, "stream": True}
         headers = {"idempotency-key": "the same"}
         with acme.stream("POST", "/v1/chat/completions", json=slow, headers=headers) as running:
@@ -126,23 +115,23 @@ def test_a_tenants_requests_are_unknown_to_every_other(closed: Closed) -> None:
         )
 
 
-def test_a_key_is_added_and_taken_away_while_the_service_runs(closed: Closed) -> None:
-    with closed.client("late") as late, closed.client("acme") as acme:
+def test_a_key_is_added_and_taken_away_while_the_service_runs(simulated: Running) -> None:
+    with simulated.client("late") as late, simulated.client("acme") as acme:
         assert late.get("/v1/models").status_code == 401
         try:
-            closed.let_in("acme", "zeta", "late")
+            admit(simulated, "late")
             until(
                 "the new key is let in",
                 lambda: all(late.get("/v1/models").is_success for _ in range(6)),
             )
-            closed.let_in("acme", "zeta")
+            admit(simulated)
             until(
                 "it is refused again",
                 lambda: not any(late.get("/v1/models").is_success for _ in range(6)),
             )
             assert acme.get("/v1/models").status_code == 200
         finally:
-            closed.let_in("acme", "zeta")
+            admit(simulated)
 
 
 @pytest.mark.nightly  # in the gate: journal/test_redis_conf.py
@@ -163,52 +152,52 @@ def test_a_key_is_added_and_taken_away_while_the_service_runs(closed: Closed) ->
     ],
 )
 def test_the_applications_redis_user_can_touch_its_own_keys_and_nothing_else(
-    closed: Closed, command: tuple[str, ...]
+    simulated: Running, command: tuple[str, ...]
 ) -> None:
     with (
-        closed.redis("hermes") as redis,
+        redis_as(simulated, "hermes") as redis,
         pytest.raises((NoPermissionError, ResponseError)) as refused,
     ):
         redis.execute_command(*command)
     assert "no permissions" in str(refused.value).lower() or "noperm" in str(refused.value).lower()
 
 
-def test_redis_rejects_logins_without_a_password(closed: Closed) -> None:
+def test_redis_rejects_logins_without_a_password(simulated: Running) -> None:
     with (
-        Redis(port=closed.server.port, protocol=2) as nobody,
+        Redis(port=urlsplit(simulated.service.redis_url).port or 0, protocol=2) as nobody,
         pytest.raises((AuthenticationError, ResponseError)),
     ):
         nobody.ping()
     with (
-        closed.redis("hermes", "guess") as guessing,
+        redis_as(simulated, "hermes", "guess") as guessing,
         pytest.raises((AuthenticationError, ResponseError)),
     ):
         guessing.ping()
 
 
-def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(closed: Closed) -> None:
-    with closed.client("acme") as acme:
+def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(
+    simulated: Running,
+) -> None:
+    with simulated.client("acme") as acme:
         answer = acme.post("/v1/chat/completions", json=BODY)
         assert acme.get("/metrics").status_code == 403
-        with closed.client("@metrics") as scraper:
+        with simulated.client("@metrics") as scraper:
             metrics = scraper.get("/metrics").text
             assert scraper.get("/v1/models").status_code == 403
         assert "hermes_requests_admitted_total" in metrics
         with serve_api.ask(
-            f"{closed.service.dashboard_url}/api/serve/applications/", timeout_s=30
+            f"{simulated.service.dashboard_url}/api/serve/applications/", timeout_s=30
         ) as page:
             shown = page.read().decode()
-    hidden = [*KEYS.values(), closed.server.password]
+    hidden = [*KEYS.values(), urlsplit(simulated.service.redis_url).password or ""]
     places = {"metrics": metrics, "dashboard": shown, "answer": answer.text + str(answer.headers)}
-    logs = (
-        ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
-    )
+    logs = logs_of(simulated)
     places |= {
         str(path): path.read_text(errors="replace")
         for path in logs.rglob("*")
         if path.is_file() and path.stat().st_size
     }
-    with closed.redis("operator") as redis:
+    with redis_as(simulated, "operator") as redis:
         for key in redis.scan_iter("hermes:*"):
             if redis.type(key) == b"stream":
                 places[key.decode()] = str(redis.xrange(key))
@@ -219,13 +208,11 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(close
 
 
 def test_a_log_line_says_as_fields_whose_request_it_was_and_why_it_was_refused(
-    closed: Closed,
+    simulated: Running,
 ) -> None:
-    with closed.client("acme") as acme:
+    with simulated.client("acme") as acme:
         assert acme.post("/v1/chat/completions", json={**BODY, "messages": []}).status_code == 400
-    logs = (
-        ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
-    )
+    logs = logs_of(simulated)
 
     def refused() -> dict[str, str] | None:
         for path in logs.glob("worker-*.err"):
@@ -246,7 +233,7 @@ def test_a_log_line_says_as_fields_whose_request_it_was_and_why_it_was_refused(
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_tls_in_front_streams_only_to_clients_that_trust_the_certificate(
-    closed: Closed, tmp_path: Path
+    simulated: Running, tmp_path: Path
 ) -> None:
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
@@ -256,7 +243,7 @@ def test_tls_in_front_streams_only_to_clients_that_trust_the_certificate(
         "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}",
         "HERMES_TLS_PEM": str(tmp_path / "pem"),
         "HERMES_TLS_BIND": f"127.0.0.1:{port}",
-        "HERMES_TLS_TO": closed.service.url.removeprefix("http://"),
+        "HERMES_TLS_TO": simulated.url.removeprefix("http://"),
     }
     front = processes.start(
         [str(ROOT / "cluster" / "tls-start")], tmp_path / "log", environment, tmp_path
@@ -287,14 +274,12 @@ def test_tls_in_front_streams_only_to_clients_that_trust_the_certificate(
 
 
 @pytest.fixture
-def unharmed(closed: Closed) -> Iterator[None]:
+def unharmed(simulated: Running) -> Iterator[None]:
     """Whatever was sent: the same processes, no traceback in a log, and Redis below its bound
     throughout.
     """
-    parts = Parts(closed.service)
-    logs = (
-        ray_cluster.short_folder(Path(closed.service.state_dir)) / "ray" / "session_latest" / "logs"
-    )
+    parts = Parts(simulated.service)
+    logs = logs_of(simulated)
 
     def tracebacks() -> int:
         return sum(
@@ -303,7 +288,7 @@ def unharmed(closed: Closed) -> Iterator[None]:
         )
 
     before, said = parts.pids("replica"), tracebacks()
-    with closed.redis("operator") as redis:
+    with redis_as(simulated, "operator") as redis:
         had = redis.config_get("maxmemory")["maxmemory"]
         redis.config_set("maxmemory", MAX_MEMORY_BYTES)
         redis.config_resetstat()
@@ -317,14 +302,15 @@ def unharmed(closed: Closed) -> Iterator[None]:
 
 
 @pytest.mark.clock
+@pytest.mark.disturbs
 @pytest.mark.timeout(1200)
 def test_hostile_bodies_and_floods_are_refused_and_cost_the_others_nothing(
-    closed: Closed, unharmed: None
+    simulated: Running, unharmed: None
 ) -> None:
-    me = closed.service.url, KEYS["zeta"], BODY["model"]
+    me = simulated.url, KEYS["zeta"], BODY["model"]
     with Polite(*me) as before:
         time.sleep(8)
-    with Polite(*me) as meanwhile, hostile(closed, "send") as sending:
+    with Polite(*me) as meanwhile, hostile(simulated, "send") as sending:
         answers = told(sending)
     names = {name for name, _, _ in bodies(BODY["model"])}
     for name in names:
@@ -337,18 +323,19 @@ def test_hostile_bodies_and_floods_are_refused_and_cost_the_others_nothing(
 
 
 @pytest.mark.clock
+@pytest.mark.disturbs
 @pytest.mark.timeout(1200)
 def test_a_tenant_that_fills_engines_and_redis_cannot_block_other_tenants(
-    closed: Closed, unharmed: None
+    simulated: Running, unharmed: None
 ) -> None:
     small = {**BODY, "stream": True}
-    with hostile(closed, "fill") as filling:
+    with hostile(simulated, "fill") as filling:
         answers = told(filling)
         refused = {
             status for status in answers["a big body that waits"] if status.startswith("429")
         }
         assert refused, answers
-        with closed.client("zeta") as zeta:
+        with simulated.client("zeta") as zeta:
             for _ in range(10):
                 with zeta.stream("POST", "/v1/chat/completions", json=small) as waiting:
                     assert waiting.status_code == 200, waiting.headers
@@ -359,7 +346,7 @@ def test_a_tenant_that_fills_engines_and_redis_cannot_block_other_tenants(
                     )
         assert filling.stdin is not None
         filling.stdin.close()
-    with closed.client("zeta") as zeta:
+    with simulated.client("zeta") as zeta:
         until(
             "the places are free again",
             lambda: zeta.post("/v1/chat/completions", json=BODY).status_code == 200,

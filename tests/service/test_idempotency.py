@@ -25,9 +25,7 @@ def test_fifty_at_once_over_two_ingresses_make_one_generation(simulated: Running
     body, headers = simulated.body("Only once.", 60, stream=True), key()
 
     def post(n: int) -> httpx.Response:
-        return httpx.post(
-            f"{urls[n % 2]}/v1/chat/completions", json=body, headers=headers, timeout=240
-        )
+        return simulated.http.post(f"{urls[n % 2]}/v1/chat/completions", json=body, headers=headers)
 
     answers = together([partial(post, n) for n in range(50)], 50)
     assert {answer.status_code for answer in answers} == {200}

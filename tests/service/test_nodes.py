@@ -61,10 +61,8 @@ def nodes(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Itera
     try:
         # One ingress on each: were both on the node that dies, a worker might take the other's last
         # CPU before them.
-        made.deploy(
-            CONFIG,
-            merged(limited("simulated", outage=True), {"ingress": {"max_replicas_per_node": 1}}),
-        )
+        one_each = {"ingress": {"max_replicas_per_node": 1}, "auth": {"required": False}}
+        made.deploy(CONFIG, merged(limited("simulated", outage=True), one_each))
         yield made
     finally:
         made.down()

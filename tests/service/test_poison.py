@@ -8,7 +8,6 @@ import subprocess
 import threading
 from functools import partial
 
-import httpx
 import pytest
 
 from scripts.local.environment import ROOT
@@ -38,8 +37,8 @@ def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Runn
 
     beside = threading.Thread(target=others)
     beside.start()
-    answer = httpx.post(
-        f"{simulated.url}/v1/chat/completions",
+    answer = simulated.http.post(
+        "/v1/chat/completions",
         json=simulated.body("POISON, says the label.", 40),
         timeout=400,
     )

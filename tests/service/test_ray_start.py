@@ -23,11 +23,11 @@ from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from scripts.local.environment import ROOT
 from scripts.local.service import render
-from tests.service.machines import BIN, KEY, SCRIPT, Machine, hosts
-from tests.service.services import Services
+from tests.service.machines import BIN, SCRIPT, Machine, hosts
+from tests.service.services import KEYS, Services
 from tests.service.support import together, until
 
-AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+AUTHORIZED = {"authorization": f"Bearer {KEYS['acme']}"}
 TOKEN = {"RAY_AUTH_MODE": "token"}
 WRONG_TOKEN = "f" * 64
 STRANGERS = {

@@ -12,13 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.support import Event, Running, Stream, events_of, together, until
+from tests.service.services import HELD
+from tests.service.support import LONG_TOKENS, Event, Running, Stream, events_of, together, until
 
 
-def events(url: str, request_id: str, seen: int | None = None) -> httpx.Response:
+def events(
+    simulated: Running, url: str, request_id: str, seen: int | None = None
+) -> httpx.Response:
     """`GET /v1/requests/{id}/events`, read to its end."""
     headers: Mapping[str, str] = {} if seen is None else {"last-event-id": str(seen)}
-    return httpx.get(f"{url}/v1/requests/{request_id}/events", headers=headers, timeout=240)
+    return simulated.http.get(f"{url}/v1/requests/{request_id}/events", headers=headers)
 
 
 def check_whole(found: list[Event]) -> None:
@@ -27,20 +30,20 @@ def check_whole(found: list[Event]) -> None:
     assert found[-1].data == "[DONE]"
 
 
-def test_every_event_has_an_id_of_its_own_done_included(service: Running) -> None:
-    with service.stream(tokens=20) as response:
+def test_every_event_has_an_id_of_its_own_done_included(simulated: Running) -> None:
+    with simulated.stream(tokens=20) as response:
         found = Stream(response).rest()
     check_whole(found)
     assert len(found) > 10
 
 
-def test_a_finished_request_is_described(service: Running) -> None:
-    answer = service.ask(tokens=8, headers={"x-hermes-class": "realtime"})
-    found = service.state(answer.headers["x-request-id"])
+def test_a_finished_request_is_described(simulated: Running) -> None:
+    answer = simulated.ask(tokens=8, headers={"x-hermes-class": "realtime"})
+    found = simulated.state(answer.headers["x-request-id"])
     assert found["state"] == "completed"
     assert found["reason"] is None
     assert found["class"] == "realtime"
-    assert found["model"] == service.model
+    assert found["model"] == simulated.model
     assert found["replica"] == answer.headers["x-hermes-replica"]
     assert found["attempts"] >= 1
     assert found["output_tokens"] == 8
@@ -52,65 +55,70 @@ def test_a_finished_request_is_described(service: Running) -> None:
 
 
 def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(
-    service: Running,
+    simulated: Running,
 ) -> None:
-    with service.freed(), service.long_stream() as response:
+    simulated.until_idle()
+    with simulated.stream(f"{HELD}, until it is cancelled.", LONG_TOKENS) as response:
         stream = Stream(response)
-        first = stream.next_events(5)
-        running = service.state(stream.request_id)
+        first = stream.next_events(3)
+        running = simulated.state(stream.request_id)
         assert running["state"] == "running"
         assert running["replica"] == response.headers["x-hermes-replica"]
         assert running["ended_at_ms"] is None
-        until(
-            "the engine's count", lambda: service.metrics().total("vllm:num_requests_running") > 0
-        )
-        cancelled = service.cancel(stream.request_id)
+        until("it is counted", lambda: simulated.metrics().total("hermes_in_flight_requests") > 0)
+        cancelled = simulated.cancel(stream.request_id)
         assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled")
         rest = stream.rest()
     check_whole(first + rest)
     error: dict[str, Any] = json.loads(rest[-2].data)["error"]
     assert error["code"] == "cancelled"
-    assert service.state(stream.request_id)["state"] == "cancelled"
+    assert simulated.state(stream.request_id)["state"] == "cancelled"
+    simulated.until_idle()
 
 
-def test_cancelling_what_has_ended_changes_nothing(service: Running) -> None:
-    request_id = service.ask(tokens=4).headers["x-request-id"]
-    assert service.cancel(request_id)["state"] == "completed"
-    assert service.state(request_id)["state"] == "completed"
+def test_cancelling_what_has_ended_changes_nothing(simulated: Running) -> None:
+    request_id = simulated.ask(tokens=4).headers["x-request-id"]
+    assert simulated.cancel(request_id)["state"] == "completed"
+    assert simulated.state(request_id)["state"] == "completed"
 
 
-def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(service: Running) -> None:
+def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(simulated: Running) -> None:
     user = secrets.token_hex(8)
     answers: list[httpx.Response] = []
     asked = threading.Thread(
         target=lambda: answers.append(
-            service.http.post(
-                "/v1/chat/completions", json=service.long_body("Cancel me.", user=user)
+            simulated.http.post(
+                "/v1/chat/completions",
+                json=simulated.body(f"{HELD}. Cancel me.", LONG_TOKENS, user=user),
             )
         )
     )
 
-    with service.freed():
-        asked.start()
-        service.cancel(until("it runs", lambda: service.begun(user)))
-        asked.join(240)
+    simulated.until_idle()
+    asked.start()
+    simulated.cancel(until("it runs", lambda: simulated.begun(user)))
+    asked.join(240)
+    simulated.until_idle()
     assert answers[0].status_code == 499
     assert answers[0].headers["x-hermes-reason"] == "cancelled"
     assert answers[0].json()["error"]["code"] == "cancelled"
 
 
 def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(
-    service: Running,
+    simulated: Running,
 ) -> None:
-    with service.stream(tokens=12) as response:
+    with simulated.stream(tokens=12) as response:
         stream = Stream(response)
         whole = stream.rest()
     check_whole(whole)
-    assert len(service.ingress_urls) == 2
-    for url in (*service.ingress_urls.values(), service.url):
-        assert events(url, stream.request_id).text == stream.text
+    assert len(simulated.ingress_urls) == 2
+    for url in (*simulated.ingress_urls.values(), simulated.url):
+        assert events(simulated, url, stream.request_id).text == stream.text
         answers = together(
-            [partial(events, url, stream.request_id, seen) for seen in range(len(whole) + 1)]
+            [
+                partial(events, simulated, url, stream.request_id, seen)
+                for seen in range(len(whole) + 1)
+            ]
         )
         for seen, answer in enumerate(answers):
             assert answer.status_code == 200
@@ -118,14 +126,14 @@ def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(
 
 
 def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(
-    service: Running,
+    simulated: Running,
 ) -> None:
-    with service.stream(tokens=400) as response:
+    with simulated.stream(tokens=120) as response:
         stream = Stream(response)
         begun = stream.next_events(10)
         readers = [
-            partial(events, url, stream.request_id, seen)
-            for url in service.ingress_urls.values()
+            partial(events, simulated, url, stream.request_id, seen)
+            for url in simulated.ingress_urls.values()
             for seen in (None, 3, 10)
         ]
         others: list[httpx.Response] = []
@@ -142,50 +150,50 @@ def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(
 
 
 def test_the_events_of_a_cancelled_request_have_the_same_ids_whoever_serves_them(
-    service: Running,
+    simulated: Running,
 ) -> None:
-    with service.long_stream() as response:
+    with simulated.stream(f"{HELD}, too.", LONG_TOKENS) as response:
         stream = Stream(response)
-        begun = stream.next_events(5)
-        service.cancel(stream.request_id)
+        begun = stream.next_events(3)
+        simulated.cancel(stream.request_id)
         whole = begun + stream.rest()
     check_whole(whole)
-    for url in service.ingress_urls.values():
-        assert events_of(events(url, stream.request_id).text) == whole
+    for url in simulated.ingress_urls.values():
+        assert events_of(events(simulated, url, stream.request_id).text) == whole
         for seen in (2, len(whole) - 2, len(whole) - 1, len(whole)):
-            answer = events(url, stream.request_id, seen)
+            answer = events(simulated, url, stream.request_id, seen)
             assert answer.status_code == 200, answer.text
             assert events_of(answer.text) == whole[seen:]
-        assert events(url, stream.request_id, len(whole) + 1).status_code == 410
+        assert events(simulated, url, stream.request_id, len(whole) + 1).status_code == 410
 
 
-def test_an_answer_that_was_not_streamed_is_one_event(service: Running) -> None:
-    answer = service.ask(tokens=4)
-    for url in service.ingress_urls.values():
-        (event,) = events_of(events(url, answer.headers["x-request-id"]).text)
+def test_an_answer_that_was_not_streamed_is_one_event(simulated: Running) -> None:
+    answer = simulated.ask(tokens=4)
+    for url in simulated.ingress_urls.values():
+        (event,) = events_of(events(simulated, url, answer.headers["x-request-id"]).text)
         assert event.id == 1
         assert json.loads(event.data) == answer.json()
-        assert events_of(events(url, answer.headers["x-request-id"], 1).text) == []
-        assert events(url, answer.headers["x-request-id"], 2).status_code == 410
+        assert events_of(events(simulated, url, answer.headers["x-request-id"], 1).text) == []
+        assert events(simulated, url, answer.headers["x-request-id"], 2).status_code == 410
 
 
-def test_an_event_beyond_the_end_is_lost(service: Running) -> None:
-    with service.stream(tokens=4) as response:
+def test_an_event_beyond_the_end_is_lost(simulated: Running) -> None:
+    with simulated.stream(tokens=4) as response:
         stream = Stream(response)
         whole = stream.rest()
-    answer = events(service.url, stream.request_id, len(whole) + 1)
+    answer = events(simulated, simulated.url, stream.request_id, len(whole) + 1)
     assert answer.status_code == 410
     assert answer.headers["x-hermes-reason"] == "journal_lost"
     assert answer.json()["error"]["code"] == "journal_lost"
 
 
 def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(
-    service: Running,
+    simulated: Running,
 ) -> None:
-    with service.stream(tokens=200) as response:
+    with simulated.stream(tokens=80) as response:
         stream = Stream(response)
         stream.next_events(3)
-        answer = events(service.url, stream.request_id, 5000)
+        answer = events(simulated, simulated.url, stream.request_id, 5000)
         stream.rest()
     if answer.status_code == 200:
         assert json.loads(events_of(answer.text)[0].data)["error"]["code"] == "journal_lost"
@@ -194,17 +202,19 @@ def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_i
 
 
 @pytest.mark.parametrize("seen", ["x", "-1", "1.5"])
-def test_an_event_id_that_is_no_number_is_refused(service: Running, seen: str) -> None:
-    request_id = service.ask(tokens=4).headers["x-request-id"]
-    answer = service.http.get(f"/v1/requests/{request_id}/events", headers={"last-event-id": seen})
+def test_an_event_id_that_is_no_number_is_refused(simulated: Running, seen: str) -> None:
+    request_id = simulated.ask(tokens=4).headers["x-request-id"]
+    answer = simulated.http.get(
+        f"/v1/requests/{request_id}/events", headers={"last-event-id": seen}
+    )
     assert answer.status_code == 400
     assert answer.headers["x-hermes-reason"] == "invalid_request"
 
 
 @pytest.mark.parametrize("request_id", ["req_" + "0" * 32, "nothing", "x" * 300, "a:b*"])
-def test_an_unknown_request_is_not_found(service: Running, request_id: str) -> None:
+def test_an_unknown_request_is_not_found(simulated: Running, request_id: str) -> None:
     for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
-        answer = service.http.request(method, f"/v1/requests/{request_id}{path}")
+        answer = simulated.http.request(method, f"/v1/requests/{request_id}{path}")
         assert answer.status_code == 404
         assert answer.headers["x-hermes-reason"] == "not_found"
         assert answer.json()["error"]["code"] == "not_found"

@@ -18,7 +18,7 @@ from scripts.local.environment import ROOT
 from serve_app.cli import serve_api
 from serve_app.cli.serve_api import application_status
 from tests.service.nodes import Nodes
-from tests.service.services import KEY
+from tests.service.services import KEYS
 from tests.service.support import until
 
 # A release property.
@@ -49,7 +49,7 @@ def answers(url: str, model: str) -> bool:
         answer = httpx.post(
             f"{url}/v1/chat/completions",
             json=body,
-            headers={"authorization": f"Bearer {KEY}"},
+            headers={"authorization": f"Bearer {KEYS['acme']}"},
             timeout=30,
         )
     except httpx.TransportError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -35,13 +34,12 @@ from scripts.local.service import Service
 from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import attempts, simulated_text, under
-from tests.service.services import Services, end, kill, limited
+from tests.service.services import KEYS, Services, end, kill, let_in, limited
 from tests.service.support import Running, events_of, until
 from tests.service.versions import FOLDER, PROMPT, TOKENS, read
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 NEXT = "999.0.0"
-KEY = "hk-of-the-tests"
 SHORT_TOKENS, ROLL_TOKENS, LONG_TOKENS = 120, 1800, 8000  # 3 s, 45 s, 200 s
 
 
@@ -101,11 +99,11 @@ def test_what_a_version_left_is_gone_on_with(simulated: Running, path: Path) -> 
     left = read(path)
     running, completed = left["running"], left["completed"]
     for entries in (1, None):  # it only waited; it was in the middle of its stream
-        running.put_back(simulated.redis, entries)
+        running.put_back(simulated.redis, "acme", entries)
         until("it ends", lambda: simulated.state(running.request_id)["ended_at_ms"])
         assert text_of_events(simulated, running.request_id) == simulated_text(PROMPT, TOKENS)
         assert simulated.state(running.request_id)["attempts"] >= (1 if entries else 2)
-    completed.put_back(simulated.redis)
+    completed.put_back(simulated.redis, "acme")
     assert simulated.state(completed.request_id)["output_tokens"] == TOKENS
     assert text_of_events(simulated, completed.request_id) == simulated_text(PROMPT, TOKENS)
 
@@ -206,7 +204,7 @@ class Users:
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
         self._sdk = openai.AsyncOpenAI(
             base_url="http://service/v1",
-            api_key=KEY,
+            api_key=KEYS["acme"],
             max_retries=0,
             http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
         )
@@ -264,8 +262,7 @@ class Release:
         self._config.write_text(
             one(documents(stage_values("cpu")), "RayService")["spec"]["serveConfigV2"]
         )
-        keys = folder / "keys"
-        keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
+        keys = let_in(folder, "acme")
         wanted = {"auth": {"keys_file": str(keys)}, "ingress": {"replicas": 2}}
         self._args = local.merged(limited("simulated", outage=True), wanted)
         redis = redis_server.start(folder / "redis")
@@ -325,7 +322,7 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
 
     async def upgrade() -> None:
         way = Way(old.url)
-        headers = {"authorization": f"Bearer {KEY}"}
+        headers = {"authorization": f"Bearer {KEYS['acme']}"}
         timeout = httpx.Timeout(120, pool=None)
         async with httpx.AsyncClient(
             base_url="http://service", transport=way, timeout=timeout, headers=headers

@@ -70,7 +70,7 @@ def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
     http = httpx.Client(transport=ReconnectingTransport(), timeout=30)
     sdk = openai.OpenAI(
         base_url=f"{simulated.url}/v1",
-        api_key="none",
+        api_key=simulated.keys["acme"],
         max_retries=0,
         http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
     )
@@ -169,7 +169,9 @@ def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -
 @pytest.mark.outage
 def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated: Running) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
-        async with httpx.AsyncClient(base_url=simulated.url, timeout=60) as http:
+        async with httpx.AsyncClient(
+            base_url=simulated.url, headers=simulated.headers, timeout=60
+        ) as http:
             body = simulated.body("STANDSTILL, please", 40, stream=True)
             standing = asyncio.create_task(http.post("/v1/chat/completions", json=body))
             await asyncio.sleep(7)

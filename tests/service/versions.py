@@ -26,6 +26,7 @@ import serve_app
 from scripts.local.service import Service
 from serve_app.deploy import _worker_options
 from serve_app.settings import Settings
+from tests.service.services import KEYS
 from tests.service.support import Running, Stream, until
 
 FOLDER = Path(__file__).with_name("versions")
@@ -45,18 +46,22 @@ class Left(NamedTuple):
     queued: Fields
     body: bytes = b""
 
-    def put_back(self, redis: Redis, entries: int | None = None) -> None:
-        """As if it had just been left: the first `entries` of the journal, and the queue's entry.
+    def put_back(self, redis: Redis, tenant: str, entries: int | None = None) -> None:
+        """As if this tenant had just left it: the first `entries` of the journal, and the queue's
+        entry.
 
-        Only times are changed: a deadline that is years ago would be another test.
+        Nothing else is changed but times: a deadline that is years ago would be another test.
         """
         key, deadline_ms = f"hermes:j:{self.request_id}", int(time.time() * 1000) + 600_000
         redis.delete(key)
         for entry_id, fields in self.entries[:entries]:
-            changed: Any = dict(fields)
+            changed: Any = {
+                name: value.replace(b'"tenant":"default"', f'"tenant":"{tenant}"'.encode())
+                for name, value in fields.items()
+            }
             if entry_id == "0-1":
                 changed[b"m"] = json.dumps(
-                    {**json.loads(fields[b"m"]), "deadline_ms": deadline_ms}
+                    {**json.loads(changed[b"m"]), "deadline_ms": deadline_ms}
                 ).encode()
             redis.xadd(key, changed, id=entry_id)
         redis.expire(key, 900)
@@ -64,7 +69,7 @@ class Left(NamedTuple):
         if self.body:
             redis.set(f"hermes:b:{self.request_id}", self.body, ex=900)
         if self.queue:
-            queued: Any = {**self.queued, b"d": str(deadline_ms)}
+            queued: Any = {**self.queued, b"t": tenant, b"d": str(deadline_ms)}
             redis.xadd(self.queue, queued)
 
 
@@ -124,7 +129,7 @@ if __name__ == "__main__":
     assert kept is not None, "no service was kept there"
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{serve_app.__version__}.json"
-    path.write_text(json.dumps(record(Running(kept)), indent=1) + "\n")
+    path.write_text(json.dumps(record(Running(kept, KEYS)), indent=1) + "\n")
     print(path)
     router: RequestRouterConfig = _worker_options(Settings())["request_router_config"]
     path = path.with_suffix(".router.pickle")
