@@ -29,6 +29,7 @@ LIST = ROOT / "scripts" / "mutants.toml"
 GATE = ("-m", "not clock and not nightly", "-x", "-q", "-p", "no:cacheprovider")
 _LIMIT_S = {"": 240.0, "engine": 600.0, "service": 900.0}
 """By tier. A test that hangs longer has found its defect."""
+_ONE_TEST_S = {"": 60, "engine": 300, "service": 300}
 _ENDS_WITHIN_S = 30.0
 _FAILED, _NOTHING_FAILED = 1, 0
 _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -187,7 +188,8 @@ class Copy:
         """Run a defect's tests with it."""
         began_s = time.monotonic()
         with self.with_defect(mutant):
-            status, printed = self.run(mutant.tests, _LIMIT_S[mutant.tier])
+            tests = (*mutant.tests, "-o", f"timeout={_ONE_TEST_S[mutant.tier]}")
+            status, printed = self.run(tests, _LIMIT_S[mutant.tier])
         first = _FIRST_FAILURE.search(printed)
         if status is None:
             found, what = True, "(the tests hung)"

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
 from scripts.local import processes, ray_cluster, redis_server, surroundings
 
-pytest_plugins = ("tests.reruns",)
+pytest_plugins = ("tests.reruns", "tests.runs")
 
 # Before anything else: no test meets the variables, the token or the Ray of whoever runs it.
 surroundings.leave()
@@ -32,12 +33,25 @@ settings.load_profile("hermes")
 _numbers = itertools.count(1)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """SIGUSR1 prints the stack of every thread and interrupts the run, which ends what it started:
     `scripts/test` sends it to a run that hangs.
     """
-    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    spreads = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+
+    def interrupt(*_: object) -> None:
+        for worker in psutil.Process().children() if spreads else ():
+            worker.send_signal(signal.SIGUSR1)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGUSR1, interrupt)
     faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True, chain=True)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What async tests and fixtures run on."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")

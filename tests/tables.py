@@ -28,6 +28,8 @@ from typing import Any, Self
 
 import pytest
 
+Test = Callable[..., Any]
+
 
 class Failures:
     """What was wrong with which row; at its end it fails with all of that, if anything was."""
@@ -65,23 +67,35 @@ class Failures:
             raise AssertionError("\n".join([head, *lines])) from self._wrong[0][1]
 
 
-def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Runs a test once for all rows, which are those of `pytest.mark.parametrize`."""
+def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
+    """Runs a test, which may be async, once for all rows, which are those of
+    `pytest.mark.parametrize`.
+    """
     arguments = [name.strip() for name in names.split(",")]
     cases = [tuple(row) if len(arguments) > 1 else (row,) for row in rows]
 
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(test)
+    def named(case: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(arguments, case, strict=True))
+
+    def decorate(test: Test) -> Test:
         def run(*args: Any, **fixtures: Any) -> None:
             with Failures() as failures:
                 for case in cases:
                     with failures.of(*case):
-                        test(*args, **dict(zip(arguments, case, strict=True)), **fixtures)
+                        test(*args, **named(case), **fixtures)
+
+        async def run_async(*args: Any, **fixtures: Any) -> None:
+            with Failures() as failures:
+                for case in cases:
+                    with failures.of(*case):
+                        await test(*args, **named(case), **fixtures)
 
         signature = inspect.signature(test)
         assert signature.parameters.keys() >= set(arguments), test.__name__
         others = [value for name, value in signature.parameters.items() if name not in arguments]
-        run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-        return run
+        is_async = inspect.iscoroutinefunction(test)
+        wrapped: Test = functools.wraps(test)(run_async if is_async else run)
+        wrapped.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return wrapped
 
     return decorate

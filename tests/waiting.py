@@ -14,13 +14,17 @@ T = TypeVar("T")
 PATIENCE_S = 180.0
 
 
-def until(what: str, look: Callable[[], T | None]) -> T:
-    """The first true answer of `look`; fails with `what` and the last answer if none comes."""
-    deadline_s = time.monotonic() + PATIENCE_S
+def until(what: str, look: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
+    """The first true answer of `look`; fails with `what` and the last answer if none comes.
+
+    Args:
+        within_s: a longer deadline, for services and nodes that start.
+    """
+    deadline_s = time.monotonic() + within_s
     while not (found := look()):
         if time.monotonic() > deadline_s:
-            raise AssertionError(f"not within {PATIENCE_S:g} s: {what} (last: {found!r})")
-        time.sleep(0.02)
+            raise AssertionError(f"not within {within_s:g} s: {what} (last: {found!r})")
+        time.sleep(0.05)
     return found
 
 

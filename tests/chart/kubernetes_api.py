@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import trustme
+
+from tests import http_server
+from tests.http_server import Asked, Wire, whole
 
 TOKEN = "the-token"
 PLACE = "/apis/ray.io/v1/namespaces/prod/rayservices/hermes"
@@ -81,31 +82,14 @@ def serving(cluster: Cluster) -> Iterator[Cluster]:
     authority.cert_pem.write_to_path(str(cluster.folder / "ca.crt"))
     (cluster.folder / "token").write_text(f"{TOKEN}\n")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.split("?")[0]
-            cluster.asked.append(f"{self.command} {path}")
-            allowed = self.headers.get("authorization") == f"Bearer {TOKEN}"
-            status, body = cluster.answer(self.command, path) if allowed else (401, "who?")
-            text = body if isinstance(body, str) else json.dumps(body)
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.end_headers()
-            self.wfile.write(text.encode())
+    def play(asked: Asked, wire: Wire) -> None:
+        path = asked.path.split("?")[0]
+        cluster.asked.append(f"{asked.method} {path}")
+        allowed = asked.headers.get("authorization") == f"Bearer {TOKEN}"
+        status, body = cluster.answer(asked.method, path) if allowed else (401, "who?")
+        text = body if isinstance(body, str) else json.dumps(body)
+        wire.send(whole(status, text.encode()))
 
-        do_DELETE = do_GET
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    cluster.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with http_server.serving(play, context) as server:
+        cluster.port = server.port
         yield cluster
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

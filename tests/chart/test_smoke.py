@@ -8,12 +8,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from serve_app.journal.events import DONE
 from tests.chart.charts import CHART, NAMED, documents, one
+from tests.http_server import Asked, Script, Wire, event, serving, whole
 from tests.tables import each
 
 KEY = "the-key"
@@ -21,53 +19,32 @@ CHUNK = {"choices": [{"delta": {"content": "hi"}, "finish_reason": None}]}
 LAST = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 
-class Service(BaseHTTPRequestHandler):
-    """A fake service; `fault` names its defect."""
+def service(fault: str) -> Script:
+    """A service with a defect, if one is named."""
 
-    fault = ""
+    def play(asked: Asked, wire: Wire) -> None:
+        known = asked.headers.get("authorization") == f"Bearer {KEY}" or fault == "open door"
+        model = {"id": "other" if fault == "another model" else "big"}
+        if asked.path == "/readyz" and fault == "not ready":
+            wire.send(whole(503, b"{}"))
+        elif asked.path.startswith("/v1/") and not known:
+            wire.send(whole(401, b"{}"))
+        elif asked.method == "GET":
+            wire.send(whole(200, json.dumps({"data": [model]}).encode()))
+        else:
+            assert json.loads(asked.body)["stream"]
+            events = [event(CHUNK), event(LAST), DONE]
+            left_out = {"no finish reason": event(LAST), "cut short": DONE}.get(fault)
+            sent = [b"id: %d\n%b" % pair for pair in enumerate(events, 1) if pair[1] != left_out]
+            wire.send(whole(200, b"".join(sent), "text/event-stream"))
 
-    def do_GET(self) -> None:
-        if self.path == "/readyz" and self.fault == "not ready":
-            return self.answer(503, {})
-        if self.path == "/v1/models" and not self.allowed():
-            return self.answer(401, {})
-        self.answer(200, {"data": [{"id": "other" if self.fault == "another model" else "big"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if not self.allowed() or not body["stream"]:
-            return self.answer(401, {})
-        events = [CHUNK] if self.fault == "no finish reason" else [CHUNK, LAST]
-        texts = [*map(json.dumps, events), *([] if self.fault == "cut short" else ["[DONE]"])]
-        self.answer(200, "".join(f"id: {n}\ndata: {text}\n\n" for n, text in enumerate(texts, 1)))
-
-    def allowed(self) -> bool:
-        return self.fault == "open door" or self.headers.get("authorization") == f"Bearer {KEY}"
-
-    def answer(self, status: int, body: object) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def serving(fault: str) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Faulty", (Service,), {"fault": fault}))
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return play
 
 
 def smoke(fault: str, seconds: str = "60") -> subprocess.CompletedProcess[str]:
-    with serving(fault) as url:
+    with serving(service(fault)) as server:
         given = {
-            "HERMES_URL": url,
+            "HERMES_URL": server.url,
             "HERMES_API_KEY": KEY,
             "HERMES_MODEL": "big",
             "HERMES_TEST_SECONDS": seconds,

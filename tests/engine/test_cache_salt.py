@@ -4,7 +4,6 @@ sets one.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from typing import Any
 
@@ -77,20 +76,17 @@ class Whose:
 
 
 @pytest.mark.parametrize("way", ["generate", "encode"])
-def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
-    async def main() -> None:
-        engine: Any = Listening()
-        client = RecordingClient(engine, Progress())
-        recording.current.set(Whose())  # type: ignore[arg-type]
-        params = SamplingParams()
-        params.output_kind = recording_kind()
-        async for _ in getattr(client, way)(
-            {"type": "token", "prompt_token_ids": [1]}, params, "req_1"
-        ):
-            pass
-        assert [prompt["cache_salt"] for prompt in engine.prompts] == [salt("acme", None)]
-
-    asyncio.run(main())
+async def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
+    engine: Any = Listening()
+    client = RecordingClient(engine, Progress())
+    recording.current.set(Whose())  # type: ignore[arg-type]
+    params = SamplingParams()
+    params.output_kind = recording_kind()
+    async for _ in getattr(client, way)(
+        {"type": "token", "prompt_token_ids": [1]}, params, "req_1"
+    ):
+        pass
+    assert [prompt["cache_salt"] for prompt in engine.prompts] == [salt("acme", None)]
 
 
 def recording_kind() -> Any:

@@ -169,7 +169,7 @@ def passes_the_door(path: str, body: dict[str, Any]) -> bool:
     return True
 
 
-class World(EngineThread):
+class WatchedEngine(EngineThread):
     """The engine, and a watch on who holds its event loop."""
 
     def __init__(self) -> None:
@@ -234,13 +234,13 @@ class World(EngineThread):
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    made = World()
+def world() -> Iterator[WatchedEngine]:
+    made = WatchedEngine()
     yield made
     made.close()
 
 
-def check(world: World, sent: list[Sent]) -> None:
+def check(world: WatchedEngine, sent: list[Sent]) -> None:
     took_bytes = world.bytes_of_all()
     wrong = world.run(
         world.answers([one for one in sent if passes_the_door(*one)]),
@@ -258,7 +258,7 @@ def fields_of(path: str) -> list[str]:
     return sorted(PATHS[path][0].model_fields.keys() - known)
 
 
-def test_the_first_request_for_logprobs_waits_for_no_compiler(world: World) -> None:
+def test_the_first_request_for_logprobs_waits_for_no_compiler(world: WatchedEngine) -> None:
     """It must stay the first one of this engine. Compiling takes the engine at least two seconds,
     and it stands still meanwhile.
     """
@@ -273,10 +273,10 @@ def test_the_first_request_for_logprobs_waits_for_no_compiler(world: World) -> N
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_value_of_a_field_alone(world: World, path: str) -> None:
+def test_no_value_of_a_field_alone(world: WatchedEngine, path: str) -> None:
     for field in fields_of(path):
         check(world, each_alone(path, field))
 
 
-def test_nor_a_few_fields_together(world: World) -> None:
+def test_nor_a_few_fields_together(world: WatchedEngine) -> None:
     check(world, a_few_together())

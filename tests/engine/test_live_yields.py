@@ -4,7 +4,6 @@ worker, Redis, vLLM and its serving layer are real.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from typing import Any
@@ -15,14 +14,14 @@ pytest.importorskip("vllm")
 
 from serve_app.journal.entries import transcript
 from tests.engine.resume_helpers import ARGS
-from tests.journal.yielding import Service, ended, has_output, service
+from tests.journal.yielding import YieldingService, ended, has_output, service
 from tests.waiting import eventually
 
 MODEL = "hermes-tiny"
 TOKENS = 1_200
 
 
-async def text(its: Service, name: str) -> list[str]:
+async def text(its: YieldingService, name: str) -> list[str]:
     """What an answer says, and why it has ended. How many tokens an event holds differs."""
     (last,) = [entry for entry in await its.w.entries(name) if entry.terminal]
     found = transcript(last)
@@ -39,27 +38,23 @@ async def text(its: Service, name: str) -> list[str]:
 @pytest.mark.clock  # the long answer must still run when each short one has ended
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_long_answer_yields_three_times_and_is_the_unbroken_one(
+async def test_a_long_answer_yields_three_times_and_is_the_unbroken_one(
     redis_url: str, namespace: str, stream: bool
 ) -> None:
     more: dict[str, Any] = {"model": MODEL, "temperature": 0, "ignore_eos": True}
-
-    async def main() -> None:
-        engine = {"kind": "vllm", "args": ARGS}
-        async with service(redis_url, namespace, engine) as its, its.ingress("ingress-1"):
-            await its.admit("long", TOKENS, "batch", stream=stream, **more)
-            for number in range(3):
-                await eventually(partial(has_output, its, "long", number + 1))
-                await its.admit(f"short-{number}", 4, "realtime", **more)
-                await ended(its, f"short-{number}")
-            await ended(its, "long")
-            assert [call for call in its.calls if call[0] == "long"] == [
-                ("long", epoch) for epoch in (1, 2, 3, 4)
-            ]
-            await its.admit("whole", TOKENS, "batch", stream=stream, **more)
-            await ended(its, "whole")
-            long = await text(its, "long")
-            assert long == await text(its, "whole")
-            assert long[1:] == ["length"]
-
-    asyncio.run(main())
+    engine = {"kind": "vllm", "args": ARGS}
+    async with service(redis_url, namespace, engine) as its, its.ingress("ingress-1"):
+        await its.admit("long", TOKENS, "batch", stream=stream, **more)
+        for number in range(3):
+            await eventually(partial(has_output, its, "long", number + 1))
+            await its.admit(f"short-{number}", 4, "realtime", **more)
+            await ended(its, f"short-{number}")
+        await ended(its, "long")
+        assert [call for call in its.calls if call[0] == "long"] == [
+            ("long", epoch) for epoch in (1, 2, 3, 4)
+        ]
+        await its.admit("whole", TOKENS, "batch", stream=stream, **more)
+        await ended(its, "whole")
+        long = await text(its, "long")
+        assert long == await text(its, "whole")
+        assert long[1:] == ["length"]

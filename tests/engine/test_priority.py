@@ -21,7 +21,7 @@ LONGEST = 512
 PATH = "/v1/completions"
 
 
-class World(EngineThread):
+class SmallEngine(EngineThread):
     """An engine with little memory."""
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class World(EngineThread):
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[World]:
-    made = World()
+def small() -> Iterator[SmallEngine]:
+    made = SmallEngine()
     yield made
     made.close()
 
@@ -58,7 +58,7 @@ def asking(prompt_tokens: int, output_tokens: int, request_class: str) -> Any:
 
 @pytest.mark.clock  # the first request must still run when the other five have come
 def test_a_realtime_request_passes_batch_requests_that_wait_inside_the_engine(
-    small: World,
+    small: SmallEngine,
 ) -> None:
     """One that fills the memory runs, and five wait when the urgent one comes."""
     ended: list[str] = []
@@ -92,7 +92,7 @@ def test_a_realtime_request_passes_batch_requests_that_wait_inside_the_engine(
 
 
 @pytest.mark.nightly  # an engine of its own
-def test_preemptions_are_counted_as_vllm_counts_them(small: World) -> None:
+def test_preemptions_are_counted_as_vllm_counts_them(small: SmallEngine) -> None:
     """Six answers that fit into its memory when they begin, and no more when they are long."""
 
     async def main() -> None:

@@ -22,19 +22,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import hypothesis
 from hypothesis import strategies as st
 
-from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
-from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess
-from serve_app.settings import Settings
-from tests.journal.journal_helpers import redis_settings
-from workers.simulated_engine import SimulatedEngine
+from tests.journal.in_process import (
+    WORKER,
+    calling,
+    ingress_process,
+    settings_of,
+    worker_process,
+)
+from tests.waiting import eventually
 
 T = TypeVar("T")
 STEP_S = 0.05
@@ -43,24 +45,23 @@ EXAMPLES = 50
 MODEL = "hermes-tiny"
 
 
-class Door:
+class ServiceInAThread:
     """An ingress and a worker on an event loop of their own."""
 
     def __init__(self, redis_url: str, namespace: str, **engine: Any) -> None:
-        self.settings = Settings.model_validate(
-            {
-                "namespace": namespace,
-                "redis": redis_settings(redis_url),
-                "engine": {
-                    "kind": "simulated",
-                    "args": {"tokens_per_s": 20_000, "max_output_tokens": 8, **engine},
-                },
-                "workers": {"replicas": 1},
-                "ingress": {"replicas": 1},
-                "telemetry": {"log_level": "ERROR"},
-            }
+        self.settings = settings_of(
+            redis_url,
+            namespace,
+            engine={
+                "kind": "simulated",
+                "args": {"tokens_per_s": 20_000, "max_output_tokens": 8, **engine},
+            },
+            workers={"replicas": 1},
+            ingress={"replicas": 1},
+            telemetry={"log_level": "ERROR"},
         )
         self.loop = asyncio.new_event_loop()
+        self._running = AsyncExitStack()
         self.longest_s = 0.0
         self._gc_s = 0.0
         self._gc_began_s = 0.0
@@ -73,28 +74,16 @@ class Door:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def _start(self) -> None:
-        self._worker = WorkerProcess(self.settings, "worker-1", SimulatedEngine(self.settings))
-        await self._worker.start()
-        replicas = Replicas()
-        replicas.serving(["worker-1"])
-
-        async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
-            replicas.place(request_id, "worker-1")
-            return Answer.decode(
-                await self._worker.replica.execute(request_id, epoch, session, cause)
-            )
-
-        self._ingress = IngressProcess(self.settings, "ingress-1", "cluster-1", execute, replicas)
-        await self._ingress.start()
+        worker = await self._running.enter_async_context(worker_process(self.settings))
+        self._ingress = await self._running.enter_async_context(
+            ingress_process(self.settings, calling(worker), [WORKER])
+        )
         self._app = self._ingress.app()
-        async with asyncio.timeout(ANSWER_S):
-            while not self._ingress.readiness.report()[0]:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: self._ingress.readiness.report()[0])
 
     async def stop(self) -> None:
         """Stop both."""
-        await self._ingress.stop()
-        await self._worker.stop()
+        await self._running.aclose()
 
     async def metrics(self) -> str:
         """The page of the whole application."""
@@ -323,7 +312,7 @@ def bodies(draw: st.DrawFn, path: str) -> bytes:
 def main(redis_url: str, namespace: str, seconds: float = 0.0) -> None:
     """Send requests; a failed assertion shows what was sent."""
     logging.disable(logging.CRITICAL)
-    door = Door(redis_url, namespace)
+    service = ServiceInAThread(redis_url, namespace)
     statuses: Counter[int] = Counter()
     until_s = time.monotonic() + seconds
 
@@ -332,18 +321,18 @@ def main(redis_url: str, namespace: str, seconds: float = 0.0) -> None:
         sent = [(b"content-type", b"application/json"), *data.draw(HEADERS)]
         if seconds and time.monotonic() > until_s:
             return
-        door.longest_s = 0.0
-        status, answer = door.run(door.ask(path, sent, body))
+        service.longest_s = 0.0
+        status, answer = service.run(service.ask(path, sent, body))
         statuses[status] += 1
         assert status < 500, (status, answer[:500])
         if (
-            seconds and door.longest_s > STEP_S
+            seconds and service.longest_s > STEP_S
         ):  # again, for what happens once, such as the first use of something, or a slow moment
             held_s = []
             for _ in range(4):
-                door.longest_s = 0.0
-                door.run(door.ask(path, sent, body))
-                held_s.append(door.longest_s)
+                service.longest_s = 0.0
+                service.run(service.ask(path, sent, body))
+                held_s.append(service.longest_s)
             assert min(held_s) <= STEP_S, f"the loop was held for {min(held_s) * 1000:.0f} ms"
 
     quiet = hypothesis.settings(
@@ -359,7 +348,7 @@ def main(redis_url: str, namespace: str, seconds: float = 0.0) -> None:
             )()
         if time.monotonic() > until_s:
             break
-    door.run(door.stop())
+    service.run(service.stop())
     print(f"{sum(statuses.values())} requests: {dict(sorted(statuses.items()))}")
 
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from serve_app.cluster.leases import Membership
-from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Outcome, Written
 from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.ingress import IngressProcess
 from serve_app.redis.client import connect_redis
+from tests.journal.in_process import ingress_process
 from tests.journal.journal_helpers import OPENED, World, add, finish
 
 REPLICA = OPENED.replica
 
 
-class Worker:
+class WritingWorker:
     """`execute` as a worker replica has it: opens the attempt, appends an event, and completes the
     request.
     """
@@ -51,27 +51,19 @@ class Worker:
         return Answer(Outcome.ENDED, Written(1))
 
 
-@asynccontextmanager
-async def ingress_of(
-    w: World, name: str, worker: Worker, serving: Sequence[str] = (REPLICA,)
-) -> AsyncIterator[IngressProcess]:
+def ingress_of(
+    w: World, name: str, worker: WritingWorker, serving: Sequence[str] = (REPLICA,)
+) -> AbstractAsyncContextManager[IngressProcess]:
     """An ingress that can send to a worker. `serving`: the replicas that it sees."""
-    replicas = Replicas()
-    replicas.serving(serving)
-    ingress = IngressProcess(w.settings, name, "session-1", worker.execute, replicas)
-    try:
-        await ingress.start()
-        yield ingress
-    finally:
-        await ingress.stop()
+    return ingress_process(w.settings, worker.execute, serving, name)
 
 
 @asynccontextmanager
 async def ingresses(
     w: World, *names: str, capacity: int = 8
-) -> AsyncIterator[tuple[Worker, list[IngressProcess]]]:
+) -> AsyncIterator[tuple[WritingWorker, list[IngressProcess]]]:
     """A worker with a lease, and ingresses that can send to it."""
-    worker = Worker(await w.writer())
+    worker = WritingWorker(await w.writer())
     redis = connect_redis(w.settings.redis)
     membership = Membership(redis, w.settings.namespace)
     await membership.join_as_worker(REPLICA, capacity)

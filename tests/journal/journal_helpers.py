@@ -163,12 +163,7 @@ class World:
         facts = RequestFacts(request_class, tenant, "s", "m", True, now_ms, deadline_ms, channel)
         return await self.accept(request_id, facts)
 
-    async def accept(
-        self,
-        request_id: str,
-        facts: RequestFacts,
-        body: bytes = b"{}",
-    ) -> str:
+    async def accept(self, request_id: str, facts: RequestFacts, body: bytes = b"{}") -> str:
         """Accept a request with all its facts given."""
         commands = [
             *self.store.first_entry(request_id, LINE, body, facts),

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt import Attempt
@@ -25,19 +21,8 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.redis.connection import RespConnection
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
-from tests.journal.cable import (
-    LATE,
-    RETRIED,
-    UNANSWERED,
-    UNSENT,
-    Cable,
-    settings_behind,
-)
-from tests.journal.journal_helpers import (
-    HEAD,
-    OPENED,
-    World,
-)
+from tests.journal.cable import LATE, RETRIED, UNANSWERED, UNSENT, Cable, settings_behind
+from tests.journal.journal_helpers import HEAD, OPENED, World
 from tests.journal.state_machines import LoopThread, examples
 from workers.replay import recorded
 

@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.waiting import PATIENCE_S
 

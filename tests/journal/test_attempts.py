@@ -112,124 +112,108 @@ async def dispatch(
         yield Dispatch(w, await w.writer(), clock)
 
 
-def test_a_request_that_hangs_every_worker_is_given_up(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with dispatch(redis_url, namespace) as its:
-            running = asyncio.create_task(its.attempts.run(await its.claim()))
-            for _ in range(POISON_AFTER):
-                replica, _ = await its.opened.get()
-                its.hangs(replica)
-            await running
-            assert await its.ending() == ("failed", "poison")
-            assert await its.causes() == [Cause.HUNG, Cause.HUNG]
-            (letter,) = await its.dead.read()
-            assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
-
-    asyncio.run(main())
+async def test_a_request_that_hangs_every_worker_is_given_up(
+    redis_url: str, namespace: str
+) -> None:
+    async with dispatch(redis_url, namespace) as its:
+        running = asyncio.create_task(its.attempts.run(await its.claim()))
+        for _ in range(POISON_AFTER):
+            replica, _ = await its.opened.get()
+            its.hangs(replica)
+        await running
+        assert await its.ending() == ("failed", "poison")
+        assert await its.causes() == [Cause.HUNG, Cause.HUNG]
+        (letter,) = await its.dead.read()
+        assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
 
 
 @pytest.mark.parametrize("cause", [Cause.DRAINED, Cause.AWAY])
-def test_what_no_request_can_be_blamed_for_does_not_count(
+async def test_what_no_request_can_be_blamed_for_does_not_count(
     redis_url: str, namespace: str, cause: str
 ) -> None:
-    async def main() -> None:
-        async with dispatch(redis_url, namespace) as its:
-            running = asyncio.create_task(its.attempts.run(await its.claim()))
-            for _ in range(POISON_AFTER + 1):
-                replica, _ = await its.opened.get()
-                if cause == Cause.DRAINED:
-                    its.replicas.serving(set(REPLICAS) - {replica})
-                    its.replicas.leased(
-                        set(REPLICAS) - {replica}
-                    )  # it gives its lease back at its end
-                    its.replicas.serving(REPLICAS)
-                else:
-                    its.replicas.leased(None)
-                    its.replicas.leased(set(REPLICAS) - {replica})
-                its.replicas.leased(REPLICAS)
-            _, attempt = await its.opened.get()
-            attempt.finish(State.COMPLETED, None, SUMMARY, None)
-            await running
-            assert await its.causes() == [cause] * (POISON_AFTER + 1)
-
-    asyncio.run(main())
+    async with dispatch(redis_url, namespace) as its:
+        running = asyncio.create_task(its.attempts.run(await its.claim()))
+        for _ in range(POISON_AFTER + 1):
+            replica, _ = await its.opened.get()
+            if cause == Cause.DRAINED:
+                its.replicas.serving(set(REPLICAS) - {replica})
+                its.replicas.leased(set(REPLICAS) - {replica})  # it gives its lease back at its end
+                its.replicas.serving(REPLICAS)
+            else:
+                its.replicas.leased(None)
+                its.replicas.leased(set(REPLICAS) - {replica})
+            its.replicas.leased(REPLICAS)
+        _, attempt = await its.opened.get()
+        attempt.finish(State.COMPLETED, None, SUMMARY, None)
+        await running
+        assert await its.causes() == [cause] * (POISON_AFTER + 1)
 
 
-def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(
+async def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with dispatch(redis_url, namespace) as its:
-            await its.claim()
-            writer = await its.w.writer()
-            for epoch, cause in ((1, ""), (2, Cause.HUNG), (3, Cause.HUNG)):
-                await writer.open(
-                    "req_1", epoch, b"%d" % epoch, AttemptFacts("replica-0", "e", 0, cause)
-                )
-            its.replicas.leased(REPLICAS[1:])
-            (entry,) = await its.w.abandoned("ingress-2")._claim_from(
-                its.w.queue().stream("standard"), "ingress-1", 0, ()
+    async with dispatch(redis_url, namespace) as its:
+        await its.claim()
+        writer = await its.w.writer()
+        for epoch, cause in ((1, ""), (2, Cause.HUNG), (3, Cause.HUNG)):
+            await writer.open(
+                "req_1", epoch, b"%d" % epoch, AttemptFacts("replica-0", "e", 0, cause)
             )
-            its.attempts._queue = its.attempts._adopted._queue = its.w.queue("ingress-2")
-            await its.attempts.run(entry)
-            assert await its.ending() == ("failed", "poison")
+        its.replicas.leased(REPLICAS[1:])
+        (entry,) = await its.w.abandoned("ingress-2")._claim_from(
+            its.w.queue().stream("standard"), "ingress-1", 0, ()
+        )
+        its.attempts._queue = its.attempts._adopted._queue = its.w.queue("ingress-2")
+        await its.attempts.run(entry)
+        assert await its.ending() == ("failed", "poison")
 
-    asyncio.run(main())
 
-
-def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_no_longer(
+async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_no_longer(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "QUARANTINE_LEASE_S", 600.0)
     asked: list[tuple[float, int]] = []
+    clock = TurnedClock()
+    clock.unix_offset_s = time.time() - clock.now_s
+    async with dispatch(redis_url, namespace, clock) as its:
+        entry = await its.claim(timeout_s=600)
+        async with its.quarantine.alone(within_s=60) as turn:
+            assert turn
+            alone = its.quarantine.alone
 
-    async def main() -> None:
-        clock = TurnedClock()
-        clock.unix_offset_s = time.time() - clock.now_s
-        async with dispatch(redis_url, namespace, clock) as its:
-            entry = await its.claim(timeout_s=600)
-            async with its.quarantine.alone(within_s=60) as turn:
-                assert turn
-                alone = its.quarantine.alone
+            def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
+                asked.append((within_s, its.attempts.waits.without_engine()))
+                return alone(within_s)
 
-                def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
-                    asked.append((within_s, its.attempts.waits.without_engine()))
-                    return alone(within_s)
-
-                monkeypatch.setattr(its.quarantine, "alone", asking)
-                running = asyncio.create_task(its.attempts.run(entry))
-                for _ in range(POISON_AFTER - 1):
-                    replica, _ = await its.opened.get()
-                    clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
-                    its.hangs(replica)
-                await running
-            assert its.attempts.waits.without_engine() == 0
-            assert await its.ending() == ("expired", "deadline")
-            assert its.opened.empty()
-            [(within_s, without_engine)] = asked
-            assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
-            assert without_engine == 1
-
-    asyncio.run(main())
+            monkeypatch.setattr(its.quarantine, "alone", asking)
+            running = asyncio.create_task(its.attempts.run(entry))
+            for _ in range(POISON_AFTER - 1):
+                replica, _ = await its.opened.get()
+                clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
+                its.hangs(replica)
+            await running
+        assert its.attempts.waits.without_engine() == 0
+        assert await its.ending() == ("expired", "deadline")
+        assert its.opened.empty()
+        [(within_s, without_engine)] = asked
+        assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
+        assert without_engine == 1
 
 
-def test_an_adopted_request_that_a_seal_below_a_newer_opening_has_ended_is_let_go(
+async def test_an_adopted_request_that_a_seal_below_a_newer_opening_has_ended_is_let_go(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with dispatch(redis_url, namespace) as its:
-            entry = replace(await its.claim(), taken_over=True)
-            key, facts = (
-                its.w.store.key("req_1"),
-                msgspec.json.encode(AttemptFacts("replica-0", "e", 0)),
-            )
-            for entry_id, fields in (
-                ("1-0", {"n": "1"}),
-                (seal_id(1), {"n": "1", "k": "failed"}),
-                ("2-0", {"n": "2"}),
-            ):
-                await its.w.redis.xadd(key, {**fields, "m": facts}, id=str(entry_id))
-            await its.attempts.run(entry)
-            assert await its.w.redis.xlen(entry.stream) == 0
-
-    asyncio.run(main())
+    async with dispatch(redis_url, namespace) as its:
+        entry = replace(await its.claim(), taken_over=True)
+        key, facts = (
+            its.w.store.key("req_1"),
+            msgspec.json.encode(AttemptFacts("replica-0", "e", 0)),
+        )
+        for entry_id, fields in (
+            ("1-0", {"n": "1"}),
+            (seal_id(1), {"n": "1", "k": "failed"}),
+            ("2-0", {"n": "2"}),
+        ):
+            await its.w.redis.xadd(key, {**fields, "m": facts}, id=str(entry_id))
+        await its.attempts.run(entry)
+        assert await its.w.redis.xlen(entry.stream) == 0

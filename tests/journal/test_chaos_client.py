@@ -18,31 +18,12 @@ from scripts.chaos_testing.kubernetes.in_pod import control
 from scripts.chaos_testing.kubernetes.in_pod.rounds import Rounds, longest_pause_s
 from scripts.chaos_testing.kubernetes.in_pod.texts import BEFORE, RECORD, Texts
 from scripts.chaos_testing.traffic import Client, Told
-from serve_app.contract import Answer
-from serve_app.processes.worker import WorkerProcess, make_engine
-from tests.journal.door_helpers import Door, door, door_settings
+from tests.journal.in_process import Door, in_process, settings_of
 from tests.waiting import eventually
 
 Send = Callable[..., Awaitable[Any]]
 TOKENS = 30
 ENGINE = {"kind": "simulated", "args": {"tokens_per_s": 500}}
-
-
-@asynccontextmanager
-async def service(url: str, namespace: str) -> AsyncIterator[Door]:
-    """An ingress and a worker."""
-    settings = door_settings(url, namespace, engine=ENGINE)
-    worker = WorkerProcess(settings, "worker-1", make_engine(settings))
-    await worker.start()
-
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
-        return Answer.decode(await worker.replica.execute(request_id, epoch, session, cause))
-
-    try:
-        async with door(url, namespace, execute, ["worker-1"], engine=ENGINE) as d:
-            yield d
-    finally:
-        await worker.stop()
 
 
 @asynccontextmanager
@@ -87,57 +68,51 @@ async def one_round(send: Send) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("compare", "words"), [("auto", BEFORE), ("record", RECORD)])
-def test_every_stream_is_whole_and_damage_shows(
+async def test_every_stream_is_whole_and_damage_shows(
     redis_url: str, namespace: str, tmp_path: Path, compare: str, words: str
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            service(redis_url, namespace) as d,
-            client_of(d, compare, tmp_path / "socket") as (client, send),
-        ):
-            await send("expect")
-            await until(send, lambda state: state["compared_with"])
-            assert (await send("state"))["compared_with"] == words
-            result = await one_round(send)
-            assert result["whole"] == result["all"] >= 5, result
-            assert result["longest_pause_s"] > 0
-            assert result["reconnected"] == 0
-            await until(send, lambda state: state["ready"]["ready"])
+    async with (
+        in_process(settings_of(redis_url, namespace, engine=ENGINE)) as d,
+        client_of(d, compare, tmp_path / "socket") as (client, send),
+    ):
+        await send("expect")
+        await until(send, lambda state: state["compared_with"])
+        assert (await send("state"))["compared_with"] == words
+        result = await one_round(send)
+        assert result["whole"] == result["all"] >= 5, result
+        assert result["longest_pause_s"] > 0
+        assert result["reconnected"] == 0
+        await until(send, lambda state: state["ready"]["ready"])
 
-            ask = client.ask
+        ask = client.ask
 
-            async def damaged(told: Told) -> None:
-                await ask(told)
-                told.text = told.text[:-1]
+        async def damaged(told: Told) -> None:
+            await ask(told)
+            told.text = told.text[:-1]
 
-            client.ask = damaged  # type: ignore[method-assign]
-            result = await one_round(send)
-            assert result["whole"] == 0
-            assert len(result["corrupted"]) == result["all"] >= 5
-
-    asyncio.run(scenario())
+        client.ask = damaged  # type: ignore[method-assign]
+        result = await one_round(send)
+        assert result["whole"] == 0
+        assert len(result["corrupted"]) == result["all"] >= 5
 
 
-def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_records(
+async def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_records(
     redis_url: str, namespace: str
 ) -> None:
-    async def scenario() -> None:
-        async with service(redis_url, namespace) as d:
-            client = Client(d.http, "hermes-tiny")
-            asked: list[Told] = []
-            ask = client.ask
+    async with in_process(settings_of(redis_url, namespace, engine=ENGINE)) as d:
+        client = Client(d.http, "hermes-tiny")
+        asked: list[Told] = []
+        ask = client.ask
 
-            async def otherwise(told: Told) -> None:
-                asked.append(told)
-                await ask(told)
-                told.text += "?" if len(asked) > 8 else ""
+        async def otherwise(told: Told) -> None:
+            asked.append(told)
+            await ask(told)
+            told.text += "?" if len(asked) > 8 else ""
 
-            client.ask = otherwise  # type: ignore[method-assign]
-            texts = Texts(client, d.http, "auto")
-            assert await texts.ask(5) == ""
-            assert texts.compared_with == RECORD
-
-    asyncio.run(scenario())
+        client.ask = otherwise  # type: ignore[method-assign]
+        texts = Texts(client, d.http, "auto")
+        assert await texts.ask(5) == ""
+        assert texts.compared_with == RECORD
 
 
 def test_the_longest_pause_counts_from_the_fault_on() -> None:

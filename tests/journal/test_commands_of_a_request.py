@@ -4,22 +4,19 @@ simulated engine.
 
 from __future__ import annotations
 
-import asyncio
-import pickle
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 
 import pytest
 
 from serve_app import timings
 from serve_app.contract import Answer, Outcome, Reason, State, Written
-from serve_app.processes.worker import WorkerProcess, make_engine
-from tests.journal.door_helpers import Door, door, door_settings
+from tests.journal.in_process import Door, calling, in_process, worker_process
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 
 MANY = 10
+ENGINE = {"kind": "simulated"}
 ADMITTED = ("multi", "xadd", "pexpire", "set", "xadd", "exec")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "get")
@@ -30,27 +27,6 @@ ACKNOWLEDGED = ("xdel", "xack", "unlink")
 EACH = Counter((*ADMITTED, *CLAIMED, *OPENED, *ANSWERED, *ENDED, *ACKNOWLEDGED))
 BACKGROUND = {"time", "zadd", "zrem", "zremrangebyscore", "zrangebyscore"}
 """What processes do to renew their leases, whether there are requests or not."""
-Told = Callable[[Answer], Answer]
-
-
-@asynccontextmanager
-async def service(w: World, told: Told = lambda answer: answer) -> AsyncIterator[Door]:
-    """An ingress and a worker. `told`: what the ingress understands of the worker's answers."""
-    url, namespace = w.settings.redis.url, w.settings.namespace
-    settings = door_settings(url, namespace)
-    worker = WorkerProcess(settings, "worker-1", make_engine(settings))
-    await worker.start()
-
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
-        answer = await worker.replica.execute(request_id, epoch, session, cause)
-        return told(Answer.decode(pickle.loads(pickle.dumps(answer))))
-
-    try:
-        async with door(url, namespace, execute, ["worker-1"]) as d:
-            await eventually(lambda: d.ingress.readiness.report()[0])
-            yield d
-    finally:
-        await worker.stop()
 
 
 async def calls(w: World) -> Counter[str]:
@@ -73,76 +49,69 @@ def paid(d: Door) -> float:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["", "a worker of 0.1.0"])
-def test_a_request_costs_no_more_commands(
+async def test_a_request_costs_no_more_commands(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, older: bool
 ) -> None:
     """Where a worker does not tell what was written, the journal is read for that."""
 
-    def told(answer: Answer) -> Answer:
-        return Answer.decode(str(answer.outcome)) if older else answer
+    async def told(_: str, answer: Awaitable[Answer]) -> Answer:
+        return Answer.decode(str((await answer).outcome)) if older else await answer
 
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, service(w, told) as d:
-            for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "DURABILITY_LOOK_S"):
-                monkeypatch.setattr(timings, loop, 1e6)
+    async with (
+        world(redis_url, namespace, engine=ENGINE) as w,
+        in_process(w.settings, around=told) as d,
+    ):
+        for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "DURABILITY_LOOK_S"):
+            monkeypatch.setattr(timings, loop, 1e6)
+        await ask(d, "completions", prompt="warm up", max_tokens=1)
+        first = paid(d)
+        before = await calls(w)
+        for _ in range(MANY):
             await ask(d, "completions", prompt="warm up", max_tokens=1)
-            first = paid(d)
-            before = await calls(w)
-            for _ in range(MANY):
-                await ask(d, "completions", prompt="warm up", max_tokens=1)
-            count = await calls(w) - before
-            each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
-            assert Counter(each) == EACH + Counter(xrevrange=older)
-            assert paid(d) == pytest.approx((1 + MANY) * first)
-            assert d.ingress.dispatcher._scheduler.estimates.lengths._judged == 1 + MANY
-
-    asyncio.run(main())
+        count = await calls(w) - before
+        each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
+        assert Counter(each) == EACH + Counter(xrevrange=older)
+        assert paid(d) == pytest.approx((1 + MANY) * first)
+        assert d.ingress.dispatcher._scheduler.estimates.lengths._judged == 1 + MANY
 
 
-def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(
+async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(
     redis_url: str, namespace: str
 ) -> None:
     answers: list[Answer] = []
 
-    def told(answer: Answer) -> Answer:
-        answers.append(answer)
-        return answer
+    async def told(_: str, answer: Awaitable[Answer]) -> Answer:
+        answers.append(await answer)
+        return answers[-1]
 
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, service(w, told) as d:
-            body = {"model": "hermes-tiny", "prompt": "on and on", "stream": True}
-            asked = {**body, "max_tokens": 100_000}
-            async with d.http.stream("POST", "/v1/completions", json=asked) as response:
-                async for _ in response.aiter_lines():
-                    break
-                name = response.headers["x-request-id"]
-                assert (await d.http.delete(f"/v1/requests/{name}")).status_code == 200
-            await eventually(lambda: not d.ingress.dispatcher.in_flight)
-            ((outcome, written),) = answers
-            assert outcome == Outcome.ENDED
-            assert written is not None
-            assert 0 < written.tokens < 10_000
-            assert not written.whole
-            assert 2 * written.tokens < paid(d) < 2 * written.tokens + 1_000, "and the prompt"
-            assert d.ingress.dispatcher._scheduler.estimates.lengths._judged == 0
+    async with (
+        world(redis_url, namespace, engine=ENGINE) as w,
+        in_process(w.settings, around=told) as d,
+    ):
+        body = {"model": "hermes-tiny", "prompt": "on and on", "stream": True}
+        asked = {**body, "max_tokens": 100_000}
+        async with d.http.stream("POST", "/v1/completions", json=asked) as response:
+            async for _ in response.aiter_lines():
+                break
+            name = response.headers["x-request-id"]
+            assert (await d.http.delete(f"/v1/requests/{name}")).status_code == 200
+        await eventually(lambda: not d.ingress.dispatcher.in_flight)
+        ((outcome, written),) = answers
+        assert outcome == Outcome.ENDED
+        assert written is not None
+        assert 0 < written.tokens < 10_000
+        assert not written.whole
+        assert 2 * written.tokens < paid(d) < 2 * written.tokens + 1_000, "and the prompt"
+        assert d.ingress.dispatcher._scheduler.estimates.lengths._judged == 0
 
-    asyncio.run(main())
 
-
-def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled_before(
+async def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled_before(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace, engine={"kind": "simulated"}) as w:
-            worker = WorkerProcess(w.settings, "worker-1", make_engine(w.settings))
-            await worker.start()
-            try:
-                await w.admit()
-                await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
-                answer = Answer.decode(await worker.replica.execute("req_1", 1, "s"))
-            finally:
-                await worker.stop()
-            nothing = Written(0, whole=False, begun=False)
-            assert answer == Answer(Outcome.ENDED, nothing)
-
-    asyncio.run(main())
+    async with world(redis_url, namespace, engine=ENGINE) as w:
+        await w.admit()
+        await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+        async with worker_process(w.settings) as worker:
+            answer = await calling(worker)("req_1", 1, "s", "")
+        nothing = Written(0, whole=False, begun=False)
+        assert answer == Answer(Outcome.ENDED, nothing)

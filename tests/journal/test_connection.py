@@ -24,47 +24,41 @@ UNSENDABLE = {
 
 
 @pytest.mark.parametrize("unsendable", UNSENDABLE.values(), ids=UNSENDABLE)
-def test_what_cannot_be_packed_leaves_the_connection_usable(
+async def test_what_cannot_be_packed_leaves_the_connection_usable(
     redis_url: str, unsendable: Any
 ) -> None:
-    async def main() -> None:
-        connection: RespConnection = await connect(RedisSettings(**redis_settings(redis_url)))
-        try:
-            before = connection.call([("ECHO", "before")])
-            with pytest.raises(ValueError):
-                connection.call([("ECHO", "good"), ("ECHO", unsendable)])
-            after = connection.call([("ECHO", "after"), ("ECHO", 2**64 - 1), ("ECHO", 1.5)])
-            async with asyncio.timeout(60):
-                assert await before == [b"before"]
-                assert await after == [b"after", b"18446744073709551615", b"1.5"]
-        finally:
-            connection.abort()
-
-    asyncio.run(main())
-
-
-def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind() -> None:
-    async def main() -> None:
-        greeted, closed = asyncio.Event(), asyncio.Event()
-
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(1 << 16)
-            greeted.set()
-            with suppress(ConnectionError):
-                await reader.read()
-            closed.set()
-            writer.close()
-
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0", connect_timeout_s=60)
-        connecting = asyncio.create_task(connect(settings))
-        await greeted.wait()
-        connecting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await connecting
+    connection: RespConnection = await connect(RedisSettings(**redis_settings(redis_url)))
+    try:
+        before = connection.call([("ECHO", "before")])
+        with pytest.raises(ValueError):
+            connection.call([("ECHO", "good"), ("ECHO", unsendable)])
+        after = connection.call([("ECHO", "after"), ("ECHO", 2**64 - 1), ("ECHO", 1.5)])
         async with asyncio.timeout(60):
-            await closed.wait()
-        server.close()
+            assert await before == [b"before"]
+            assert await after == [b"after", b"18446744073709551615", b"1.5"]
+    finally:
+        connection.abort()
 
-    asyncio.run(main())
+
+async def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind() -> None:
+    greeted, closed = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        greeted.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0", connect_timeout_s=60)
+    connecting = asyncio.create_task(connect(settings))
+    await greeted.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    async with asyncio.timeout(60):
+        await closed.wait()
+    server.close()

@@ -4,7 +4,6 @@ Redis.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -73,17 +72,16 @@ async def give_up(w: World, request_id: str, times: int = 1, keep: int = 100) ->
     await w.queue().acknowledge(entry)
 
 
-def given_up(url: str, namespace: str, *request_ids: str, times: int = 1, keep: int = 100) -> None:
-    async def main() -> None:
-        async with world(url, namespace) as w:
-            for request_id in request_ids:
-                await give_up(w, request_id, times, keep)
+async def given_up(
+    url: str, namespace: str, *request_ids: str, times: int = 1, keep: int = 100
+) -> None:
+    async with world(url, namespace) as w:
+        for request_id in request_ids:
+            await give_up(w, request_id, times, keep)
 
-    asyncio.run(main())
 
-
-def test_a_list_shows_each_letter_once_and_no_prompt(redis_url: str, namespace: str) -> None:
-    given_up(redis_url, namespace, "req_1", "req_2", times=2)
+async def test_a_list_shows_each_letter_once_and_no_prompt(redis_url: str, namespace: str) -> None:
+    await given_up(redis_url, namespace, "req_1", "req_2", times=2)
     done = command(redis_url, namespace, "list")
     assert (done.returncode, done.stderr) == (0, "")
     heading, *rows = done.stdout.splitlines()
@@ -105,10 +103,10 @@ def test_a_list_shows_each_letter_once_and_no_prompt(redis_url: str, namespace: 
     assert "lighthouses" not in done.stdout
 
 
-def test_a_list_shows_the_beginning_of_the_prompt_only_with_text(
+async def test_a_list_shows_the_beginning_of_the_prompt_only_with_text(
     redis_url: str, namespace: str
 ) -> None:
-    given_up(redis_url, namespace, "req_1")
+    await given_up(redis_url, namespace, "req_1")
     done = command(redis_url, namespace, "list", "--text")
     shown = done.stdout.splitlines()[1]
     assert shown.endswith("Tell me of ?[31mred?[0m lighthouses, and of the sea around t")
@@ -149,10 +147,10 @@ def test_an_empty_list_says_so(redis_url: str, namespace: str) -> None:
     assert (done.returncode, done.stdout) == (0, "no dead letters\n")
 
 
-def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(
+async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(
     redis_url: str, namespace: str
 ) -> None:
-    given_up(redis_url, namespace, "req_1")
+    await given_up(redis_url, namespace, "req_1")
     shown = json.loads(command(redis_url, namespace, "show", "req_1").stdout)
     assert shown["line"] == {
         "method": "POST",
@@ -167,42 +165,34 @@ def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(
     assert shown["body"] == json.loads(BODY)
 
 
-def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
+async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
     redis_url: str, namespace: str
 ) -> None:
-    given_up(redis_url, namespace, "req_1", "req_2", times=2)
+    await given_up(redis_url, namespace, "req_1", "req_2", times=2)
     before_ms = int(time.time() * 1000)
     done = command(redis_url, namespace, "redrive", "req_1")
     assert (done.returncode, done.stderr) == (0, "")
     old, new = done.stdout.strip().split(" → ")
     assert old == "req_1"
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            (entry,) = await w.queue("ingress-2").claim(8)
-            assert (entry.request_id, entry.request_class, entry.tenant) == (
-                new,
-                "batch",
-                "tenant-1",
-            )
-            work = work_of(LINE.path, BODY, json.loads(BODY))
-            assert (entry.prompt_tokens, entry.kind) == (work.prompt_tokens, work.kind)
-            first = await w.store.read_request(new)
-            assert first is not None
-            assert (first.body, decode_line(first)) == (BODY, LINE)
-            facts = decode_facts(first, RequestFacts)
-            assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)
-            assert facts.deadline_ms - facts.admitted_ms == TIMEOUT_MS
-            assert (facts.wake, facts.idempotency, facts.session) == ("", "", "session-1")
-            assert entry.deadline_ms == facts.deadline_ms
-            assert await w.redis.pttl(w.store.key(new)) > 0
-            assert [letter.request_id for letter in await letters_of(w).read()] == ["req_2"]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        (entry,) = await w.queue("ingress-2").claim(8)
+        assert (entry.request_id, entry.request_class, entry.tenant) == (new, "batch", "tenant-1")
+        work = work_of(LINE.path, BODY, json.loads(BODY))
+        assert (entry.prompt_tokens, entry.kind) == (work.prompt_tokens, work.kind)
+        first = await w.store.read_request(new)
+        assert first is not None
+        assert (first.body, decode_line(first)) == (BODY, LINE)
+        facts = decode_facts(first, RequestFacts)
+        assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)
+        assert facts.deadline_ms - facts.admitted_ms == TIMEOUT_MS
+        assert (facts.wake, facts.idempotency, facts.session) == ("", "", "session-1")
+        assert entry.deadline_ms == facts.deadline_ms
+        assert await w.redis.pttl(w.store.key(new)) > 0
+        assert [letter.request_id for letter in await letters_of(w).read()] == ["req_2"]
 
 
-def test_all_are_sent_again(redis_url: str, namespace: str) -> None:
-    given_up(redis_url, namespace, "req_1", "req_2", "req_3")
+async def test_all_are_sent_again(redis_url: str, namespace: str) -> None:
+    await given_up(redis_url, namespace, "req_1", "req_2", "req_3")
     done = command(redis_url, namespace, "redrive", "--all")
     assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == [
         "req_1",
@@ -210,37 +200,29 @@ def test_all_are_sent_again(redis_url: str, namespace: str) -> None:
         "req_3",
     ]
     assert command(redis_url, namespace, "list").stdout == "no dead letters\n"
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            assert [(depth.waiting, depth.claimed) for depth in (await w.depths()).values()] == [
-                (0, 0),
-                (0, 0),
-                (0, 0),
-                (3, 0),
-            ]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        assert [(depth.waiting, depth.claimed) for depth in (await w.depths()).values()] == [
+            (0, 0),
+            (0, 0),
+            (0, 0),
+            (3, 0),
+        ]
 
 
-def test_only_the_newest_letters_are_kept(redis_url: str, namespace: str) -> None:
-    given_up(redis_url, namespace, *(f"req_{number}" for number in range(13)), keep=11)
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            kept = [letter.request_id for letter in await letters_of(w).read()]
-            assert kept == [f"req_{number}" for number in range(2, 13)]
-            await letters_of(w).remove("req_12")
-            assert [letter.request_id for letter in await letters_of(w).read()] == kept[:-1]
-
-    asyncio.run(main())
+async def test_only_the_newest_letters_are_kept(redis_url: str, namespace: str) -> None:
+    await given_up(redis_url, namespace, *(f"req_{number}" for number in range(13)), keep=11)
+    async with world(redis_url, namespace) as w:
+        kept = [letter.request_id for letter in await letters_of(w).read()]
+        assert kept == [f"req_{number}" for number in range(2, 13)]
+        await letters_of(w).remove("req_12")
+        assert [letter.request_id for letter in await letters_of(w).read()] == kept[:-1]
 
 
 @pytest.mark.parametrize("words", [("show", "req_9"), ("redrive", "req_1", "req_9")])
-def test_an_unknown_id_is_an_error_and_nothing_is_done(
+async def test_an_unknown_id_is_an_error_and_nothing_is_done(
     redis_url: str, namespace: str, words: tuple[str, ...]
 ) -> None:
-    given_up(redis_url, namespace, "req_1")
+    await given_up(redis_url, namespace, "req_1")
     done = command(redis_url, namespace, *words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "dead-letters: no dead letter has the id req_9\n"

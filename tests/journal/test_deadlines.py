@@ -85,122 +85,103 @@ async def ending(w: World) -> tuple[str | None, str | None]:
     )
 
 
-def test_a_client_is_answered_a_moment_after_its_deadline_however_late_it_is(
+async def test_a_client_is_answered_a_moment_after_its_deadline_however_late_it_is(
     redis_url: str, namespace: str
 ) -> None:
     clock, deadline_s = TurnedClock(), 1_000.0
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            keeps, due_s = deadlines(w, clock), []
-            for left_s in (60.0, 0.0, -60.0):
-                clock.unix_offset_s = deadline_s - left_s - clock.now_s
-                due_s.append(keeps.due_in_s(int(deadline_s * 1000)))
-            assert due_s == [61.0, 1.0, 1.0]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        keeps, due_s = deadlines(w, clock), []
+        for left_s in (60.0, 0.0, -60.0):
+            clock.unix_offset_s = deadline_s - left_s - clock.now_s
+            due_s.append(keeps.due_in_s(int(deadline_s * 1000)))
+        assert due_s == [61.0, 1.0, 1.0]
 
 
-def test_a_client_of_an_unclaimed_request_is_answered_at_its_deadline(
+async def test_a_client_of_an_unclaimed_request_is_answered_at_its_deadline(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "EXPIRE_WITHIN_S", 60.0)  # no machine is too slow to record it
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            hub, facts = await w.hub(), await admit(w)
-            refusal = await Client(w, hub, facts, deadlines(w)).refused()
-            assert (refusal.status, refusal.reason) == (504, Reason.DEADLINE)
-            assert await ending(w) == ("expired", "deadline")
-            assert hub.request_ids == []
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        hub, facts = await w.hub(), await admit(w)
+        refusal = await Client(w, hub, facts, deadlines(w)).refused()
+        assert (refusal.status, refusal.reason) == (504, Reason.DEADLINE)
+        assert await ending(w) == ("expired", "deadline")
+        assert hub.request_ids == []
 
 
-def test_an_answer_from_the_worker_at_its_deadline_wins(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            hub, facts = await w.hub(), await admit(w, timeout_s=0.0)
-            client = Client(w, hub, facts, deadlines(w))
-            attempt = await w.opened(await w.writer())
-            attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
-            await attempt.closed
-            assert (await client.refused()).reason == Reason.DEADLINE
-            assert len([entry for entry in await w.entries() if entry.ends]) == 2, (
-                "the seal, and what follows it"
-            )
+async def test_an_answer_from_the_worker_at_its_deadline_wins(
+    redis_url: str, namespace: str
+) -> None:
+    async with world(redis_url, namespace) as w:
+        hub, facts = await w.hub(), await admit(w, timeout_s=0.0)
+        client = Client(w, hub, facts, deadlines(w))
+        attempt = await w.opened(await w.writer())
+        attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
+        await attempt.closed
+        assert (await client.refused()).reason == Reason.DEADLINE
+        assert len([entry for entry in await w.entries() if entry.ends]) == 2, (
+            "the seal, and what follows it"
+        )
 
-    asyncio.run(main())
 
-
-def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_is_updated_later(
+async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_is_updated_later(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(private_redis.url, namespace) as w:
-            hub, facts, keeps = await w.hub(), await admit(w), deadlines(w)
-            client = Client(w, hub, facts, keeps)
-            os.kill(private_redis.pid, signal.SIGSTOP)
-            try:
-                for follower in hub._followers["req_1"]:
-                    follower.wake(stale=True)  # it will wait for Redis when its time comes
-                assert (await client.refused()).reason == Reason.DEADLINE
-            finally:
-                os.kill(private_redis.pid, signal.SIGCONT)
-            await keeps.sweep()
-            assert await ending(w) == ("expired", "deadline")
-
-    asyncio.run(main())
+    async with world(private_redis.url, namespace) as w:
+        hub, facts, keeps = await w.hub(), await admit(w), deadlines(w)
+        client = Client(w, hub, facts, keeps)
+        os.kill(private_redis.pid, signal.SIGSTOP)
+        try:
+            for follower in hub._followers["req_1"]:
+                follower.wake(stale=True)  # it will wait for Redis when its time comes
+            assert (await client.refused()).reason == Reason.DEADLINE
+        finally:
+            os.kill(private_redis.pid, signal.SIGCONT)
+        await keeps.sweep()
+        assert await ending(w) == ("expired", "deadline")
 
 
-def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line(
+async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "OVERDUE_A_LOOK", 3)
     monkeypatch.setattr(timings, "DEADLINE_GRACE_S", 120.0)
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            queue, stream = w.queue(), w.queue().stream("standard")
-            await admit(w, "claimed", -300)
-            assert [entry.request_id for entry in await queue.claim(1)] == ["claimed"]
-            await w.redis.xadd(stream, {"x": "nobody can decode this"})
-            for number in range(6):
-                await admit(w, f"patient_{number}", 300)
-                await admit(w, f"late_{number}", -300)
-            await admit(w, "just_late", 0)
-            keeps = deadlines(w)
-            looks = 0
-            while any(
-                [await w.redis.exists(w.store.body_key(f"late_{number}")) for number in range(6)]
-            ):
-                await keeps.sweep()
-                looks += 1
-            assert looks > 2, "a few entries at a time"
-            left = [fields.get(b"r") for _, fields in await w.redis.xrange(stream)]
-            assert left == [
-                b"claimed",
-                None,
-                *(b"patient_%d" % number for number in range(6)),
-                b"just_late",
-            ]
-            for number in range(6):
-                *_, last = await w.entries(f"late_{number}")
-                assert (last.state, last.reason) == ("expired", "deadline")
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        queue, stream = w.queue(), w.queue().stream("standard")
+        await admit(w, "claimed", -300)
+        assert [entry.request_id for entry in await queue.claim(1)] == ["claimed"]
+        await w.redis.xadd(stream, {"x": "nobody can decode this"})
+        for number in range(6):
+            await admit(w, f"patient_{number}", 300)
+            await admit(w, f"late_{number}", -300)
+        await admit(w, "just_late", 0)
+        keeps = deadlines(w)
+        looks = 0
+        while any(
+            [await w.redis.exists(w.store.body_key(f"late_{number}")) for number in range(6)]
+        ):
+            await keeps.sweep()
+            looks += 1
+        assert looks > 2, "a few entries at a time"
+        left = [fields.get(b"r") for _, fields in await w.redis.xrange(stream)]
+        assert left == [
+            b"claimed",
+            None,
+            *(b"patient_%d" % number for number in range(6)),
+            b"just_late",
+        ]
+        for number in range(6):
+            *_, last = await w.entries(f"late_{number}")
+            assert (last.state, last.reason) == ("expired", "deadline")
 
 
-def test_the_lines_are_looked_through_by_themselves(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            keeps = deadlines(w)
-            await keeps.start()
-            await admit(w, timeout_s=-60)
-            await eventually(lambda: _ended(w))
-            await keeps.stop()
-
-    asyncio.run(main())
+async def test_the_lines_are_looked_through_by_themselves(redis_url: str, namespace: str) -> None:
+    async with world(redis_url, namespace) as w:
+        keeps = deadlines(w)
+        await keeps.start()
+        await admit(w, timeout_s=-60)
+        await eventually(lambda: _ended(w))
+        await keeps.stop()
 
 
 async def _ended(w: World) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -40,54 +39,36 @@ async def restart(redis: PrivateRedis, *lookers: Durability) -> None:
     await eventually(looked)
 
 
-def test_a_redis_that_remembers_is_fine_after_every_restart(
+async def test_a_redis_that_remembers_is_fine_after_every_restart(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(private_redis.url, namespace) as w:
-            one, other = ingress(w), ingress(w)
-            await settle(one, other)
-            for _ in range(2):
-                await restart(private_redis, one, other)
-                assert (one.problem, other.problem) == ("", "")
-
-    asyncio.run(main())
+    async with world(private_redis.url, namespace) as w:
+        one, other = ingress(w), ingress(w)
+        await settle(one, other)
+        for _ in range(2):
+            await restart(private_redis, one, other)
+            assert (one.problem, other.problem) == ("", "")
 
 
-def test_dropped_transactions_are_told_by_every_ingress(
+async def test_dropped_transactions_are_told_by_every_ingress(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
     """The operator deletes what Redis would drop at its start if `default` has no permissions."""
-
-    async def main() -> None:
-        async with world(private_redis.url, namespace) as w:
-            one, other, late = ingress(w), ingress(w), ingress(w)
-            await settle(one, other)
-            assert await w.operator.delete(probe_key(namespace, "transaction")) == 1
-            await restart(private_redis, one, other)
-            await late.look()
-            assert (one.problem, other.problem, late.problem) == (TRANSACTIONS,) * 3
-            assert b"hermes_redis_forgets 1.0" in one._telemetry.page()
-            await restart(private_redis, one)
-            assert one.problem == "", "it was mended"
-
-    asyncio.run(main())
+    async with world(private_redis.url, namespace) as w:
+        one, other, late = ingress(w), ingress(w), ingress(w)
+        await settle(one, other)
+        assert await w.operator.delete(probe_key(namespace, "transaction")) == 1
+        await restart(private_redis, one, other)
+        await late.look()
+        assert (one.problem, other.problem, late.problem) == (TRANSACTIONS,) * 3
+        assert b"hermes_redis_forgets 1.0" in one._telemetry.page()
+        await restart(private_redis, one)
+        assert one.problem == "", "it was mended"
 
 
-def test_a_redis_that_comes_back_empty_is_reported_as_such(
+async def test_a_redis_that_comes_back_empty_is_reported_as_such(
     private_redis: PrivateRedis, namespace: str, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with world(private_redis.url, namespace) as w:
-            one = ingress(w)
-            await settle(one)
-            private_redis.kill()
-            for file in (tmp_path / "data").glob("append*"):
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
-            await private_redis.start()
-            await eventually(lambda: looked(one))
-            assert one.problem == EVERYTHING
-
     async def looked(one: Durability) -> bool:
         try:
             await one.look()
@@ -95,4 +76,12 @@ def test_a_redis_that_comes_back_empty_is_reported_as_such(
             return False
         return True
 
-    asyncio.run(main())
+    async with world(private_redis.url, namespace) as w:
+        one = ingress(w)
+        await settle(one)
+        private_redis.kill()
+        for file in (tmp_path / "data").glob("append*"):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        await private_redis.start()
+        await eventually(lambda: looked(one))
+        assert one.problem == EVERYTHING

@@ -4,7 +4,6 @@ class.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -31,81 +30,68 @@ async def listened(w: World) -> list[Ended]:
 
 
 @pytest.mark.parametrize("outline_is_known", [False, True])
-def test_listeners_are_notified_once_with_request_and_tenant(
+async def test_listeners_are_notified_once_with_request_and_tenant(
     redis_url: str, namespace: str, outline_is_known: bool
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            heard = await listened(w)
-            outline = await w.store.outline("req_1") if outline_is_known else None
-            assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
-            assert heard == [CANCELLED]
-            assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, outline)
-            assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
-            assert heard == [CANCELLED]
-            assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        heard = await listened(w)
+        outline = await w.store.outline("req_1") if outline_is_known else None
+        assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
+        assert heard == [CANCELLED]
+        assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, outline)
+        assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
+        assert heard == [CANCELLED]
+        assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
 
 
-def test_what_its_worker_has_ended_is_not_told_of_again(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            heard = await listened(w)
-            before = await w.store.outline("req_1")
-            attempt = await w.opened(await w.writer())
-            finish(attempt)
-            await attempt.closed
-            assert not await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, before)
-            assert not heard
-
-    asyncio.run(main())
-
-
-def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
+async def test_what_its_worker_has_ended_is_not_told_of_again(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            heard = await listened(w)
-            await w.redis.delete(w.store.key("req_1"))
-            await w.redis.xadd(w.store.key("req_1"), {"m": "no json"}, id=str(REQUEST_ID))
-            (entry,) = await w.queue().claim(1)
-            assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
-            assert not await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
-            lost = Ended("req_1", State.FAILED, Reason.JOURNAL_LOST, "batch", "tenant-1", TRACE)
-            assert heard == [lost]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        heard = await listened(w)
+        before = await w.store.outline("req_1")
+        attempt = await w.opened(await w.writer())
+        finish(attempt)
+        await attempt.closed
+        assert not await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, before)
+        assert not heard
 
 
-def test_a_failing_listener_does_not_stop_the_others(
+async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
+    redis_url: str, namespace: str
+) -> None:
+    async with world(redis_url, namespace) as w:
+        heard = await listened(w)
+        await w.redis.delete(w.store.key("req_1"))
+        await w.redis.xadd(w.store.key("req_1"), {"m": "no json"}, id=str(REQUEST_ID))
+        (entry,) = await w.queue().claim(1)
+        assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+        assert not await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+        lost = Ended("req_1", State.FAILED, Reason.JOURNAL_LOST, "batch", "tenant-1", TRACE)
+        assert heard == [lost]
+
+
+async def test_a_failing_listener_does_not_stop_the_others(
     redis_url: str, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(ended: Ended) -> None:
         raise ValueError("a listener's own mistake")
 
-    async def main() -> None:
+    with caplog.at_level(logging.INFO, "hermes.endings"):
         async with world(redis_url, namespace) as w:
             w.endings.listen(fails)
             heard = await listened(w)
             assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
             assert heard == [CANCELLED]
-
-    with caplog.at_level(logging.INFO, "hermes.endings"):
-        asyncio.run(main())
     line, failure = caplog.records
     assert line.getMessage() == "request req_1 ended: cancelled (cancelled)"
     assert (line.__dict__["tenant"], line.__dict__["reason"]) == ("tenant-1", "cancelled")
     assert "a listener for its ending failed" in failure.getMessage()
 
 
-def test_every_ending_is_counted_with_its_class(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            await listened(w)
-            await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
-            labels = 'class="batch",reason="cancelled",state="cancelled"'
-            assert f"hermes_requests_ended_total{{{labels}}} 1.0" in w.telemetry.page().decode()
-
-    asyncio.run(main())
+async def test_every_ending_is_counted_with_its_class(redis_url: str, namespace: str) -> None:
+    async with world(redis_url, namespace) as w:
+        await listened(w)
+        await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+        labels = 'class="batch",reason="cancelled",state="cancelled"'
+        assert f"hermes_requests_ended_total{{{labels}}} 1.0" in w.telemetry.page().decode()

@@ -18,66 +18,51 @@ from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
 from tests.journal.cable import HANGING, Cable
 from tests.journal.half_open import proxy
-from tests.journal.journal_helpers import (
-    OPENED,
-    add,
-    events,
-    everything,
-    finish,
-    world,
-)
+from tests.journal.journal_helpers import OPENED, add, events, everything, finish, world
 from tests.waiting import PATIENCE_S, eventually
 
 
-def test_a_subscription_that_has_died_without_a_word_is_noticed_by_a_ping(
+async def test_a_subscription_that_has_died_without_a_word_is_noticed_by_a_ping(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "SUBSCRIPTION_PING_S", 0.05)
     monkeypatch.setattr(timings, "SUBSCRIPTION_ANSWER_S", 0.3)
-
-    async def main() -> None:
-        async with (
-            proxy(redis_url) as way,
-            world(way.url, namespace) as w,
-            world(redis_url, namespace) as beside,
-        ):
-            hub = await w.hub()
-            before = await eventually(
-                lambda: hub._connection if hub._connection and hub._connection.usable else None
-            )
-            way.dead = True  # from here on, only an unanswered ping can end the connection
-            await eventually(lambda: not before.usable)
-            way.revive()
-            await eventually(lambda: hub._connection is not before and hub._connection is not None)
-            await eventually(beside.subscribers)
-
-    asyncio.run(main())
+    async with (
+        proxy(redis_url) as way,
+        world(way.url, namespace) as w,
+        world(redis_url, namespace) as beside,
+    ):
+        hub = await w.hub()
+        before = await eventually(
+            lambda: hub._connection if hub._connection and hub._connection.usable else None
+        )
+        way.dead = True  # from here on, only an unanswered ping can end the connection
+        await eventually(lambda: not before.usable)
+        way.revive()
+        await eventually(lambda: hub._connection is not before and hub._connection is not None)
+        await eventually(beside.subscribers)
 
 
-def test_callers_that_wait_for_a_connection_share_one_failure(
+async def test_callers_that_wait_for_a_connection_share_one_failure(
     redis_url: str, namespace: str
 ) -> None:
     """One after another, the twelfth would wait for twelve time-outs."""
-
-    async def main() -> None:
-        async with proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
-            way.dead = True
-            link, writer = RedisLink(w.settings.redis), JournalWriter(w.settings)
-            link._shared._quiet_s = 60.0  # however long the machine takes to come right after
-            calls = [link.call([("PING",)]) for _ in range(12)]
-            opens = [writer.open(f"req_{n}", 1, b"nonce", OPENED) for n in range(12)]
-            answers = await asyncio.gather(*calls, *opens, return_exceptions=True)
-            assert {type(answer) for answer in answers} == {RedisUnavailable}
-            with pytest.raises(RedisUnavailable):
-                await link.call([("PING",)])
-            assert way.accepted == 2, "the link's and the writer's; none for who comes right after"
-            way.dead = False
-            link._shared._quiet_until_s = -math.inf
-            await eventually(lambda: answered(link))
-            await link.close()
-            await writer.stop()
-
-    asyncio.run(main())
+    async with proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
+        way.dead = True
+        link, writer = RedisLink(w.settings.redis), JournalWriter(w.settings)
+        link._shared._quiet_s = 60.0  # however long the machine takes to come right after
+        calls = [link.call([("PING",)]) for _ in range(12)]
+        opens = [writer.open(f"req_{n}", 1, b"nonce", OPENED) for n in range(12)]
+        answers = await asyncio.gather(*calls, *opens, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {RedisUnavailable}
+        with pytest.raises(RedisUnavailable):
+            await link.call([("PING",)])
+        assert way.accepted == 2, "the link's and the writer's; none for who comes right after"
+        way.dead = False
+        link._shared._quiet_until_s = -math.inf
+        await eventually(lambda: answered(link))
+        await link.close()
+        await writer.stop()
 
 
 async def answered(link: RedisLink) -> bool:
@@ -88,32 +73,28 @@ async def answered(link: RedisLink) -> bool:
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["stops answering", "never answered"])
-def test_an_admission_waits_no_longer_than_its_own_time(
+async def test_an_admission_waits_no_longer_than_its_own_time(
     redis_url: str, namespace: str, connected: bool
 ) -> None:
     """However long Redis may take to connect and to answer."""
-
-    async def main() -> None:
-        async with proxy(redis_url) as way:
-            way.dead = not connected
-            redis = {"connect_timeout_s": 1e6, "response_timeout_s": 1e6}
-            settings = Settings.model_validate(
-                {"namespace": namespace, "redis": {"url": way.url, **redis}}
-            )
-            ingress = IngressProcess(settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
-            if connected:
-                await ingress.base.link.call([("PING",)])
-                way.dead = True
-            keys = [{"idempotency-key": str(n)} if n % 2 else {} for n in range(40)]
-            async with asyncio.timeout(PATIENCE_S):
-                refusals = await asyncio.gather(*(admit(ingress, key) for key in keys))
-            assert {refusal.reason for refusal in refusals} == {"journal_unavailable"}
-            assert len({refusal.headers()["retry-after-ms"] for refusal in refusals}) > 20, (
-                "or all come back at once"
-            )
-            await ingress.base.link.close()
-
-    asyncio.run(main())
+    async with proxy(redis_url) as way:
+        way.dead = not connected
+        redis = {"connect_timeout_s": 1e6, "response_timeout_s": 1e6}
+        settings = Settings.model_validate(
+            {"namespace": namespace, "redis": {"url": way.url, **redis}}
+        )
+        ingress = IngressProcess(settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
+        if connected:
+            await ingress.base.link.call([("PING",)])
+            way.dead = True
+        keys = [{"idempotency-key": str(n)} if n % 2 else {} for n in range(40)]
+        async with asyncio.timeout(PATIENCE_S):
+            refusals = await asyncio.gather(*(admit(ingress, key) for key in keys))
+        assert {refusal.reason for refusal in refusals} == {"journal_unavailable"}
+        assert len({refusal.headers()["retry-after-ms"] for refusal in refusals}) > 20, (
+            "or all come back at once"
+        )
+        await ingress.base.link.close()
 
 
 async def admit(ingress: IngressProcess, headers: dict[str, str]) -> RequestRefused:
@@ -123,54 +104,47 @@ async def admit(ingress: IngressProcess, headers: dict[str, str]) -> RequestRefu
     return refused.value
 
 
-def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(
+async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any other answer of Redis would be missed."""
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.05)
     monkeypatch.setattr(timings, "LEASE_STEADY_S", 0.3)
-
-    async def main() -> None:
-        async with proxy(redis_url) as way, world(way.url, namespace) as w:
-            ingress = IngressProcess(w.settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
-            membership: Membership = ingress.membership
-            await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
-            await eventually(lambda: membership.reachable)
-            way.dead = True
-            await eventually(lambda: not membership.reachable)
-            way.revive()
-            await eventually(lambda: membership.reachable)
-            await membership.leave()
-
-    asyncio.run(main())
+    async with proxy(redis_url) as way, world(way.url, namespace) as w:
+        ingress = IngressProcess(w.settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
+        membership: Membership = ingress.membership
+        await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+        await eventually(lambda: membership.reachable)
+        way.dead = True
+        await eventually(lambda: not membership.reachable)
+        way.revive()
+        await eventually(lambda: membership.reachable)
+        await membership.leave()
 
 
-def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_and_no_entry(
+async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_and_no_entry(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        cable = Cable(redis_url)
-        await cable.start()
-        async with world(redis_url, namespace) as beside:
-            async with world(cable.url, namespace) as w:
-                follower = (await beside.hub()).follow_new(await beside.admit())
-                reading = asyncio.create_task(everything(follower))
-                await beside.admit("req_2")
-                writer = await w.writer()
-                attempt = await w.opened(writer)
-                writer._within_s = 0.3
-                cable.cut("XADD", HANGING)
-                opening = asyncio.create_task(writer.open("req_2", 1, b"nonce-2", OPENED))
-                await cable.hung.wait()
-                add(attempt, 1)  # behind the opening, on the same connection
-                with pytest.raises(AnswerLost):
-                    await opening
-                add(attempt, 2)
-                finish(attempt)
-                await attempt.closed
-                assert await reading == events(1, 2)
-                await cable.arrive()
-                assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"
-            cable.drop()
-
-    asyncio.run(main())
+    cable = Cable(redis_url)
+    await cable.start()
+    async with world(redis_url, namespace) as beside:
+        async with world(cable.url, namespace) as w:
+            follower = (await beside.hub()).follow_new(await beside.admit())
+            reading = asyncio.create_task(everything(follower))
+            await beside.admit("req_2")
+            writer = await w.writer()
+            attempt = await w.opened(writer)
+            writer._within_s = 0.3
+            cable.cut("XADD", HANGING)
+            opening = asyncio.create_task(writer.open("req_2", 1, b"nonce-2", OPENED))
+            await cable.hung.wait()
+            add(attempt, 1)  # behind the opening, on the same connection
+            with pytest.raises(AnswerLost):
+                await opening
+            add(attempt, 2)
+            finish(attempt)
+            await attempt.closed
+            assert await reading == events(1, 2)
+            await cable.arrive()
+            assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"
+        cable.drop()

@@ -11,10 +11,7 @@ from contextlib import suppress
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    initialize,
-    rule,
-)
+from hypothesis.stateful import initialize, rule
 
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
@@ -22,9 +19,7 @@ from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.entries import has_ended
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import HANGING, UNANSWERED, UNSENT
-from tests.journal.journal_helpers import (
-    SUMMARY,
-)
+from tests.journal.journal_helpers import SUMMARY
 from tests.journal.journal_world import CUTS, OPENING_CUTS, WORKER, Client, Held, JournalWorld
 from tests.journal.state_machines import MANY, run_machine
 

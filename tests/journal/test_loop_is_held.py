@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from serve_app.contract import Reason
-from tests.journal.any_json import MODEL, Door
+from tests.journal.any_json import MODEL, ServiceInAThread
 
 JSON = [(b"content-type", b"application/json")]
 
@@ -19,21 +19,21 @@ def body(prompt: str) -> bytes:
 
 
 def test_only_the_request_that_blocks_the_loop_is_ended(redis_url: str, namespace: str) -> None:
-    door = Door(
+    service = ServiceInAThread(
         redis_url, namespace, tokens_per_s=50, max_output_tokens=0, faults={"hold it": "hold"}
     )
 
     async def both() -> list[Any]:
         asked = [
-            door.ask("/v1/completions", JSON, body(prompt))
+            service.ask("/v1/completions", JSON, body(prompt))
             for prompt in ("a story", "hold it", "another")
         ]
         return list(await asyncio.gather(*asked))
 
     try:
-        (first, whole), (refused, error), (last, _) = door.run(both())
+        (first, whole), (refused, error), (last, _) = service.run(both())
     finally:
-        door.run(door.stop())
+        service.run(service.stop())
     assert (first, refused, last) == (200, 400, 200)
     assert json.loads(whole)["usage"]["completion_tokens"] == 100
     assert json.loads(error)["error"]["code"] == Reason.LOOP_HELD

@@ -37,36 +37,32 @@ def unread(w: World) -> DeadLetters:
     return DeadLetters(w.link, w.settings.namespace, 100)
 
 
-def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
+async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            stream = w.queue().stream("standard")
-            for fields in MALFORMED.values():
-                await w.redis.xadd(stream, fields)
-            await w.admit("req_1")
-            async with ingresses(w, "ingress-1") as (_, (ingress,)):
-                await eventually(lambda: ended(w, "req_1"))
-                assert ingress.base.loops.failing == []
-                assert (
-                    ingress.base.telemetry.registry.get_sample_value(
-                        "hermes_loop_restarts_total", {"loop": "dispatcher"}
-                    )
-                    == 0
+    async with world(redis_url, namespace) as w:
+        stream = w.queue().stream("standard")
+        for fields in MALFORMED.values():
+            await w.redis.xadd(stream, fields)
+        await w.admit("req_1")
+        async with ingresses(w, "ingress-1") as (_, (ingress,)):
+            await eventually(lambda: ended(w, "req_1"))
+            assert ingress.base.loops.failing == []
+            assert (
+                ingress.base.telemetry.registry.get_sample_value(
+                    "hermes_loop_restarts_total", {"loop": "dispatcher"}
                 )
-            letters = await unread(w).unreadable()
-            assert len(letters) == len(MALFORMED)
-            assert all(letter.source.startswith(f"{stream} ") for letter in letters)
-            assert letters[2].fields == {
-                name.encode(): value.encode() for name, value in GOOD.items()
-            } | {b"d": b"soon"}
-            assert await unread(w).read() == []
-
-    asyncio.run(main())
-    done = CliRunner().invoke(
-        command.app, ["list", "--redis-url", redis_url, "--namespace", namespace]
-    )
+                == 0
+            )
+        letters = await unread(w).unreadable()
+        assert len(letters) == len(MALFORMED)
+        assert all(letter.source.startswith(f"{stream} ") for letter in letters)
+        assert letters[2].fields == {
+            name.encode(): value.encode() for name, value in GOOD.items()
+        } | {b"d": b"soon"}
+        assert await unread(w).read() == []
+    words = ["list", "--redis-url", redis_url, "--namespace", namespace]
+    done = await asyncio.to_thread(CliRunner().invoke, command.app, words)  # has its own loop
     assert done.exit_code == 0
     shown = done.stdout
     assert f"{len(MALFORMED)} that nobody could read:" in shown
@@ -74,93 +70,76 @@ def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
     assert "r=<10000 bytes>" in shown
 
 
-def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(
+async def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            await w.redis.xadd(w.queue().stream("standard"), MALFORMED["without a deadline"])
-            await w.admit("req_1")
-            raw = w.queue("ingress-2")
-            await w.streams().prepare()
-            await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
-            async with ingresses(w, "ingress-1"):
-                await eventually(lambda: ended(w, "req_1"))
-            assert len(await unread(w).unreadable()) == 1
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        await w.redis.xadd(w.queue().stream("standard"), MALFORMED["without a deadline"])
+        await w.admit("req_1")
+        raw = w.queue("ingress-2")
+        await w.streams().prepare()
+        await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
+        async with ingresses(w, "ingress-1"):
+            await eventually(lambda: ended(w, "req_1"))
+        assert len(await unread(w).unreadable()) == 1
 
 
-def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_special(
+async def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_special(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            await w.redis.xadd(
-                w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13}
-            )
-            await w.admit("req_1")
-            async with ingresses(w, "ingress-1"):
-                await eventually(lambda: ended(w, "req_1"))
-            assert await unread(w).unreadable() == []
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        await w.redis.xadd(w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
+        await w.admit("req_1")
+        async with ingresses(w, "ingress-1"):
+            await eventually(lambda: ended(w, "req_1"))
+        assert await unread(w).unreadable() == []
 
 
 @pytest.mark.parametrize("facts", [b"no json", b"{}", b"\xff"])
-def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
+async def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
     redis_url: str, namespace: str, facts: bytes
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            await w.admit("req_1")
-            await w.redis.xadd(w.store.key("req_1"), {"n": b"nonce", "m": facts}, id="1-0")
-            await w.queue("ingress-2").claim(1)
-            async with ingresses(w, "ingress-1"):
-                await eventually(lambda: ended(w, "req_1"))
-            assert (await w.entries("req_1"))[-1].reason == "journal_lost"
-            assert len(await unread(w).unreadable()) == 1
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        await w.admit("req_1")
+        await w.redis.xadd(w.store.key("req_1"), {"n": b"nonce", "m": facts}, id="1-0")
+        await w.queue("ingress-2").claim(1)
+        async with ingresses(w, "ingress-1"):
+            await eventually(lambda: ended(w, "req_1"))
+        assert (await w.entries("req_1"))[-1].reason == "journal_lost"
+        assert len(await unread(w).unreadable()) == 1
 
 
-def test_an_unreadable_wake_up_is_dropped_and_the_next_ones_arrive(
+async def test_an_unreadable_wake_up_is_dropped_and_the_next_ones_arrive(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            hub = await w.hub()
-            before = hub._connection
-            await w.admit()
-            follower = hub.follow_new("req_1")
-            await w.redis.publish(w.channel, b"\xc1 no message pack")
-            await w.opened(await w.writer())
-            await eventually(lambda: follower.reader.attempts == 1)
-            assert hub._connection is before
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        hub = await w.hub()
+        before = hub._connection
+        await w.admit()
+        follower = hub.follow_new("req_1")
+        await w.redis.publish(w.channel, b"\xc1 no message pack")
+        await w.opened(await w.writer())
+        await eventually(lambda: follower.reader.attempts == 1)
+        assert hub._connection is before
 
 
-def test_followers_of_an_unreadable_journal_end_and_delay_no_others(
+async def test_followers_of_an_unreadable_journal_end_and_delay_no_others(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            hub = await w.hub()
-            await w.admit("req_bad", wake="elsewhere")
-            await w.admit("req_1", wake="elsewhere")
-            bad, good = await hub.follow("req_bad", 0), await hub.follow("req_1", 0)
-            waiting = [asyncio.create_task(_watched(follower)) for follower in (bad, good)]
-            await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
-            await eventually(lambda: bad.reader.ending)
-            assert bad.reader.ending is not None
-            assert bad.reader.ending.reason == "journal_lost"
-            await w.opened(await w.writer())
-            await eventually(lambda: good.reader.attempts == 1)
-            for task in waiting:
-                task.cancel()
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        hub = await w.hub()
+        await w.admit("req_bad", wake="elsewhere")
+        await w.admit("req_1", wake="elsewhere")
+        bad, good = await hub.follow("req_bad", 0), await hub.follow("req_1", 0)
+        waiting = [asyncio.create_task(_watched(follower)) for follower in (bad, good)]
+        await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
+        await eventually(lambda: bad.reader.ending)
+        assert bad.reader.ending is not None
+        assert bad.reader.ending.reason == "journal_lost"
+        await w.opened(await w.writer())
+        await eventually(lambda: good.reader.attempts == 1)
+        for task in waiting:
+            task.cancel()
 
 
 async def _watched(follower: Any) -> None:
@@ -168,31 +147,25 @@ async def _watched(follower: Any) -> None:
         await follower.wait()
 
 
-def test_an_unreadable_member_hides_no_others(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (_, (ingress,)):
-            redis = connect_redis(w.settings.redis)
-            later = 10**14
-            await redis.zadd(
-                workers_key(namespace), {b"replica|many": later, b"\xff|3": later, b"": later}
-            )
-            await redis.zadd(ingresses_key(namespace), {b"\xff\xfe": later, b"": later})
-            looked = ingress.membership._trust._looked_s
-            await eventually(lambda: ingress.membership._trust._looked_s > looked)
-            assert (REPLICA, 8) in ingress.membership.members.workers
-            assert "ingress-1" in ingress.membership.members.names
-            await redis.aclose()
-
-    asyncio.run(main())
+async def test_an_unreadable_member_hides_no_others(redis_url: str, namespace: str) -> None:
+    async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (_, (ingress,)):
+        redis = connect_redis(w.settings.redis)
+        later = 10**14
+        await redis.zadd(
+            workers_key(namespace), {b"replica|many": later, b"\xff|3": later, b"": later}
+        )
+        await redis.zadd(ingresses_key(namespace), {b"\xff\xfe": later, b"": later})
+        looked = ingress.membership._trust._looked_s
+        await eventually(lambda: ingress.membership._trust._looked_s > looked)
+        assert (REPLICA, 8) in ingress.membership.members.workers
+        assert "ingress-1" in ingress.membership.members.names
+        await redis.aclose()
 
 
-def test_an_unreadable_metrics_page_hides_no_others(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            one = Snapshots(w.redis, namespace, "one", Telemetry(), 60)
-            await w.redis.set(metrics_key(namespace, "two"), b"no zlib")
-            assert set(await one.pages(["two"])) == {"one"}
-
-    asyncio.run(main())
+async def test_an_unreadable_metrics_page_hides_no_others(redis_url: str, namespace: str) -> None:
+    async with world(redis_url, namespace) as w:
+        one = Snapshots(w.redis, namespace, "one", Telemetry(), 60)
+        await w.redis.set(metrics_key(namespace, "two"), b"no zlib")
+        assert set(await one.pages(["two"])) == {"one"}
     page = merge_pages({"one": b"up 1\n", "two": b"\xff", "three": b"{{{ 1\n"})
     assert b'up{replica="one"} 1.0' in page

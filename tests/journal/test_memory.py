@@ -112,54 +112,47 @@ async def grown(w: World, before: int) -> int:
     return 0 if found["aof_buffer_length"] else found["aof_current_size"] - before
 
 
-def test_a_journal_takes_the_memory_that_the_document_states(
+async def test_a_journal_takes_the_memory_that_the_document_states(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
-    async def main() -> dict[str, float]:
-        async with world(private_redis.url, namespace) as w:
-            return await answer(w)
-
-    for row, measured in asyncio.run(main()).items():
+    async with world(private_redis.url, namespace) as w:
+        found = await answer(w)
+    for row, measured in found.items():
         stated = documented(row)
         assert abs(measured - stated) <= TOLERANCE * stated, (
             f"{row}: {measured:.0f} bytes, documented as {stated}"
         )
 
 
-def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
+async def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(private_redis.url, namespace) as w:
-            hub = await w.hub()
-            follower = hub.follow_new(await w.admit())
-            reading = asyncio.create_task(everything(follower))
-            writer = await w.writer()
-            attempt = await w.opened(writer)
-            add(attempt, 1)
-            await eventually(lambda: not attempt.pending)
-            assert (await w.operator.config_get("maxmemory-policy"))[
-                "maxmemory-policy"
-            ] == "noeviction"
-            await w.operator.config_set("maxmemory", FULL_BYTES)
-            await w.operator.setrange("filler", 2 * FULL_BYTES, "x")
-            with pytest.raises(
-                RedisUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"
-            ):
-                await w.admit("req_2")
-            assert not await w.redis.exists(w.store.key("req_2"))
-            for number in range(2, 6):
-                add(attempt, number)
-                await asyncio.sleep(0.05)
-            finish(attempt)
-            await eventually(lambda: writer._failures > 3)
-            assert await w.ids() == ["0-1", "1-0", "1-1"]
-            assert not attempt.closed.done()
-            await w.operator.config_set("maxmemory", ROOM_BYTES)
-            await attempt.closed
-            assert await reading == events(1, 5)
-            last = (await w.entries())[-1]
-            assert (last.id, transcript(last)) == (TERMINAL_ID, events(1, 5))
-            assert await w.admit("req_2") == "req_2"
-
-    asyncio.run(main())
+    async with world(private_redis.url, namespace) as w:
+        hub = await w.hub()
+        follower = hub.follow_new(await w.admit())
+        reading = asyncio.create_task(everything(follower))
+        writer = await w.writer()
+        attempt = await w.opened(writer)
+        add(attempt, 1)
+        await eventually(lambda: not attempt.pending)
+        assert (await w.operator.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
+        await w.operator.config_set("maxmemory", FULL_BYTES)
+        await w.operator.setrange("filler", 2 * FULL_BYTES, "x")
+        with pytest.raises(
+            RedisUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"
+        ):
+            await w.admit("req_2")
+        assert not await w.redis.exists(w.store.key("req_2"))
+        for number in range(2, 6):
+            add(attempt, number)
+            await asyncio.sleep(0.05)
+        finish(attempt)
+        await eventually(lambda: writer._failures > 3)
+        assert await w.ids() == ["0-1", "1-0", "1-1"]
+        assert not attempt.closed.done()
+        await w.operator.config_set("maxmemory", ROOM_BYTES)
+        await attempt.closed
+        assert await reading == events(1, 5)
+        last = (await w.entries())[-1]
+        assert (last.id, transcript(last)) == (TERMINAL_ID, events(1, 5))
+        assert await w.admit("req_2") == "req_2"

@@ -15,7 +15,7 @@ from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State, WorkerLost
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
-from tests.journal.ingresses import REPLICA, Worker, ended, ingress_of, ingresses
+from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, ingresses
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ SOONER_S = 600.0
 
 
 @asynccontextmanager
-async def held_back(w: World) -> AsyncIterator[tuple[Worker, IngressProcess]]:
+async def held_back(w: World) -> AsyncIterator[tuple[WritingWorker, IngressProcess]]:
     """An ingress that runs `r`, and has claimed `s` and `b`, which wait for its end."""
     async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
         worker.busy = {"first": asyncio.Event(), "r": asyncio.Event()}
@@ -46,222 +46,190 @@ async def states(w: World, *request_ids: str) -> list[State | None]:
     return found
 
 
-def test_urgent_classes_go_first_and_batch_gets_its_share(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        async with (
-            world(redis_url, namespace) as w,
-            ingresses(w, "ingress-1", capacity=1) as (worker, _),
-        ):
-            worker.busy = {"first": asyncio.Event()}
-            await w.admit("first", request_class="batch")
-            await eventually(lambda: worker.calls)
-            for number in range(2):
-                for name in reversed(CLASSES):
-                    await w.admit(f"{name}_{number}", request_class=name)
-            depths = await w.depths()
-            assert [depth.waiting for depth in depths.values()] == [2, 2, 2, 2]
-            worker.busy["first"].set()
-            await eventually(lambda: ended(w, "batch_1"))
-            order = [request_id for request_id, _ in worker.calls]
-            interactive = [name for name in order if not name.startswith("batch")]
-            urgent_first = [f"{name}_{n}" for name in CLASSES[:3] for n in range(2)]
-            assert interactive == ["first", *urgent_first]
-            batch = [name for name in order if name.startswith("batch")]
-            assert batch == ["batch_0", "batch_1"]
-            assert order[:3] == ["first", "critical_0", "critical_1"]
-            assert order.index("batch_0") < order.index("standard_0"), "30 % of the work"
-
-    asyncio.run(main())
-
-
-def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_back(
+async def test_urgent_classes_go_first_and_batch_gets_its_share(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w) as (worker, _):
-            await w.admit("later", request_class="realtime")
-            worker.busy["r"].set()
-            await eventually(lambda: ended(w, "b"))
-            assert [name for name, _ in worker.calls] == ["first", "r", "b", "later", "s"]
+    async with (
+        world(redis_url, namespace) as w,
+        ingresses(w, "ingress-1", capacity=1) as (worker, _),
+    ):
+        worker.busy = {"first": asyncio.Event()}
+        await w.admit("first", request_class="batch")
+        await eventually(lambda: worker.calls)
+        for number in range(2):
+            for name in reversed(CLASSES):
+                await w.admit(f"{name}_{number}", request_class=name)
+        depths = await w.depths()
+        assert [depth.waiting for depth in depths.values()] == [2, 2, 2, 2]
+        worker.busy["first"].set()
+        await eventually(lambda: ended(w, "batch_1"))
+        order = [request_id for request_id, _ in worker.calls]
+        interactive = [name for name in order if not name.startswith("batch")]
+        urgent_first = [f"{name}_{n}" for name in CLASSES[:3] for n in range(2)]
+        assert interactive == ["first", *urgent_first]
+        batch = [name for name in order if name.startswith("batch")]
+        assert batch == ["batch_0", "batch_1"]
+        assert order[:3] == ["first", "critical_0", "critical_1"]
+        assert order.index("batch_0") < order.index("standard_0"), "30 % of the work"
 
-    asyncio.run(main())
 
-
-def test_requests_held_back_use_what_another_ingress_leaves_idle(
+async def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_back(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with (
-            world(redis_url, namespace) as w,
-            ingresses(w, "ingress-1", capacity=4) as (worker, (holder,)),
-        ):
-            names = [f"r{n}" for n in range(8)]
-            worker.busy = {name: asyncio.Event() for name in names}
-            for name in names:
-                await w.admit(name)
-            await eventually(lambda: holder.dispatcher.in_flight == len(names))
-            await eventually(lambda: len(worker.calls) == 4)
-            async with ingress_of(w, "ingress-2", worker) as idle:
-                await eventually(lambda: len(idle.membership.members.ingresses) == 2)
-                await eventually(lambda: len(holder.membership.members.ingresses) == 2)
-                for name, _ in worker.calls[:4]:
-                    worker.busy[name].set()
-                await eventually(lambda: len(worker.calls) == 8)
-                assert idle.dispatcher.in_flight == 0, "the first holds all of them"
-                for event in worker.busy.values():
-                    event.set()
-                await eventually(lambda: ended(w, names[-1]))
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w, held_back(w) as (worker, _):
+        await w.admit("later", request_class="realtime")
+        worker.busy["r"].set()
+        await eventually(lambda: ended(w, "b"))
+        assert [name for name, _ in worker.calls] == ["first", "r", "b", "later", "s"]
 
 
-def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
+async def test_requests_held_back_use_what_another_ingress_leaves_idle(
+    redis_url: str, namespace: str
+) -> None:
+    async with (
+        world(redis_url, namespace) as w,
+        ingresses(w, "ingress-1", capacity=4) as (worker, (holder,)),
+    ):
+        names = [f"r{n}" for n in range(8)]
+        worker.busy = {name: asyncio.Event() for name in names}
+        for name in names:
+            await w.admit(name)
+        await eventually(lambda: holder.dispatcher.in_flight == len(names))
+        await eventually(lambda: len(worker.calls) == 4)
+        async with ingress_of(w, "ingress-2", worker) as idle:
+            await eventually(lambda: len(idle.membership.members.ingresses) == 2)
+            await eventually(lambda: len(holder.membership.members.ingresses) == 2)
+            for name, _ in worker.calls[:4]:
+                worker.busy[name].set()
+            await eventually(lambda: len(worker.calls) == 8)
+            assert idle.dispatcher.in_flight == 0, "the first holds all of them"
+            for event in worker.busy.values():
+                event.set()
+            await eventually(lambda: ended(w, names[-1]))
+
+
+async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its attempt could not be opened, and it pauses before the next."""
     monkeypatch.setattr(timings, "ATTEMPT_REFUSED_S", (1e6,))
+    async with (
+        world(redis_url, namespace) as w,
+        ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)),
+    ):
 
-    async def main() -> None:
-        async with (
-            world(redis_url, namespace) as w,
-            ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)),
-        ):
+        def opens(request_id: str, epoch: int) -> bool:
+            if request_id == "refused":
+                raise WorkerLost
+            return True
 
-            def opens(request_id: str, epoch: int) -> bool:
-                if request_id == "refused":
-                    raise WorkerLost
-                return True
-
-            worker.opens = opens
-            worker.busy = {"first": asyncio.Event()}
-            await w.admit("first")
-            await eventually(lambda: worker.calls)
-            assert ingress.dispatcher.lease(complete=True).running == 1
-            worker.busy["first"].set()
-            await eventually(lambda: ingress.dispatcher.in_flight == 0)
-            await w.admit("refused")
-            await eventually(lambda: len(worker.calls) == 2)
-            async with ingress_of(w, "ingress-2", worker):
-                await eventually(lambda: not ingress.dispatcher.lease(complete=True).running)
-                assert ingress.dispatcher.in_flight == 1
-                await w.admit("next")
-                await eventually(lambda: states(w, "next"))
-
-    asyncio.run(main())
+        worker.opens = opens
+        worker.busy = {"first": asyncio.Event()}
+        await w.admit("first")
+        await eventually(lambda: worker.calls)
+        assert ingress.dispatcher.lease(complete=True).running == 1
+        worker.busy["first"].set()
+        await eventually(lambda: ingress.dispatcher.in_flight == 0)
+        await w.admit("refused")
+        await eventually(lambda: len(worker.calls) == 2)
+        async with ingress_of(w, "ingress-2", worker):
+            await eventually(lambda: not ingress.dispatcher.lease(complete=True).running)
+            assert ingress.dispatcher.in_flight == 1
+            await w.admit("next")
+            await eventually(lambda: states(w, "next"))
 
 
-def test_a_request_that_is_held_back_keeps_its_deadline(
+async def test_a_request_that_is_held_back_keeps_its_deadline(
     redis_url: str, namespace: str, later: Callable[[float], None]
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
-            later(SOONER_S + 1)
-            await eventually(lambda: ingress.dispatcher.in_flight == 1)
-            assert await states(w, "s", "b") == ["expired", "expired"]
-            assert [name for name, _ in worker.calls] == ["first", "r"], "no engine is asked"
-            worker.busy["r"].set()
-            await eventually(lambda: ended(w, "r"))
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+        later(SOONER_S + 1)
+        await eventually(lambda: ingress.dispatcher.in_flight == 1)
+        assert await states(w, "s", "b") == ["expired", "expired"]
+        assert [name for name, _ in worker.calls] == ["first", "r"], "no engine is asked"
+        worker.busy["r"].set()
+        await eventually(lambda: ended(w, "r"))
 
 
-def test_a_request_that_is_cancelled_while_it_is_held_back_costs_its_tenant_nothing(
+async def test_a_request_that_is_cancelled_while_it_is_held_back_costs_its_tenant_nothing(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
-            for name in ("s", "b"):
-                await w.endings.end(name, State.CANCELLED, Reason.CANCELLED)
-            worker.busy["r"].set()
-            await eventually(lambda: ended(w, "r"))
-            await eventually(lambda: ingress.dispatcher.in_flight == 0)
-            its = ingress.dispatcher._scheduler
-            paid = {name: its.lines[name].counters["t"] for name in CLASSES[1:]}
-            assert paid == {"realtime": 9, "standard": 9, "batch": 0}, "r and first"
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+        for name in ("s", "b"):
+            await w.endings.end(name, State.CANCELLED, Reason.CANCELLED)
+        worker.busy["r"].set()
+        await eventually(lambda: ended(w, "r"))
+        await eventually(lambda: ingress.dispatcher.in_flight == 0)
+        its = ingress.dispatcher._scheduler
+        paid = {name: its.lines[name].counters["t"] for name in CLASSES[1:]}
+        assert paid == {"realtime": 9, "standard": 9, "batch": 0}, "r and first"
 
 
-def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_takes_over(
+async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_takes_over(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
-            younger = Membership(w.redis, namespace)
-            await younger.join_as_ingress(
-                lambda: IngressLease("ingress-2", "session-2", complete=True)
-            )
-            await eventually(lambda: not ingress.dispatcher._scheduler.claiming)
-            await w.admit("next")
-            worker.busy["r"].set()
-            await eventually(lambda: ingress.dispatcher.in_flight == 0)
-            assert await states(w, "s", "b") == ["completed", "completed"]
-            assert (await w.depths())["standard"].waiting == 1, "the younger one's"
-            assert [name for name, _ in worker.calls] == ["first", "r", "b", "s"]
-            await younger.leave()
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+        younger = Membership(w.redis, namespace)
+        await younger.join_as_ingress(lambda: IngressLease("ingress-2", "session-2", complete=True))
+        await eventually(lambda: not ingress.dispatcher._scheduler.claiming)
+        await w.admit("next")
+        worker.busy["r"].set()
+        await eventually(lambda: ingress.dispatcher.in_flight == 0)
+        assert await states(w, "s", "b") == ["completed", "completed"]
+        assert (await w.depths())["standard"].waiting == 1, "the younger one's"
+        assert [name for name, _ in worker.calls] == ["first", "r", "b", "s"]
+        await younger.leave()
 
 
-def test_requests_held_back_are_taken_over_when_their_ingress_dies(
+async def test_requests_held_back_are_taken_over_when_their_ingress_dies(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w:
-            async with held_back(w):
-                pass
-            assert await states(w, "s", "b") == []
-            async with ingresses(w, "ingress-2") as (worker, _):
-                await eventually(lambda: states(w, "s"))
-                await eventually(lambda: states(w, "b"))
-                assert sorted(worker.calls) == [("b", 1), ("s", 1)]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w:
+        async with held_back(w):
+            pass
+        assert await states(w, "s", "b") == []
+        async with ingresses(w, "ingress-2") as (worker, _):
+            await eventually(lambda: states(w, "s"))
+            await eventually(lambda: states(w, "b"))
+            assert sorted(worker.calls) == [("b", 1), ("s", 1)]
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_requests_taken_over_while_held_back_run_once(
+async def test_requests_taken_over_while_held_back_run_once(
     redis_url: str, namespace: str, answered: bool
 ) -> None:
     """An ingress that was paused starts what another ingress runs already, or has answered."""
-
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w) as (worker, paused):
-            if not answered:
-                worker.busy |= {"s": asyncio.Event(), "b": asyncio.Event()}
-            await paused.membership.leave()  # as if it could not renew its lease
-            spare = Membership(w.redis, namespace)
-            await spare.join_as_worker("replica-2", 8)
-            seen = (REPLICA, "replica-2")
-            async with ingress_of(w, "ingress-2", worker, seen) as other:
-                await eventually(lambda: {("s", 1), ("b", 1)} <= {*worker.calls})
-                if answered:
-                    await eventually(lambda: other.dispatcher.in_flight == 1)
-                worker.busy["r"].set()
-                await eventually(lambda: paused.dispatcher.in_flight == 0)
-                assert len(worker.calls) == 6, "both ingresses have started both"
-                for name in () if answered else ("s", "b"):
-                    worker.busy[name].set()
-                await eventually(lambda: other.dispatcher.in_flight == 0)
-            await spare.leave()
-            assert await states(w, "r", "s", "b") == ["completed"] * 3
-            assert await ended(w, "r"), "no queue has an entry"
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w, held_back(w) as (worker, paused):
+        if not answered:
+            worker.busy |= {"s": asyncio.Event(), "b": asyncio.Event()}
+        await paused.membership.leave()  # as if it could not renew its lease
+        spare = Membership(w.redis, namespace)
+        await spare.join_as_worker("replica-2", 8)
+        seen = (REPLICA, "replica-2")
+        async with ingress_of(w, "ingress-2", worker, seen) as other:
+            await eventually(lambda: {("s", 1), ("b", 1)} <= {*worker.calls})
+            if answered:
+                await eventually(lambda: other.dispatcher.in_flight == 1)
+            worker.busy["r"].set()
+            await eventually(lambda: paused.dispatcher.in_flight == 0)
+            assert len(worker.calls) == 6, "both ingresses have started both"
+            for name in () if answered else ("s", "b"):
+                worker.busy[name].set()
+            await eventually(lambda: other.dispatcher.in_flight == 0)
+        await spare.leave()
+        assert await states(w, "r", "s", "b") == ["completed"] * 3
+        assert await ended(w, "r"), "no queue has an entry"
 
 
-def test_a_request_held_back_does_not_count_as_a_lost_claim(
+async def test_a_request_held_back_does_not_count_as_a_lost_claim(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
-            with monkeypatch.context() as at_once:
-                at_once.setattr(timings, "CLAIM_ANSWER_LOST_MS", 0)
-                mine = w.abandoned("ingress-1")
-                assert await mine.take_over(None, ingress.dispatcher._claimed()) == []
-            assert len(ingress.dispatcher._claimed()) == 3
-            worker.busy["r"].set()
-            await eventually(lambda: ended(w, "b"))
-            assert [name for name, _ in worker.calls] == ["first", "r", "b", "s"]
-
-    asyncio.run(main())
+    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+        with monkeypatch.context() as at_once:
+            at_once.setattr(timings, "CLAIM_ANSWER_LOST_MS", 0)
+            mine = w.abandoned("ingress-1")
+            assert await mine.take_over(None, ingress.dispatcher._claimed()) == []
+        assert len(ingress.dispatcher._claimed()) == 3
+        worker.busy["r"].set()
+        await eventually(lambda: ended(w, "b"))
+        assert [name for name, _ in worker.calls] == ["first", "r", "b", "s"]

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
@@ -25,9 +21,7 @@ from serve_app.request_queue.entry import QueueEntry, encode_entry
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.streams import GROUP, QueueStreams
 from tests.journal.cable import UNANSWERED, UNSENT, Cable, settings_behind
-from tests.journal.journal_helpers import (
-    World,
-)
+from tests.journal.journal_helpers import World
 from tests.journal.state_machines import MANY, LoopThread, examples, run_machine
 
 CONSUMERS = ("ingress-1", "ingress-2", "ingress-3")

@@ -58,41 +58,37 @@ async def written(w: World) -> bool:
 
 
 @pytest.mark.parametrize("users", ["cluster/redis.acl", "the chart"])
-def test_ten_kills_lose_nothing(users: str, tmp_path: Path, namespace: str) -> None:
+async def test_ten_kills_lose_nothing(users: str, tmp_path: Path, namespace: str) -> None:
     folder, password = tmp_path / "data", "of-the-test"
     acl = of_the_chart(tmp_path / "chart", password) if users == "the chart" else None
-
-    async def main() -> None:
-        server = redis_server.start(folder, namespace="t*", acl=acl, password=password)
-        try:
-            async with world(server.url(), namespace) as w:
-                writer, hub = await w.writer(), await w.hub()
-                followers, attempts = [], list[Attempt]()
-                for number in range(STREAMS):
-                    followers.append(hub.follow_new(f"req_{number}"))
-                    await w.admit(f"req_{number}")
-                    attempts.append(
-                        (await writer.open(f"req_{number}", 1, b"nonce-%d" % number, OPENED))[0]
-                    )
-                reading = [asyncio.create_task(everything(follower)) for follower in followers]
-                waiting = []
-                for kill in range(KILLS):
-                    for attempt in attempts:
-                        add(attempt, 2 * kill + 1)
-                    waiting.append(f"req_waiting_{kill}")
-                    await eventually(lambda: accepted(w, waiting[-1]))
-                    await eventually(lambda: written(w))
-                    server = await asyncio.to_thread(restart, server, folder, acl)
-                    for attempt in attempts:
-                        add(attempt, 2 * kill + 2)
+    server = redis_server.start(folder, namespace="t*", acl=acl, password=password)
+    try:
+        async with world(server.url(), namespace) as w:
+            writer, hub = await w.writer(), await w.hub()
+            followers, attempts = [], list[Attempt]()
+            for number in range(STREAMS):
+                followers.append(hub.follow_new(f"req_{number}"))
+                await w.admit(f"req_{number}")
+                attempts.append(
+                    (await writer.open(f"req_{number}", 1, b"nonce-%d" % number, OPENED))[0]
+                )
+            reading = [asyncio.create_task(everything(follower)) for follower in followers]
+            waiting = []
+            for kill in range(KILLS):
                 for attempt in attempts:
-                    finish(attempt)
-                assert await asyncio.gather(*reading) == [events(1, 2 * KILLS)] * STREAMS
-                for request_id in waiting:
-                    found = await w.store.last_id(request_id)
-                    assert found is not None, f"{request_id} was accepted, and is gone"
-        finally:
-            processes.end(server.pid)
-        assert "CRITICAL" not in (folder / "redis.log").read_text()
-
-    asyncio.run(main())
+                    add(attempt, 2 * kill + 1)
+                waiting.append(f"req_waiting_{kill}")
+                await eventually(lambda: accepted(w, waiting[-1]))
+                await eventually(lambda: written(w))
+                server = await asyncio.to_thread(restart, server, folder, acl)
+                for attempt in attempts:
+                    add(attempt, 2 * kill + 2)
+            for attempt in attempts:
+                finish(attempt)
+            assert await asyncio.gather(*reading) == [events(1, 2 * KILLS)] * STREAMS
+            for request_id in waiting:
+                found = await w.store.last_id(request_id)
+                assert found is not None, f"{request_id} was accepted, and is gone"
+    finally:
+        processes.end(server.pid)
+    assert "CRITICAL" not in (folder / "redis.log").read_text()

@@ -59,22 +59,22 @@ async def pauses_s(chart: ChartRedis, namespace: str, redis_section: dict[str, A
     return found
 
 
-def test_kills_cost_streams_not_a_byte(tmp_path: Path, namespace: str) -> None:
+async def test_kills_cost_streams_not_a_byte(tmp_path: Path, namespace: str) -> None:
     chart = ChartRedis(tmp_path / "redis", "", namespace)
     chart.start()
     try:
-        asyncio.run(pauses_s(chart, namespace, redis_settings(chart.url)))
+        await pauses_s(chart, namespace, redis_settings(chart.url))
     finally:
         processes.end(chart.pid)
 
 
 @pytest.mark.clock
-def test_each_kill_costs_streams_a_short_pause(tmp_path: Path, namespace: str) -> None:
+async def test_each_kill_costs_streams_a_short_pause(tmp_path: Path, namespace: str) -> None:
     # A start takes about as long as with a file of some 100 MB: 50 µs for each entry.
     chart = ChartRedis(tmp_path / "redis", "key-load-delay 50\n", namespace)
     chart.start()
     try:
-        found = asyncio.run(pauses_s(chart, namespace, {"url": chart.url}))
+        found = await pauses_s(chart, namespace, {"url": chart.url})
     finally:
         processes.end(chart.pid)
     print("longest pause after each kill, s:", [round(pause, 2) for pause in found])

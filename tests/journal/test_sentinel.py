@@ -31,9 +31,9 @@ def paused(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.clock
-def test_a_successor_that_lacks_entries_gets_them_from_the_workers(tmp_path: Path) -> None:
+async def test_a_successor_that_lacks_entries_gets_them_from_the_workers(tmp_path: Path) -> None:
     options = parse(["--strikes", "1", "--streams", "16"])
-    outcome = asyncio.run(measure(tmp_path, Case(delay_ms=100, min_replicas=1), options))
+    outcome = await measure(tmp_path, Case(delay_ms=100, min_replicas=1), options)
     assert (outcome.whole, outcome.streams) == (16, 16)
     (failover,) = outcome.failovers
     assert failover.lacked > 0, "the replicas were late, so there was something to restore"
@@ -48,21 +48,17 @@ async def read(w: World) -> list[str]:
         return []
 
 
-def test_sentinels_that_do_not_answer_are_passed_over(tmp_path: Path, namespace: str) -> None:
+async def test_sentinels_that_do_not_answer_are_passed_over(tmp_path: Path, namespace: str) -> None:
     sentinels = Sentinels(tmp_path / "redis", namespace="t*")
     nobody = sentinels.url.replace("@", "@127.0.0.1:1,", 1)
-
-    async def main() -> None:
-        async with world(nobody, namespace) as w:
-            await w.admit()
-            primary = sentinels.primary()
-            sentinels.kill(primary)
-            await asyncio.to_thread(sentinels.until_failed_over, primary)
-            await eventually(lambda: read(w))
-            assert await w.ids() == ["0-1"]
-
     try:
         with paused(sentinels.first_sentinel):
-            asyncio.run(main())
+            async with world(nobody, namespace) as w:
+                await w.admit()
+                primary = sentinels.primary()
+                sentinels.kill(primary)
+                await asyncio.to_thread(sentinels.until_failed_over, primary)
+                await eventually(lambda: read(w))
+                assert await w.ids() == ["0-1"]
     finally:
         sentinels.stop()

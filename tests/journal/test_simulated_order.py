@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable
 
 import msgspec
 import pytest
@@ -14,16 +15,13 @@ import pytest
 from scripts.simulation.service import Cluster, VirtualService
 from scripts.simulation.virtual_time import run
 from scripts.simulation.work import Work
-from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer
 from serve_app.journal.facts import RequestFacts
 from serve_app.policy.classes import CLASSES
-from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess
+from tests.journal.in_process import in_process
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 from workers.engine_model.parameters import EngineParameters, Timing
-from workers.simulated_engine import SimulatedEngine
 
 ENGINE = EngineParameters("e", Timing(step_ms=5.0), num_gpu_blocks=1000)
 SLOTS = 2
@@ -76,46 +74,33 @@ async def admit(w: World, number: int, work: Work) -> None:
 
 
 @pytest.mark.clock
-def test_live_and_simulated_requests_start_in_the_same_order(
+async def test_live_and_simulated_requests_start_in_the_same_order(
     redis_url: str, namespace: str
 ) -> None:
     requests = works(seed=4)
-    simulated = in_virtual_time(requests)
+    simulated = await asyncio.to_thread(in_virtual_time, requests)  # has a loop of its own
     assert simulated != sorted(simulated, key=lambda name: int(name[4:])), "by arrival alone"
     started: list[str] = []
+    settings = {
+        "engine": {"kind": "simulated", "args": {"engine_model": msgspec.to_builtins(ENGINE)}},
+        "workers": {"max_running_requests": SLOTS},
+    }
 
-    async def main() -> None:
-        settings = {
-            "engine": {"kind": "simulated", "args": {"engine_model": msgspec.to_builtins(ENGINE)}},
-            "workers": {"max_running_requests": SLOTS},
-        }
-        async with world(redis_url, namespace, **settings) as w:
-            worker = WorkerProcess(w.settings, "replica-1", SimulatedEngine(w.settings))
+    async def noted(request_id: str, answer: Awaitable[Answer]) -> Answer:
+        started.append(request_id)
+        return await answer
 
-            async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
-                started.append(request_id)
-                return Answer.decode(
-                    await worker.replica.execute(request_id, epoch, session, cause)
-                )
+    async def all_of(count: int) -> None:
+        await eventually(lambda: len(started) == count)
 
-            async def all_of(count: int) -> None:
-                await eventually(lambda: len(started) == count)
-
-            replicas = Replicas()
-            replicas.serving(["replica-1"])
-            ingress = IngressProcess(w.settings, "ingress-1", "session-1", execute, replicas)
-            await worker.start()
-            await ingress.start()
-            try:
-                for number, work in enumerate(requests):
-                    await admit(w, number, work)
-                    if number < SLOTS:
-                        await all_of(number + 1)
-                await all_of(len(requests))
-                await eventually(lambda: not ingress.dispatcher.in_flight)
-            finally:
-                await ingress.stop()
-                await worker.stop()
-
-    asyncio.run(main())
+    async with (
+        world(redis_url, namespace, **settings) as w,
+        in_process(w.settings, around=noted) as d,
+    ):
+        for number, work in enumerate(requests):
+            await admit(w, number, work)
+            if number < SLOTS:
+                await all_of(number + 1)
+        await all_of(len(requests))
+        await eventually(lambda: not d.ingress.dispatcher.in_flight)
     assert started == simulated

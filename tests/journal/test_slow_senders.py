@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import httpx
 import pytest
 
-from tests.journal.door_helpers import Door, door
+from tests.journal.in_process import Door, door
 from tests.journal.test_slow_readers import resident_bytes
 from tests.waiting import PATIENCE_S, eventually
 
@@ -67,64 +67,50 @@ async def many_who_do_not_send_the_rest(d: Door) -> AsyncIterator[None]:
 
 
 @pytest.mark.clock
-def test_many_clients_that_do_not_send_the_rest_hold_little_memory(
+async def test_many_clients_that_do_not_send_the_rest_hold_little_memory(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with door(redis_url, namespace, ingress=BOUNDED) as d:
-            before = resident_bytes()
-            async with many_who_do_not_send_the_rest(d):
-                grown = resident_bytes() - before
-                print(f"{SENDERS} clients that do not send the rest: {grown / MIB:.0f} MiB")
-                assert grown < 100 * MIB
-
-    asyncio.run(main())
+    async with door(redis_url, namespace, ingress=BOUNDED) as d:
+        before = resident_bytes()
+        async with many_who_do_not_send_the_rest(d):
+            grown = resident_bytes() - before
+            print(f"{SENDERS} clients that do not send the rest: {grown / MIB:.0f} MiB")
+            assert grown < 100 * MIB
 
 
-def test_many_clients_that_do_not_send_the_rest_keep_no_small_request_out(
+async def test_many_clients_that_do_not_send_the_rest_keep_no_small_request_out(
     redis_url: str, namespace: str
 ) -> None:
     bounds = {**BOUNDED, "stalled_reader_s": 3600.0}
-
-    async def main() -> None:
-        async with (
-            door(redis_url, namespace, ingress=bounds) as d,
-            many_who_do_not_send_the_rest(d),
-        ):
-            assert PART_BYTES < d.ingress.uploads.held_bytes <= BOUNDED["max_upload_bytes"]
-            waiting = d.posted("A small request is accepted all the same.")
-            await d.waiting(1)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-    asyncio.run(main())
+    async with door(redis_url, namespace, ingress=bounds) as d, many_who_do_not_send_the_rest(d):
+        assert PART_BYTES < d.ingress.uploads.held_bytes <= BOUNDED["max_upload_bytes"]
+        waiting = d.posted("A small request is accepted all the same.")
+        await d.waiting(1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
-def test_who_announces_a_request_and_sends_nothing_of_it_is_refused(
+async def test_who_announces_a_request_and_sends_nothing_of_it_is_refused(
     redis_url: str, namespace: str
 ) -> None:
-    async def main() -> None:
-        async with door(redis_url, namespace, ingress={**BOUNDED, "stalled_reader_s": 0.3}) as d:
-            reader, writer = await asyncio.open_connection("127.0.0.1", d.port)
-            writer.write(HEAD)
-            async with asyncio.timeout(PATIENCE_S):
-                assert await reader.readexactly(len(ENDED)) == ENDED
-            writer.close()
-
-    asyncio.run(main())
+    async with door(redis_url, namespace, ingress={**BOUNDED, "stalled_reader_s": 0.3}) as d:
+        reader, writer = await asyncio.open_connection("127.0.0.1", d.port)
+        writer.write(HEAD)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.readexactly(len(ENDED)) == ENDED
+        writer.close()
 
 
-def test_who_sends_nothing_for_long_makes_room_for_others(redis_url: str, namespace: str) -> None:
-    async def main() -> None:
-        bounds = {**BOUNDED, "max_upload_bytes": BODY_BYTES, "stalled_reader_s": 0.3}
-        async with door(redis_url, namespace, ingress=bounds) as d:
-            async with who_does_not_send_the_rest(d) as answering, asyncio.timeout(PATIENCE_S):
-                assert await answering == ENDED
-            d.ingress.uploads.stalled_s = PATIENCE_S
-            waiting = asyncio.create_task(post(d, large()))
-            await d.waiting(1)
-            await eventually(lambda: not d.ingress.uploads.held_bytes)  # it is in Redis
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-    asyncio.run(main())
+async def test_who_sends_nothing_for_long_makes_room_for_others(
+    redis_url: str, namespace: str
+) -> None:
+    bounds = {**BOUNDED, "max_upload_bytes": BODY_BYTES, "stalled_reader_s": 0.3}
+    async with door(redis_url, namespace, ingress=bounds) as d:
+        async with who_does_not_send_the_rest(d) as answering, asyncio.timeout(PATIENCE_S):
+            assert await answering == ENDED
+        d.ingress.uploads.stalled_s = PATIENCE_S
+        waiting = asyncio.create_task(post(d, large()))
+        await d.waiting(1)
+        await eventually(lambda: not d.ingress.uploads.held_bytes)  # it is in Redis
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -4,7 +4,6 @@ damage.
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import httpx
@@ -44,30 +43,27 @@ def read_as_chaos_does(body: bytes) -> Told:
 
 
 @pytest.mark.parametrize("fencing", [True, False])
-def test_an_attempt_that_wakes_after_it_was_replaced(
+async def test_an_attempt_that_wakes_after_it_was_replaced(
     redis_url: str, namespace: str, fencing: bool
 ) -> None:
-    async def main() -> bytes:
-        async with world(redis_url, namespace, journal={"fencing": fencing}) as w:
-            await w.admit()
-            old = await w.opened(await w.writer(), 1, b"nonce-1")
-            new = await w.opened(await w.writer(), 2, b"nonce-2")
-            say(new)
-            await eventually(lambda: not new.pending)
-            say(old)
-            if fencing:
-                with pytest.raises(Fenced):
-                    await old.closed
-            else:
-                await eventually(lambda: not old.pending)
-            append(new, 2, "[DONE]")
-            await eventually(lambda: not new.pending)
-            reader = JournalReader()
-            for entry in await w.entries():
-                reader.feed(entry)
-            return reader.take()
-
-    told = read_as_chaos_does(asyncio.run(main()))
+    async with world(redis_url, namespace, journal={"fencing": fencing}) as w:
+        await w.admit()
+        old = await w.opened(await w.writer(), 1, b"nonce-1")
+        new = await w.opened(await w.writer(), 2, b"nonce-2")
+        say(new)
+        await eventually(lambda: not new.pending)
+        say(old)
+        if fencing:
+            with pytest.raises(Fenced):
+                await old.closed
+        else:
+            await eventually(lambda: not old.pending)
+        append(new, 2, "[DONE]")
+        await eventually(lambda: not new.pending)
+        reader = JournalReader()
+        for entry in await w.entries():
+            reader.feed(entry)
+    told = read_as_chaos_does(reader.take())
     account = settle([told], lambda told: TEXT)
     assert account.clean is fencing
     assert (account.completed, len(account.duplicated)) == ((1, 0) if fencing else (0, 1))

@@ -10,16 +10,16 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, State
 from serve_app.journal.entries import has_ended, transcript
 from serve_app.journal.facts import RequestFacts
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
+from tests.journal.in_process import WORKER, calling, ingress_process, worker_process
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 from workers.simulated_engine import SimulatedEngine
@@ -46,32 +46,23 @@ class HeldEngine(SimulatedEngine):
                     running.ready.set()
 
 
-class Service:
+class YieldingService:
     """An ingress and a worker whose engine runs one request at a time."""
 
     def __init__(self, w: World, worker: WorkerProcess, engine: Any) -> None:
         self.w = w
-        self.worker = worker
+        self._call = calling(worker)
         self.engine = engine
         self.calls: list[tuple[str, int]] = []
 
     async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
         """Calls the worker as Ray does."""
         self.calls.append((request_id, epoch))
-        answer = await self.worker.replica.execute(request_id, epoch, session, cause)
-        return Answer.decode(answer)
+        return await self._call(request_id, epoch, session, cause)
 
-    @asynccontextmanager
-    async def ingress(self, name: str) -> AsyncIterator[IngressProcess]:
+    def ingress(self, name: str) -> AbstractAsyncContextManager[IngressProcess]:
         """An ingress that sees the worker."""
-        replicas = Replicas()
-        replicas.serving(["replica-1"])
-        made = IngressProcess(self.w.settings, name, "session-1", self.execute, replicas)
-        await made.start()
-        try:
-            yield made
-        finally:
-            await made.stop()
+        return ingress_process(self.w.settings, self.execute, [WORKER], name)
 
     async def admit(
         self,
@@ -115,7 +106,7 @@ class Service:
 @asynccontextmanager
 async def service(
     url: str, namespace: str, engine: dict[str, Any] | None = None, slots: int = 1
-) -> AsyncIterator[Service]:
+) -> AsyncIterator[YieldingService]:
     """`engine`: settings of another one than the `HeldEngine`."""
     settings = {
         "engine": engine or {"kind": "simulated"},
@@ -124,26 +115,22 @@ async def service(
     }
     async with world(url, namespace, **settings) as w:
         its_engine = make_engine(w.settings) if engine else HeldEngine(w.settings)
-        worker = WorkerProcess(w.settings, "replica-1", its_engine)
-        await worker.start()
-        try:
-            yield Service(w, worker, its_engine)
-        finally:
-            await worker.stop()
+        async with worker_process(w.settings, its_engine) as worker:
+            yield YieldingService(w, worker, its_engine)
 
 
-async def ended(its: Service, *names: str) -> None:
+async def ended(its: YieldingService, *names: str) -> None:
     for name in names:
         await eventually(partial(is_ended, its, name))
 
 
-async def is_ended(its: Service, name: str) -> bool:
+async def is_ended(its: YieldingService, name: str) -> bool:
     return has_ended(await its.w.entries(name))
 
 
-async def begun(its: Service, name: str) -> bool:
+async def begun(its: YieldingService, name: str) -> bool:
     return any(entry.outputs for entry in await its.w.entries(name))
 
 
-async def has_output(its: Service, name: str, epoch: int) -> bool:
+async def has_output(its: YieldingService, name: str, epoch: int) -> bool:
     return any(one.id.epoch == epoch and one.outputs for one in await its.w.entries(name))

@@ -19,7 +19,8 @@ from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.prompts import PROMPTS
 from scripts.chaos_testing.traffic import Client, Told
 from serve_app.cli.serve_api import application_status
-from tests.service.support import Running, together, until
+from tests.service.support import Running, together
+from tests.waiting import until
 from workers.simulated_engine import text_of
 
 Strike = Callable[[Parts, list[Told]], Awaitable[None]]

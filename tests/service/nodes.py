@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from scripts.local.ray_cluster import Place
 from scripts.local.service import Service, render, wait_ready
 from serve_app.cli.serve_api import application_status, deploy
 from tests.service.network import Host, Network
-from tests.service.support import kill_all, replica_pids, until
+from tests.service.support import kill_all, replica_pids
+from tests.waiting import until
 
 PORT = 8000
 STARTED = b"Ray runtime started"
@@ -108,11 +108,7 @@ class Nodes:
         onto those that are there already. On a busy machine `ray start` gives up after 30 s, and
         Ray ends a node that was silent for too long: such nodes are started again.
         """
-        deadline = time.monotonic() + 480
-        while not self._all_joined():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"not every Ray node has joined; logs: {self.state}")
-            time.sleep(0.2)
+        until(f"every Ray node has joined; logs: {self.state}", self._all_joined, 480)
 
     def _all_joined(self) -> bool:
         joined = [self._joined(number) for number in range(1, len(self.hosts))]

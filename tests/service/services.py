@@ -129,10 +129,14 @@ def limited(kind: str, outage: bool) -> dict[str, Any]:
     return local.merged(KINDS[kind]["args"], LIMITS[outage])
 
 
-def given_time(outage: bool) -> dict[str, str]:
-    """The environment of a service that is not meant to notice a busy machine."""
-    common = {"RAY_worker_niceness": "0", "TORCHINDUCTOR_CACHE_DIR": str(COMPILED)}
-    return common if outage else {**common, "PYTHONPATH": str(PATIENT)}
+def environment(outage: bool) -> dict[str, str]:
+    """The environment of a service under test (patient/sitecustomize.py)."""
+    return {
+        "PYTHONPATH": str(PATIENT),
+        "PATIENCE": "1" if outage else "10",
+        "RAY_worker_niceness": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(COMPILED),
+    }
 
 
 def kill(service: local.Service) -> None:
@@ -184,17 +188,17 @@ class Services:
         args = limited(kind, outage)
         if self.collector is not None:
             args = local.merged(args, {"telemetry": {"traces_endpoint": self.collector.endpoint}})
-        environment = given_time(outage)
+        variables = environment(outage)
         if KINDS[kind].get("keys"):
             keys = let_in(self._folder / name, "acme", "zeta", "@metrics")
-            environment["HERMES_KEYS_FILE"] = str(keys)
+            variables["HERMES_KEYS_FILE"] = str(keys)
         return local.start(
             self._folder / name,
             CONFIG,
             ports.free_port(),
             args,
             haproxy=KINDS[kind]["haproxy"],
-            environment=environment,
+            environment=variables,
             timeout_s=900,
         )
 

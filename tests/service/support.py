@@ -1,6 +1,4 @@
-"""Shared helpers of the service tests: a running service, its metrics, server-sent events, waiting
-for conditions.
-"""
+"""Shared helpers of the service tests: a running service, its metrics, server-sent events."""
 
 from __future__ import annotations
 
@@ -23,25 +21,11 @@ from redis import Redis
 from scripts.local import redis_server
 from scripts.local.service import Service
 from serve_app.cli.serve_api import application_status
+from tests.waiting import until
 
 T = TypeVar("T")
 STORY = "Tell me a story about a lighthouse."
 LONG_TOKENS = 3900
-
-
-def until(what: str, look: Callable[[], T | None], within_s: float = 180.0) -> T:
-    """The first true answer of `look`; fails with `what` when there is none in time.
-
-    A time of one's own is for what is promised. A busy machine keeps anything waiting for seconds.
-    """
-    deadline = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within_s:g} s: {what} (last: {found!r})")
-        time.sleep(0.05)
 
 
 @dataclass(frozen=True)
@@ -309,7 +293,7 @@ class Running:
         self.until_idle()
         assert self.metrics().total("vllm:generation_tokens_total") - before < 4 * LONG_TOKENS
 
-    def until_idle(self, within_s: float = 180.0) -> None:
+    def until_idle(self) -> None:
         """Wait until no engine runs or holds a request."""
 
         def idle() -> bool:
@@ -321,7 +305,7 @@ class Running:
             )
             return all(page.total(name) == 0 for name in names)
 
-        until("every engine is idle", idle, within_s)
+        until("every engine is idle", idle)
 
     @cached_property
     def ingress_urls(self) -> dict[str, str]:

@@ -12,7 +12,9 @@ import openai
 import pytest
 
 from serve_app.contract import Reason
-from tests.service.support import STORY, Running, until
+from tests.service.support import STORY, Running
+from tests.tables import Failures, each
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -117,13 +119,14 @@ SDK_ROWS: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str]] = {
 }
 
 
-@pytest.mark.parametrize("row", SDK_ROWS)
-def test_the_sdk_raises_its_proper_exception_for(service: Running, row: str) -> None:
-    request, exception, reason = SDK_ROWS[row]
-    with EngineStaysIdle(service), pytest.raises(exception) as caught:
-        service.sdk.chat.completions.create(**{"model": service.model, **request})
-    assert type(caught.value) is exception
-    check_error(caught.value.response, caught.value.status_code, reason)
+def test_the_sdk_raises_its_proper_exceptions(service: Running) -> None:
+    with EngineStaysIdle(service), Failures() as failures:
+        for row, (request, exception, reason) in SDK_ROWS.items():
+            with failures.of(row):
+                with pytest.raises(exception) as caught:
+                    service.sdk.chat.completions.create(**{"model": service.model, **request})
+                assert type(caught.value) is exception
+                check_error(caught.value.response, caught.value.status_code, reason)
 
 
 def test_the_sdk_raises_its_proper_exceptions_on_completions_and_responses_too(
@@ -166,9 +169,7 @@ def test_a_prompt_longer_than_the_context_gets_an_error_with_the_limit(service: 
     assert "4096" in error["message"]
 
 
-@pytest.mark.parametrize(
-    "body", [b"{", b"", b'{"model": ', b"\xff\xfe", b'{"a": 1}}', b"[" * 10_000]
-)
+@each("body", [b"{", b"", b'{"model": ', b"\xff\xfe", b'{"a": 1}}', b"[" * 10_000])
 def test_malformed_json_is_refused(service: Running, body: bytes) -> None:
     answer = service.http.post(CHAT, content=body, headers=JSON)
     check_error(answer, 400, "malformed_json")
@@ -231,7 +232,7 @@ HURTFUL_ROWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("row", HURTFUL_ROWS)
+@each("row", HURTFUL_ROWS)
 def test_what_would_hurt_the_engine_is_refused_by_name(service: Running, row: str) -> None:
     fields, param = HURTFUL_ROWS[row]
     sys.set_int_max_str_digits(5_000)
@@ -251,15 +252,13 @@ def test_refusing_a_large_body_delays_no_other_request(service: Running) -> None
             check_error(answer, 400, "invalid_request")
 
 
-@pytest.mark.parametrize("body", ["[]", "null", "1", '"text"', "true"])
+@each("body", ["[]", "null", "1", '"text"', "true"])
 def test_a_body_that_is_no_object_is_refused(service: Running, body: str) -> None:
     answer = service.http.post(CHAT, content=body, headers=JSON)
     check_error(answer, 400, "invalid_request")
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
-)
+@each("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
 def test_a_content_type_other_than_json_is_refused(service: Running, kind: str | None) -> None:
     body = json.dumps({"model": service.model, "messages": HELLO})
     answer = service.http.post(CHAT, content=body, headers={"content-type": kind} if kind else {})
@@ -283,8 +282,8 @@ def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not
     assert caught.value.status_code == 413
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "reason"),
+@each(
+    "method, path, status, reason",
     [
         ("GET", "/v1/nothing", 404, "not_found"),
         ("POST", "/v1/chat/completion", 404, "not_found"),
@@ -304,7 +303,7 @@ def test_an_unknown_path_or_a_wrong_method_is_refused(
         assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("size", [13_000, 30_000])
+@each("size", [13_000, 30_000])
 def test_headers_over_the_limit_are_refused(service: Running, size: int) -> None:
     body = {"model": service.model, "messages": HELLO}
     check_error(
@@ -312,8 +311,8 @@ def test_headers_over_the_limit_are_refused(service: Running, size: int) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("header", "value"),
+@each(
+    "header, value",
     [
         ("x-hermes-class", "urgent"),
         ("x-request-timeout-seconds", "soon"),

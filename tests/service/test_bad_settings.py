@@ -12,7 +12,8 @@ import yaml
 
 from scripts.local import service as local
 from serve_app.cli import serve_api
-from tests.service.support import Running, until
+from tests.service.support import Running
+from tests.waiting import until
 
 # In the gate: unit/test_settings.py and test_cli.py refuse each.
 pytestmark = pytest.mark.nightly

@@ -24,7 +24,7 @@ from serve_app.errors import SettingsError
 from tests.chart.charts import Document, documents, merged, one, stage_values
 from tests.service.machines import BIN
 from tests.service.services import Services
-from tests.service.support import until
+from tests.waiting import until
 
 # A release property.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from tests.service.services import GRACE_S
-from tests.service.support import Running, Stream, until
+from tests.service.support import Running, Stream
+from tests.waiting import until
 
 # In the gate: journal/test_disconnects.py.
 pytestmark = [pytest.mark.nightly, pytest.mark.outage]

@@ -27,7 +27,8 @@ from tests.service.closed import BODY, hostile, told
 from tests.service.hostility import bodies
 from tests.service.politeness import Polite
 from tests.service.services import KEYS, let_in
-from tests.service.support import Running, until
+from tests.service.support import Running
+from tests.waiting import until
 
 MAX_MEMORY_BYTES = 500 << 20  # the running answers of whoever fills the engines grow by 2.5 MB/s
 NOISE_S = 0.4  # what two cores, shared with who sends all this, may add

@@ -9,7 +9,8 @@ import pytest
 from redis import ResponseError
 
 from serve_app.policy.classes import CLASSES
-from tests.service.support import LONG_TOKENS, STORY, Running, Stream, until
+from tests.service.support import LONG_TOKENS, STORY, Running, Stream
+from tests.waiting import until
 
 TERMINAL = b"18446744073709551615-18446744073709551615"
 STALE = "equal or smaller"

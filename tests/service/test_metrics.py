@@ -13,7 +13,8 @@ import httpx
 
 from scripts.local import ray_cluster
 from tests.chart.test_monitoring import EXPRESSIONS
-from tests.service.support import Metrics, Running, together, until
+from tests.service.support import Metrics, Running, together
+from tests.waiting import until
 
 
 def test_every_sample_has_its_replica_except_those_of_the_queue(service: Running) -> None:

@@ -26,7 +26,8 @@ from tests.running_time import RunningTime
 from tests.service.disturbance import on_disk, simulated_text, under, whole_again
 from tests.service.nodes import Nodes
 from tests.service.services import CONFIG, Services, limited
-from tests.service.support import Running, until
+from tests.service.support import Running
+from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 TOKENS = 600  # 15 s

@@ -18,7 +18,8 @@ import pytest
 from serve_app.contract import IngressLease
 from tests.running_time import RunningTime
 from tests.service.services import HELD, MAX_WAITING_BATCH, PLACES, WORKERS
-from tests.service.support import LONG_TOKENS, Running, Stream, until
+from tests.service.support import LONG_TOKENS, Running, Stream
+from tests.waiting import until
 
 CAPACITY = WORKERS * PLACES
 

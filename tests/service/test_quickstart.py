@@ -16,7 +16,7 @@ from scripts.local import ports, processes, ray_cluster
 from scripts.local.environment import ROOT
 from scripts.local.service import Service
 from tests.service.services import Services
-from tests.service.support import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 
@@ -89,7 +89,6 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
 ) -> None:
     url = f"http://127.0.0.1:{(port := ports.free_port())}"
     state = tmp_path / "state"
-    before = set(Path("/dev/shm").iterdir())
     words = (
         "--engine",
         "simulated",
@@ -110,6 +109,7 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
         service = Service.load(state)
         assert service is not None
         ours = processes.marked("RAY_TMPDIR", str(ray_cluster.short_folder(state)))
+        shared = processes.shared_memory(ours)
         answers_to_its_token_alone(service, state / "ray-token")
         reaches_nobody([*ours, *service.pids.values()])
         has_an_engine_on_every_gpu(service, state / "ray-token")
@@ -127,7 +127,7 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in ours),
     )
     assert not ray_cluster.short_folder(state).exists()
-    assert set(Path("/dev/shm").iterdir()) <= before
+    assert not [name for name in shared if (Path("/dev/shm") / name).exists()]
 
 
 def answers_to_its_token_alone(service: Service, token: Path) -> None:

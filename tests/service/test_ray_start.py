@@ -25,7 +25,8 @@ from scripts.local.environment import ROOT
 from scripts.local.service import render
 from tests.service.machines import BIN, SCRIPT, Machine, hosts
 from tests.service.services import KEYS, Services
-from tests.service.support import together, until
+from tests.service.support import together
+from tests.waiting import until
 
 AUTHORIZED = {"authorization": f"Bearer {KEYS['acme']}"}
 TOKEN = {"RAY_AUTH_MODE": "token"}

@@ -18,7 +18,8 @@ import pytest
 from scripts.local import ports, processes, redis_server
 from tests.running_time import RunningTime
 from tests.service.disturbance import on_disk
-from tests.service.support import Running, Stream, until
+from tests.service.support import Running, Stream
+from tests.waiting import until
 
 # In the gate: test_what_dies.py kills Redis, too.
 pytestmark = [

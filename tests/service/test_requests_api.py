@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.service.services import HELD
-from tests.service.support import LONG_TOKENS, Event, Running, Stream, events_of, together, until
+from tests.service.support import LONG_TOKENS, Event, Running, Stream, events_of, together
+from tests.tables import each
+from tests.waiting import until
 
 
 def events(
@@ -201,7 +202,7 @@ def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_i
         assert answer.headers["x-hermes-reason"] == "journal_lost"
 
 
-@pytest.mark.parametrize("seen", ["x", "-1", "1.5"])
+@each("seen", ["x", "-1", "1.5"])
 def test_an_event_id_that_is_no_number_is_refused(simulated: Running, seen: str) -> None:
     request_id = simulated.ask(tokens=4).headers["x-request-id"]
     answer = simulated.http.get(
@@ -211,7 +212,7 @@ def test_an_event_id_that_is_no_number_is_refused(simulated: Running, seen: str)
     assert answer.headers["x-hermes-reason"] == "invalid_request"
 
 
-@pytest.mark.parametrize("request_id", ["req_" + "0" * 32, "nothing", "x" * 300, "a:b*"])
+@each("request_id", ["req_" + "0" * 32, "nothing", "x" * 300, "a:b*"])
 def test_an_unknown_request_is_not_found(simulated: Running, request_id: str) -> None:
     for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
         answer = simulated.http.request(method, f"/v1/requests/{request_id}{path}")

@@ -19,7 +19,7 @@ from serve_app.cli import serve_api
 from serve_app.cli.serve_api import application_status
 from tests.service.nodes import Nodes
 from tests.service.services import KEYS
-from tests.service.support import until
+from tests.waiting import until
 
 # A release property.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]

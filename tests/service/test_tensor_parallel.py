@@ -12,7 +12,8 @@ from scripts.chaos_testing.traffic import Told
 from serve_app.cli.serve_api import application_status
 from tests.service.disturbance import attempts, real_text, under
 from tests.service.services import Services
-from tests.service.support import STORY, Running, Stream, until
+from tests.service.support import STORY, Running, Stream
+from tests.waiting import until
 
 # Four processes on two cores take minutes.
 pytestmark = pytest.mark.nightly
@@ -21,17 +22,21 @@ PROMPTS = (STORY, "What is continuous batching?", "Count to ten.", "Write a poem
 TOKENS = 48
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_process_texts(services: Services) -> list[str]:
     """The texts of the shared service, whose engines have one process each."""
     return [services.get("shared").text(prompt, TOKENS) for prompt in PROMPTS]
+
+
+def test_the_texts_of_one_process_differ(service: Running, one_process_texts: list[str]) -> None:
+    """It runs with the tests of the shared service, which so needs no second start."""
+    assert len(set(one_process_texts)) == len(PROMPTS)
 
 
 def test_four_processes_give_the_greedy_text_of_one(
     one_process_texts: list[str], tensor_parallel: Running
 ) -> None:
     assert [tensor_parallel.text(prompt, TOKENS) for prompt in PROMPTS] == one_process_texts
-    assert len(set(one_process_texts)) == len(PROMPTS)
 
 
 def test_the_engine_really_has_four_processes(tensor_parallel: Running) -> None:

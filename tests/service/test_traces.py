@@ -10,7 +10,8 @@ import pytest
 
 from tests.service.collector import Told
 from tests.service.services import Services
-from tests.service.support import Running, until
+from tests.service.support import Running
+from tests.waiting import until
 
 # Four processes on two cores take minutes.
 pytestmark = pytest.mark.nightly

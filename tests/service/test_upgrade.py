@@ -35,8 +35,9 @@ from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import attempts, simulated_text, under
 from tests.service.services import KEYS, Services, end, kill, let_in, limited
-from tests.service.support import Running, events_of, until
+from tests.service.support import Running, events_of
 from tests.service.versions import FOLDER, PROMPT, TOKENS, read
+from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
 NEXT = "999.0.0"

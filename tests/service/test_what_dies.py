@@ -22,7 +22,8 @@ from scripts.chaos_testing.traffic import Told
 from serve_app.cli import serve_api
 from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
-from tests.service.support import Running, until
+from tests.service.support import Running
+from tests.waiting import until
 
 pytestmark = pytest.mark.disturbs
 TOKENS = 320  # 8 s

@@ -27,7 +27,8 @@ from scripts.local.service import Service
 from serve_app.deploy import _worker_options
 from serve_app.settings import Settings
 from tests.service.services import KEYS
-from tests.service.support import Running, Stream, until
+from tests.service.support import Running, Stream
+from tests.waiting import until
 
 FOLDER = Path(__file__).with_name("versions")
 PROMPT, TOKENS = "What did you leave behind?", 300

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain, cycle
 
@@ -17,6 +17,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.loops import Loops
 from serve_app.observability.activity_metrics import Activity
+from tests.waiting import eventually
 
 COMPUTED_S = 0.2
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
@@ -39,12 +40,6 @@ async def sampled(clock: Clock = SYSTEM) -> AsyncIterator[CollectorRegistry]:
         await activity.stop()
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
-
-
 def cpu_s(registry: CollectorRegistry, thread: str) -> float:
     labels = {"thread": thread}
     return registry.get_sample_value("hermes_thread_cpu_seconds_total", labels) or 0.0
@@ -52,43 +47,37 @@ def cpu_s(registry: CollectorRegistry, thread: str) -> float:
 
 @pytest.mark.clock
 @on_linux
-def test_the_loops_cpu_time_is_its_threads_and_no_other_ones() -> None:
-    async def main() -> None:
-        async with sampled() as registry:
-            compute(COMPUTED_S)
-            computed_s = time.thread_time()
-            await until(lambda: cpu_s(registry, "loop") >= computed_s)
-            await asyncio.to_thread(compute, 4 * COMPUTED_S)
-            assert cpu_s(registry, "loop") < time.thread_time() + 0.1
-
-    asyncio.run(main())
+async def test_the_loops_cpu_time_is_its_threads_and_no_other_ones() -> None:
+    async with sampled() as registry:
+        compute(COMPUTED_S)
+        computed_s = time.thread_time()
+        await eventually(lambda: cpu_s(registry, "loop") >= computed_s)
+        await asyncio.to_thread(compute, 4 * COMPUTED_S)
+        assert cpu_s(registry, "loop") < time.thread_time() + 0.1
 
 
 @on_linux
-def test_a_named_thread_is_counted_under_its_name_and_one_of_a_library_under_none() -> None:
+async def test_a_named_thread_is_counted_under_its_name_and_one_of_a_library_under_none() -> None:
     go = threading.Event()
 
     def work() -> None:
         compute(COMPUTED_S)
         go.wait()
 
-    async def main() -> None:
-        threads = [threading.Thread(target=work, name=n) for n in ("validator_0", "library-7")]
+    threads = [threading.Thread(target=work, name=n) for n in ("validator_0", "library-7")]
+    for thread in threads:
+        thread.start()
+    try:
+        async with sampled() as registry:
+            await eventually(lambda: cpu_s(registry, "validator") >= COMPUTED_S)
+            samples = [s for family in registry.collect() for s in family.samples]
+            shown = {s.labels["thread"] for s in samples if "thread" in s.labels}
+            assert shown == {"loop", "validator"}
+            assert (registry.get_sample_value("hermes_threads") or 0) >= 3
+    finally:
+        go.set()
         for thread in threads:
-            thread.start()
-        try:
-            async with sampled() as registry:
-                await until(lambda: cpu_s(registry, "validator") >= COMPUTED_S)
-                samples = [s for family in registry.collect() for s in family.samples]
-                shown = {s.labels["thread"] for s in samples if "thread" in s.labels}
-                assert shown == {"loop", "validator"}
-                assert (registry.get_sample_value("hermes_threads") or 0) >= 3
-        finally:
-            go.set()
-            for thread in threads:
-                thread.join()
-
-    asyncio.run(main())
+            thread.join()
 
 
 class Held:
@@ -105,12 +94,9 @@ class Held:
         raise NotImplementedError
 
 
-def test_a_loop_that_is_held_is_late() -> None:
-    async def main() -> None:
-        async with sampled(Held()) as registry:
-            await until(
-                lambda: (registry.get_sample_value("hermes_loop_lag_seconds_count") or 0) >= 2
-            )
-            assert registry.get_sample_value("hermes_loop_lag_seconds_sum") == 1.0
-
-    asyncio.run(main())
+async def test_a_loop_that_is_held_is_late() -> None:
+    async with sampled(Held()) as registry:
+        await eventually(
+            lambda: (registry.get_sample_value("hermes_loop_lag_seconds_count") or 0) >= 2
+        )
+        assert registry.get_sample_value("hermes_loop_lag_seconds_sum") == 1.0

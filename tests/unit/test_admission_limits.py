@@ -186,17 +186,16 @@ class Lines:
 
 
 @each("free, reason", [(1, None), (0, Reason.QUEUE_FULL)])
-def test_a_line_takes_as_many_as_it_may_hold_and_no_more(free: int, reason: Reason | None) -> None:
+async def test_a_line_takes_as_many_as_it_may_hold_and_no_more(
+    free: int, reason: Reason | None
+) -> None:
     settings = Settings()
     limits = AdmissionLimits(settings)
     lines: Any = Lines(settings.queue.max_waiting("batch") - free)
 
-    async def look_once() -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0):
-                await limits.watch(lines, lambda: 1)
-
-    asyncio.run(look_once())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await limits.watch(lines, lambda: 1)
     assert refused(limits.enter, "acme", "batch", 10) is reason
     assert refused(limits.enter, "acme", "realtime", 10) is None, (
         "another class has a line of its own"

@@ -30,7 +30,7 @@ def event(number: int) -> bytes:
     return b"id: %d\ndata: %d\n\n" % (number, number)
 
 
-def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
+async def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
     reader = JournalReader(position=EntryId(0, 1))
     follower = Follower(None, "req_1", reader)  # type: ignore[arg-type]  # nothing is read from Redis here
     reader.feed(Entry(EntryId(1, 0), {b"n": b"1", b"m": OPENED}))
@@ -68,5 +68,5 @@ def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() -> None:
         deadline_ms=0,
         heartbeat_s=10.0,
     )
-    asyncio.run(asyncio.wait_for(answer({}, None, send), 60))
+    await asyncio.wait_for(answer({}, None, send), 60)
     assert b"".join(sent) == event(1) + event(2) + event(3)

@@ -368,11 +368,7 @@ def test_a_file_of_tests_says_what_it_promises() -> None:
     assert not silent, "\n".join(silent)
 
 
-POLLING = {
-    "tests.waiting::until": "its deadline only ends a wait that would have no end",
-    "tests.service.support::until": "the same, with a longer time where the caller has reason to",
-    "tests.service.nodes::wait_joined": "the same, for nodes that Ray starts",
-}
+POLLING = {"tests.waiting::until": "its deadline only ends a wait that would have no end"}
 
 
 def test_what_depends_on_a_clock_says_so() -> None:

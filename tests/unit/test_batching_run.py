@@ -1,10 +1,7 @@
 """`scripts/bench --batching` against a small server: what is sent when, and what a row says."""
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -21,6 +18,9 @@ from scripts.benchmark.batching.window import Window
 from scripts.benchmark.measurement import Latency
 from scripts.benchmark.options import parse as parse_options
 from scripts.benchmark.prompts import RequestMaker, Shape
+from tests.http_server import serving
+from tests.unit.bench_engine import Engine
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.nightly  # a tool
 
@@ -33,61 +33,16 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 """
 
 
-class _Engine:
-    """Streams as many tokens as were asked for, each after ``step_s``; counts those at work."""
-
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-        self.running = self.most_running = 0
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
-                await self._answer(json.loads(await reader.readexactly(length)), writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    async def _answer(self, body: dict[str, int], writer: asyncio.StreamWriter) -> None:
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-            for _ in range(body["max_tokens"]):
-                await asyncio.sleep(self._step_s)
-                _write(writer, {"choices": [{"delta": {"content": "a"}}]})
-                await writer.drain()
-            usage = {"completion_tokens": body["max_tokens"], "prompt_tokens": 5}
-            _write(writer, {"choices": [], "usage": usage})
-            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-        finally:
-            self.running -= 1
-
-
-def _write(writer: asyncio.StreamWriter, event: dict[str, object]) -> None:
-    data = b"data: " + json.dumps(event).encode() + b"\n\n"
-    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-
-@asynccontextmanager
-async def _serving(engine: _Engine) -> AsyncIterator[int]:
-    server = await asyncio.start_server(engine, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-
-
 async def _measure(
-    batcher: str, engine: _Engine, *, users: int = 0, rate_per_s: float = 0.0, window_s: float = 0.3
+    batcher: str, engine: Engine, *, users: int = 0, rate_per_s: float = 0.0, window_s: float = 0.3
 ) -> BatchRow:
     (specification,) = parse(batcher)
     pressure = Pressure("load", users, rate_per_s, window_s, timeout_s=60.0, seed="s")
-    async with _serving(engine) as port:
+    with serving(engine) as server:
         shape = Shape("chat/completions", "m", max_tokens=16, prompt_chars=10)
-        maker = RequestMaker(f"http://127.0.0.1:{port}/v1", "k", shape, 1)
-        server = Server([os.getpid()])
-        ran = await Run(specification, maker, pressure, 5, server).measure()
-    return describe(batcher, pressure, 1, ran, EngineGauges(f"http://127.0.0.1:{port}"), 2**20)
+        maker = RequestMaker(f"{server.url}/v1", "k", shape, 1)
+        ran = await Run(specification, maker, pressure, 5, Server([os.getpid()])).measure()
+    return describe(batcher, pressure, 1, ran, EngineGauges(server.url), 2**20)
 
 
 @pytest.mark.clock
@@ -95,70 +50,68 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("batcher", "most"), [("serial", 1), ("static:3", 3), ("async:4", 4), ("continuous", 6)]
     )
-    def test_no_more_reach_the_endpoint_than_the_batcher_lets_through(
+    async def test_no_more_reach_the_endpoint_than_the_batcher_lets_through(
         self, batcher: str, most: int
     ) -> None:
-        engine = _Engine(0.001)
-        row = asyncio.run(_measure(batcher, engine, users=6))
+        engine = Engine(0.001)
+        row = await _measure(batcher, engine, users=6)
         assert engine.most_running == most
         assert row.errors == 0, row.error_kinds
         assert 0.3 * most < row.in_flight <= most
 
-    def test_a_row_says_how_much_of_a_core_the_server_took(self) -> None:
+    async def test_a_row_says_how_much_of_a_core_the_server_took(self) -> None:
         """In a window that is long beside the steps in which the system counts CPU time."""
-        row = asyncio.run(_measure("continuous", _Engine(0.001), users=6, window_s=2.0))
+        row = await _measure("continuous", Engine(0.001), users=6, window_s=2.0)
         assert 0 < row.cores < 2
         assert row.tokens_per_cpu_s > row.tokens_per_s / 2 > 0
 
-    def test_what_the_batcher_kept_waiting_is_unfinished_and_counts_with_its_wait(self) -> None:
-        row = asyncio.run(_measure("serial", _Engine(10.0), users=20))
+    async def test_what_the_batcher_kept_waiting_is_unfinished_and_counts_with_its_wait(
+        self,
+    ) -> None:
+        row = await _measure("serial", Engine(10.0), users=20)
         assert row.unfinished == row.requests == 20
         assert row.end_to_end.p50_ms >= 300, "less than the window for which they waited"
         assert "≥" in line(row)
 
-    def test_what_does_not_end_in_time_is_broken_off_at_the_server_too(self) -> None:
-        engine = _Engine(10.0)
-        row = asyncio.run(_measure("continuous", engine, users=3, window_s=0.1))
+    async def test_what_does_not_end_in_time_is_broken_off_at_the_server_too(self) -> None:
+        engine = Engine(1000.0)
+        row = await _measure("continuous", engine, users=3, window_s=0.1)
         assert (row.requests, row.unfinished, row.errors) == (3, 3, 0)
         assert row.tokens_per_s == 0
+        await eventually(lambda: engine.running == 0)
 
-    def test_arrivals_do_not_wait_for_answers(self) -> None:
-        engine = _Engine(0.05)
+    async def test_arrivals_do_not_wait_for_answers(self) -> None:
+        engine = Engine(0.05)
         # Long beside the seconds for which a machine stands still: nothing arrives afterwards.
-        row = asyncio.run(_measure("continuous", engine, rate_per_s=40.0, window_s=5.0))
+        row = await _measure("continuous", engine, rate_per_s=40.0, window_s=5.0)
         assert engine.most_running > 10
         assert row.requests > 10
 
 
 class TestFront:
-    def test_a_failure_to_send_reaches_who_waits_and_frees_the_place(self) -> None:
+    async def test_a_failure_to_send_reaches_who_waits_and_frees_the_place(self) -> None:
         async def send(job: Job) -> None:
             if job.number == 0:
                 raise ValueError("broken")
 
-        async def both() -> bool:
-            front = Front(Window(1), send)
-            first = asyncio.create_task(front.perform(Job(0, 0.0, 1, 1, True)))
-            second = asyncio.create_task(front.perform(Job(1, 0.0, 1, 1, True)))
-            with pytest.raises(ValueError, match="broken"):
-                await first
-            return await second
+        front = Front(Window(1), send)
+        first = asyncio.create_task(front.perform(Job(0, 0.0, 1, 1, True)))
+        second = asyncio.create_task(front.perform(Job(1, 0.0, 1, 1, True)))
+        with pytest.raises(ValueError, match="broken"):
+            await first
+        assert await second
 
-        assert asyncio.run(both())
-
-    def test_a_front_that_closes_tells_those_who_wait_that_nothing_was_sent(self) -> None:
+    async def test_a_front_that_closes_tells_those_who_wait_that_nothing_was_sent(self) -> None:
         async def send(_: Job) -> None:
             await asyncio.Event().wait()
 
-        async def closed() -> list[bool]:
-            front = Front(Window(1), send)
-            tasks = [asyncio.create_task(front.perform(Job(n, 0.0, 1, 1, True))) for n in range(2)]
-            await asyncio.sleep(0)
-            await front.close(0.01)
-            late = front.perform(Job(2, 0.0, 1, 1, True))
-            return await asyncio.wait_for(asyncio.gather(*tasks, late), 60)
-
-        assert asyncio.run(closed()) == [True, False, False]
+        front = Front(Window(1), send)
+        tasks = [asyncio.create_task(front.perform(Job(n, 0.0, 1, 1, True))) for n in range(2)]
+        await asyncio.sleep(0)
+        await front.close(0.01)
+        late = front.perform(Job(2, 0.0, 1, 1, True))
+        sent = await asyncio.wait_for(asyncio.gather(*tasks, late), 60)
+        assert sent == [True, False, False]
 
 
 def test_the_gauges_of_the_engine_are_found_on_its_page() -> None:

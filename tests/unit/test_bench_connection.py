@@ -16,6 +16,7 @@ from scripts.benchmark.processes import Scope
 from scripts.benchmark.prompts import RequestMaker, Shape
 from scripts.benchmark.report import without_secrets
 from scripts.benchmark.sse import EventCounter
+from tests.http_server import END, Script, chunk, cutting, event, head, sending, serving, whole
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # a tool
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.nightly  # a tool
 
 def _chat_event(content: str | None, **more: object) -> bytes:
     choices = [] if content is None else [{"index": 0, "delta": {"content": content}}]
-    return b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n"
+    return event({"choices": choices, **more})
 
 
 _CHAT = (
@@ -141,71 +142,46 @@ class TestCommandLine:
         assert all(action.option_strings[-1] in text for action in make_parser()._actions)
 
 
-class _Server:
-    """Answers every request with the given bytes, then optionally closes the connection."""
-
-    def __init__(self, answer: bytes, *, hang_up: bool = False) -> None:
-        self._answer = answer
-        self._hang_up = hang_up
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b"":
-            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-            await reader.readexactly(length)
-            writer.write(self._answer)
-            if self._hang_up:
-                break
-        writer.close()
-
-
 def _chunked(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
-        len(body),
-        body,
-    )
+    return head(transfer_encoding="chunked") + chunk(body) + END
 
 
-async def _errors_of(
-    answer: bytes, *, max_tokens: int = 3, hang_up: bool = False
-) -> list[str | None]:
-    server = await asyncio.start_server(_Server(answer, hang_up=hang_up), "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        maker = RequestMaker(
-            f"http://127.0.0.1:{port}/v1", "k", Shape("chat/completions", "m", max_tokens, 10), 0
-        )
-        row = await measure(
-            "s", maker, Load(concurrency=2, requests=4, timeout_s=60), Scope(), [], 1
-        )
+async def _errors_of(script: Script, *, max_tokens: int = 3) -> list[str | None]:
+    shape = Shape("chat/completions", "m", max_tokens, 10)
+    load = Load(concurrency=2, requests=4, timeout_s=60)
+    with serving(script) as server:
+        maker = RequestMaker(f"{server.url}/v1", "k", shape, 0)
+        row = await measure("s", maker, load, Scope(), [], 1)
     assert row.requests == 4
     return [error for error, count in row.error_kinds.items() for _ in range(count)]
 
 
 class TestErrors:
-    def test_whole_streams_are_no_errors(self) -> None:
-        assert asyncio.run(_errors_of(_chunked(_CHAT))) == []
+    async def test_whole_streams_are_no_errors(self) -> None:
+        assert await _errors_of(sending(_chunked(_CHAT))) == []
 
-    def test_a_stream_without_its_last_event_is_an_error(self) -> None:
+    async def test_a_stream_without_its_last_event_is_an_error(self) -> None:
         cut = _CHAT.removesuffix(b"data: [DONE]\n\n")
-        assert asyncio.run(_errors_of(_chunked(cut))) == ["stream ended without its last event"] * 4
+        assert (
+            await _errors_of(sending(_chunked(cut))) == ["stream ended without its last event"] * 4
+        )
 
-    def test_a_body_that_stops_short_is_an_error(self) -> None:
-        answer = _chunked(_CHAT).removesuffix(b"0\r\n\r\n")
-        found = asyncio.run(_errors_of(answer, hang_up=True))
+    async def test_a_body_that_stops_short_is_an_error(self) -> None:
+        found = await _errors_of(cutting(_chunked(_CHAT).removesuffix(END)))
         assert found == ["connection closed before the response ended"] * 4
 
-    def test_fewer_tokens_than_asked_for_are_an_error(self) -> None:
+    async def test_fewer_tokens_than_asked_for_are_an_error(self) -> None:
         assert (
-            asyncio.run(_errors_of(_chunked(_CHAT), max_tokens=4))
+            await _errors_of(sending(_chunked(_CHAT)), max_tokens=4)
             == ["short body: 3 of 4 tokens"] * 4
         )
 
-    def test_another_status_than_200_is_an_error_with_what_the_server_said(self) -> None:
-        answer = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nfull"
-        assert asyncio.run(_errors_of(answer)) == ["HTTP 429: full"] * 4
+    async def test_another_status_than_200_is_an_error_with_what_the_server_said(self) -> None:
+        full = whole(429, b"full", "text/plain")
+        assert await _errors_of(sending(full)) == ["HTTP 429: full"] * 4
 
-    def test_what_is_not_http_is_an_error(self) -> None:
-        found = asyncio.run(_errors_of(b"SSH-2.0-nonsense\r\n\r\n"))
+    async def test_what_is_not_http_is_an_error(self) -> None:
+        found = await _errors_of(sending(b"SSH-2.0-nonsense\r\n\r\n"))
         assert len(found) == 4
         assert all(str(error).startswith("broken response") for error in found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -15,35 +14,30 @@ from serve_app.ingress import docs_page
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 
 
-def get(*paths: str) -> list[httpx.Response]:
+async def get(*paths: str) -> list[httpx.Response]:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for path in ("/healthz", "/readyz"):
         app.get(path)(lambda: None)
     docs_page.add_docs(app, "m")
-
-    async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://here"
-        ) as http:
-            return [await http.get(path) for path in paths]
-
-    return asyncio.run(ask())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        return [await http.get(path) for path in paths]
 
 
-def test_everything_that_the_page_loads_is_served_here_and_open() -> None:
-    (page,) = get("/docs")
+async def test_everything_that_the_page_loads_is_served_here_and_open() -> None:
+    (page,) = await get("/docs")
     assert "://" not in page.text, "an address elsewhere"
     loaded = re.findall(r'(?:href|src)="([^"]+)"|url: \'([^\']+)\'', page.text)
     paths = [f"/{href or url}" for href, url in loaded]
     assert len(paths) == 4
     assert set(paths) | {"/docs"} == set(docs_page.OPEN_PATHS)
-    for answer in get(*paths):
+    for answer in await get(*paths):
         assert answer.status_code == 200
         assert len(answer.content) > 1000
 
 
-def test_the_description_has_every_inference_path_with_a_body_that_passes_its_own_check() -> None:
-    (answer,) = get("/openapi.json")
+async def test_the_description_has_every_inference_path_with_a_body_that_passes_its_check() -> None:
+    (answer,) = await get("/openapi.json")
     document: dict[str, Any] = answer.json()
     OpenAPI.model_validate(document)
     refs = set(re.findall(r'"#/components/schemas/(\w+)"', answer.text))

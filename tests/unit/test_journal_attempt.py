@@ -5,7 +5,6 @@ the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -20,18 +19,15 @@ HEAD = Head(200, [("content-type", "text/event-stream")])
 SUMMARY = Summary(None, None, 1, 9)
 
 
-def in_loop(test: Callable[[Attempt, list[Attempt]], None]) -> Callable[[], None]:
-    """Runs a test with an attempt of epoch 2 and the list of its marks."""
+@pytest.fixture
+def marks() -> list[Attempt]:
+    return []
 
-    def run() -> None:
-        async def main() -> None:
-            marks: list[Attempt] = []
-            test(Attempt("req", "ns:j:req", 2, b"nonce", "channel", marks.append), marks)
 
-        asyncio.run(main())
-
-    run.__name__ = test.__name__
-    return run
+@pytest.fixture
+async def attempt(marks: list[Attempt]) -> Attempt:
+    """An attempt of epoch 2."""
+    return Attempt("req", "ns:j:req", 2, b"nonce", "channel", marks.append)
 
 
 def accept(attempt: Attempt) -> Entry:
@@ -41,8 +37,7 @@ def accept(attempt: Attempt) -> Entry:
     return entry
 
 
-@in_loop
-def test_what_comes_while_nothing_is_sent_becomes_one_entry(
+async def test_what_comes_while_nothing_is_sent_becomes_one_entry(
     attempt: Attempt, marks: list[Attempt]
 ) -> None:
     attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
@@ -59,10 +54,7 @@ def test_what_comes_while_nothing_is_sent_becomes_one_entry(
     assert marks == [attempt, attempt]
 
 
-@in_loop
-def test_an_entry_is_offered_unchanged_until_it_is_accepted(
-    attempt: Attempt, marks: list[Attempt]
-) -> None:
+async def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: Attempt) -> None:
     attempt.append([], [b"x"], 1)
     first = attempt.take()
     attempt.append([], [b"y"], 2)
@@ -73,9 +65,8 @@ def test_an_entry_is_offered_unchanged_until_it_is_accepted(
     assert (second.id, second.body) == ((2, 2), b"y")
 
 
-@in_loop
-def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transcript(
-    attempt: Attempt, marks: list[Attempt]
+async def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transcript(
+    attempt: Attempt,
 ) -> None:
     attempt.append([], [b"x"], 1, HEAD)
     accept(attempt)
@@ -93,10 +84,7 @@ def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transc
     assert not attempt.pending
 
 
-@in_loop
-def test_the_end_waits_for_an_entry_that_is_underway(
-    attempt: Attempt, marks: list[Attempt]
-) -> None:
+async def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt) -> None:
     attempt.append([], [b"x"], 1)
     first = attempt.take()
     attempt.finish(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
@@ -114,8 +102,7 @@ def test_the_end_waits_for_an_entry_that_is_underway(
     )
 
 
-@in_loop
-def test_nothing_is_taken_in_after_the_end(attempt: Attempt, marks: list[Attempt]) -> None:
+async def test_nothing_is_taken_in_after_the_end(attempt: Attempt) -> None:
     attempt.finish(State.COMPLETED, None, SUMMARY, 1)
     attempt.append([], [b"late"], 1)
     attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
@@ -126,9 +113,8 @@ def test_nothing_is_taken_in_after_the_end(attempt: Attempt, marks: list[Attempt
     assert attempt.take() is None
 
 
-@in_loop
-def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
-    attempt: Attempt, marks: list[Attempt]
+async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
+    attempt: Attempt,
 ) -> None:
     opening = Entry(EntryId(2, 0), {b"n": b"nonce"})
     attempt.accepted(opening)
@@ -144,10 +130,7 @@ def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
     assert [entry.id.seq for entry in attempt.history] == [0, 1, 2, 3, 4, 5]
 
 
-@in_loop
-def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(
-    attempt: Attempt, marks: list[Attempt]
-) -> None:
+async def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(attempt: Attempt) -> None:
     attempt.append([], [b"1"], 1)
     attempt.take()  # sent; Redis took it, but its answer was lost
     attempt.append([], [b"2"], 2)
@@ -156,8 +139,7 @@ def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(
     assert (following.id, following.body) == ((2, 2), b"2")
 
 
-@in_loop
-def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Attempt]) -> None:
+async def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Attempt]) -> None:
     attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
     attempt.take()
     attempt.append([], [b"y"], 2, HEAD)
@@ -172,24 +154,18 @@ def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Atte
     assert isinstance(attempt.closed.exception(), Fenced)
 
 
-@in_loop
-def test_an_abandoned_attempt_keeps_back_even_the_head(
-    attempt: Attempt, marks: list[Attempt]
-) -> None:
+async def test_an_abandoned_attempt_keeps_back_even_the_head(attempt: Attempt) -> None:
     attempt.append([], [b"x"], 1, HEAD)
     attempt.close(fenced=True)
     assert attempt.take() is None
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
-    async def main() -> None:
-        attempt = Attempt("req", "key", 1, b"n", "", lambda _: None)
-        asyncio.get_running_loop().call_soon(attempt.close, fenced)
-        if fenced:
-            with pytest.raises(Fenced):
-                await attempt.closed
-        else:
+async def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
+    attempt = Attempt("req", "key", 1, b"n", "", lambda _: None)
+    asyncio.get_running_loop().call_soon(attempt.close, fenced)
+    if fenced:
+        with pytest.raises(Fenced):
             await attempt.closed
-
-    asyncio.run(main())
+    else:
+        await attempt.closed

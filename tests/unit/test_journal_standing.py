@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from serve_app.contract import Cause
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
@@ -32,17 +30,14 @@ def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
         (at(TERMINAL_ID, b"somebody"), Standing.FENCED),
     ],
 )
-def test_the_last_entry_determines_the_owner_of_the_journal(
+async def test_the_last_entry_determines_the_owner_of_the_journal(
     last: Entry | None, expected: Standing
 ) -> None:
-    async def main() -> None:
-        attempt = Attempt("req_1", "key", 2, b"ours", "", lambda _: None)
-        for number in range(3):
-            attempt.append([], [b"x"], number, None)
-            entry = attempt.take()
-            assert entry is not None
-            attempt.accepted(entry)
-        assert attempt.last_built == EntryId(2, 3)
-        assert standing(attempt, last) is expected
-
-    asyncio.run(main())
+    attempt = Attempt("req_1", "key", 2, b"ours", "", lambda _: None)
+    for number in range(3):
+        attempt.append([], [b"x"], number, None)
+        entry = attempt.take()
+        assert entry is not None
+        attempt.accepted(entry)
+    assert attempt.last_built == EntryId(2, 3)
+    assert standing(attempt, last) is expected

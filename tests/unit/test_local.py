@@ -120,6 +120,7 @@ def test_the_tests_themselves_have_left_it() -> None:
         "HERMES_DATA",
         "HERMES_KEEP_SERVICES",
     } | {
+        "HERMES_RUN",  # tests/runs.py
         "VLLM_RPC_BASE_PATH",  # tests/conftest.py
         "VLLM_CPU_KVCACHE_SPACE",
         "VLLM_CPU_OMP_THREADS_BIND",

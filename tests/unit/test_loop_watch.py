@@ -133,16 +133,16 @@ async def held_by(
 
 @pytest.mark.clock
 @pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
-def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
+async def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
     telemetry = Telemetry()
-    asyncio.run(held_by(work, 20.0 if held else 0.05, telemetry))
+    await held_by(work, 20.0 if held else 0.05, telemetry)
     assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
 
 
 @pytest.mark.clock
 @pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])
-def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
-    assert asyncio.run(held_by(work, 20.0)) == [MINE]
+async def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
+    assert await held_by(work, 20.0) == [MINE]
 
 
 @pytest.mark.clock
@@ -157,8 +157,8 @@ def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
         collecting_garbage,
     ],
 )
-def test_no_request_is_blamed_for(work: Any) -> None:
-    assert asyncio.run(held_by(work, 0.05)) == []
+async def test_no_request_is_blamed_for(work: Any) -> None:
+    assert await held_by(work, 0.05) == []
 
 
 class Looks:
@@ -191,21 +191,17 @@ class Looks:
         (0, [(5.0, 0.0), (5.2, 0.0)]),  # what was computed before the first look is nobody's
     ],
 )
-def test_one_step_of_one_turn_may_compute_for_so_long(
+async def test_one_step_of_one_turn_may_compute_for_so_long(
     held: int, seen: list[tuple[float | None, float]]
 ) -> None:
     """CPU seconds of the loop's thread at each look, and those at the loop's last turn."""
     telemetry = Telemetry()
-
-    async def main() -> list[bool]:
-        current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
-        watch = LoopWatch(HELD_S, telemetry)
-        watch._loop, watch._loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        Looks(watch, [*seen])
-        with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
-            watch._watch()
-            await asyncio.sleep(0)
-            return [mine.done(), other.done()]
-
-    assert asyncio.run(main()) == [held > 0, False]
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
+    watch = LoopWatch(HELD_S, telemetry)
+    watch._loop, watch._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+    Looks(watch, [*seen])
+    with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
+        watch._watch()
+        await asyncio.sleep(0)
+        assert [mine.done(), other.done()] == [held > 0, False]
     assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held

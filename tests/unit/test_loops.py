@@ -28,10 +28,10 @@ def restarts(telemetry: Telemetry, name: str) -> float | None:
 
 
 @pytest.mark.parametrize("ending", [ValueError("no"), None, asyncio.CancelledError()], ids=repr)
-def test_a_loop_that_ends_by_itself_is_started_again_logged_and_counted(
+async def test_a_loop_that_ends_by_itself_is_started_again_logged_and_counted(
     ending: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, logger="hermes.loops"):
         telemetry = Telemetry()
         loops = Loops(telemetry)
         goes_on = asyncio.Event()
@@ -56,54 +56,45 @@ def test_a_loop_that_ends_by_itself_is_started_again_logged_and_counted(
         await loops.end(task)
         assert task.done()
         assert loops.failing == [], "ended on purpose"
-
-    with caplog.at_level(logging.ERROR, logger="hermes.loops"):
-        asyncio.run(main())
     assert "some-loop" in caplog.text
 
 
-def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it_does() -> None:
-    async def main() -> None:
-        clock = TurnedClock()
-        loops = Loops(clock=clock)
-        mended, failed_often = asyncio.Event(), asyncio.Event()
-        began = 0
+async def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it_does() -> None:
+    clock = TurnedClock()
+    loops = Loops(clock=clock)
+    mended, failed_often = asyncio.Event(), asyncio.Event()
+    began = 0
 
-        async def work() -> None:
-            nonlocal began
-            began += 1
-            if mended.is_set():
-                await forever()
-            if began > timings.LOOP_FAILURES:
-                failed_often.set()
-            raise ValueError("again")
+    async def work() -> None:
+        nonlocal began
+        began += 1
+        if mended.is_set():
+            await forever()
+        if began > timings.LOOP_FAILURES:
+            failed_often.set()
+        raise ValueError("again")
 
-        healthy, task = loops.keep("healthy", forever), loops.keep("broken", work)
-        async with asyncio.timeout(60):
-            await failed_often.wait()
-        assert loops.failing == ["broken"]
-        with pytest.raises(LoopFailed, match="broken"):
-            loops.check_health()
-        mended.set()
-        clock.now_s += timings.LOOP_FAILURES_WITHIN_S - 1
-        assert loops.failing == ["broken"]
-        clock.now_s += 2
-        assert loops.failing == []
-        await loops.end(healthy, task)
-
-    asyncio.run(main())
+    healthy, task = loops.keep("healthy", forever), loops.keep("broken", work)
+    async with asyncio.timeout(60):
+        await failed_often.wait()
+    assert loops.failing == ["broken"]
+    with pytest.raises(LoopFailed, match="broken"):
+        loops.check_health()
+    mended.set()
+    clock.now_s += timings.LOOP_FAILURES_WITHIN_S - 1
+    assert loops.failing == ["broken"]
+    clock.now_s += 2
+    assert loops.failing == []
+    await loops.end(healthy, task)
 
 
-def test_a_loop_that_was_cancelled_and_does_not_run_is_known() -> None:
-    async def main() -> None:
-        loops = Loops()
-        task = loops.keep("some-loop", forever)
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert loops.failing == ["some-loop"]
-
-    asyncio.run(main())
+async def test_a_loop_that_was_cancelled_and_does_not_run_is_known() -> None:
+    loops = Loops()
+    task = loops.keep("some-loop", forever)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert loops.failing == ["some-loop"]
 
 
 def test_the_pause_after_a_failure_grows_up_to_the_last() -> None:
@@ -120,7 +111,7 @@ def test_callers_that_failed_together_do_not_retry_together() -> None:
     assert max(waits) <= 3.0
 
 
-def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(
+async def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For example, if the cancellation coincides with a library's own timeout, and the library
@@ -128,21 +119,18 @@ def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(
     """
     monkeypatch.setattr(timings, "LOOP_CANCEL_AGAIN_S", 0.01)
 
-    async def main() -> None:
-        asked = 0
+    asked = 0
 
-        async def deaf() -> None:
-            nonlocal asked
-            while asked < 3:
-                try:
-                    await forever()
-                except asyncio.CancelledError:
-                    asked += 1
+    async def deaf() -> None:
+        nonlocal asked
+        while asked < 3:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                asked += 1
 
-        task = asyncio.create_task(deaf())
-        await asyncio.sleep(0)
-        async with asyncio.timeout(60):
-            await ended([task])
-        assert asked == 3
-
-    asyncio.run(main())
+    task = asyncio.create_task(deaf())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await ended([task])
+    assert asked == 3

@@ -20,7 +20,7 @@ async def all_tokens(batch: ModelledBatch, running: Running, limit: int) -> None
     batch.leave(running)
 
 
-def test_requests_get_their_tokens_and_the_third_waits_for_a_place() -> None:
+async def test_requests_get_their_tokens_and_the_third_waits_for_a_place() -> None:
     ended: list[str] = []
     steps: list[None] = []
 
@@ -28,56 +28,45 @@ def test_requests_get_their_tokens_and_the_third_waits_for_a_place() -> None:
         await all_tokens(batch, batch.join(name.encode(), 0, limit), limit)
         ended.append(name)
 
-    async def main() -> ModelledBatch:
-        batch = ModelledBatch(ENGINE, lambda: steps.append(None))
-        stepping = asyncio.create_task(batch.step())
-        async with asyncio.TaskGroup() as group:
-            for name, limit in (("long", 30), ("short", 5), ("third", 10)):
-                group.create_task(one(batch, name, limit))
-        stepping.cancel()
-        return batch
-
-    batch = asyncio.run(main())
+    batch = ModelledBatch(ENGINE, lambda: steps.append(None))
+    stepping = asyncio.create_task(batch.step())
+    async with asyncio.TaskGroup() as group:
+        for name, limit in (("long", 30), ("short", 5), ("third", 10)):
+            group.create_task(one(batch, name, limit))
+    stepping.cancel()
     assert ended == ["short", "third", "long"]
     assert len(steps) == 30
     assert batch._model.idle
     assert batch._model.kv.used == 0
 
 
-def test_a_request_that_is_cancelled_leaves_nothing_behind() -> None:
-    async def main() -> ModelledBatch:
-        stepped = asyncio.Event()
-        batch = ModelledBatch(ENGINE, stepped.set)
-        early = batch.join(PROMPT, 0, 20)
-        batch.leave(early)
-        late = batch.join(PROMPT, 0, 20)
-        stepping = asyncio.create_task(batch.step())
-        await late.ready.wait()
-        while not batch._in_step:
-            await asyncio.sleep(0)
-        stepped.clear()
-        batch.leave(late)
-        await stepped.wait()
+async def test_a_request_that_is_cancelled_leaves_nothing_behind() -> None:
+    stepped = asyncio.Event()
+    batch = ModelledBatch(ENGINE, stepped.set)
+    early = batch.join(PROMPT, 0, 20)
+    batch.leave(early)
+    late = batch.join(PROMPT, 0, 20)
+    stepping = asyncio.create_task(batch.step())
+    await late.ready.wait()
+    while not batch._in_step:
         await asyncio.sleep(0)
-        stepping.cancel()
-        return batch
-
-    batch = asyncio.run(main())
+    stepped.clear()
+    batch.leave(late)
+    await stepped.wait()
+    await asyncio.sleep(0)
+    stepping.cancel()
     assert batch._model.idle
     assert batch._model.kv.used == 0
 
 
-def test_an_attempt_that_continues_computes_what_was_there_and_finds_it_in_the_cache() -> None:
-    async def main() -> tuple[int, float]:
-        batch = ModelledBatch(ENGINE, lambda: None)
-        stepping = asyncio.create_task(batch.step())
-        await all_tokens(batch, batch.join(PROMPT, 0, 3), 3)
-        continued = batch.join(PROMPT, 3, 8)
-        await all_tokens(batch, continued, 8)
-        stepping.cancel()
-        return continued.steps, batch._model.metrics()["vllm:prefix_cache_hits_total"]
-
-    steps, hits = asyncio.run(main())
+async def test_an_attempt_that_continues_computes_what_was_there_and_finds_it_cached() -> None:
+    batch = ModelledBatch(ENGINE, lambda: None)
+    stepping = asyncio.create_task(batch.step())
+    await all_tokens(batch, batch.join(PROMPT, 0, 3), 3)
+    continued = batch.join(PROMPT, 3, 8)
+    await all_tokens(batch, continued, 8)
+    stepping.cancel()
+    steps, hits = continued.steps, batch._model.metrics()["vllm:prefix_cache_hits_total"]
     assert steps == 8
     # the prompt has 127 tokens, of which 112 fill blocks
     assert hits == 112

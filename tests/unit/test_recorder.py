@@ -4,9 +4,9 @@ silent after a failure.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+
+import pytest
 
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
@@ -51,18 +51,11 @@ class Scene:
         return entry
 
 
-def scene(test: Callable[[Scene], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def main() -> None:
-            await test(Scene())
-
-        asyncio.run(main())
-
-    run.__name__ = test.__name__
-    return run
+@pytest.fixture
+async def s() -> Scene:
+    return Scene()
 
 
-@scene
 async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> None:
     await s.start()
     s.output("a", 1, cached=7)
@@ -77,7 +70,6 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
     assert entry.head == Head(200, [("content-type", "text/event-stream; charset=utf-8")])
 
 
-@scene
 async def test_only_the_first_record_has_the_head_and_the_cached_tokens(s: Scene) -> None:
     await s.start()
     for number in (1, 2):
@@ -91,7 +83,6 @@ async def test_only_the_first_record_has_the_head_and_the_cached_tokens(s: Scene
         assert entry.events == number
 
 
-@scene
 async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> None:
     await s.start()
     s.output("a", 1)
@@ -122,7 +113,6 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     assert summary.first_output_ms is not None
 
 
-@scene
 async def test_events_before_the_first_output_do_not_wait_for_it(s: Scene) -> None:
     await s.start()
     await s.body(b"event: response.created\ndata: {}\n\n")
@@ -131,7 +121,6 @@ async def test_events_before_the_first_output_do_not_wait_for_it(s: Scene) -> No
     assert entry.body == b"id: 1\nevent: response.created\ndata: {}\n\n"
 
 
-@scene
 async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     await s.start("application/json")
     s.output("a", 1)
@@ -150,7 +139,6 @@ async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     assert terminal.events == 0
 
 
-@scene
 async def test_nothing_is_sent_once_broken(s: Scene) -> None:
     await s.start()
     s.output("a", 1)
@@ -163,7 +151,6 @@ async def test_nothing_is_sent_once_broken(s: Scene) -> None:
     assert s.written() is None
 
 
-@scene
 async def test_outputs_pulled_before_a_failure_are_kept(s: Scene) -> None:
     await s.start()
     s.output("a", 1)
@@ -177,7 +164,6 @@ async def test_outputs_pulled_before_a_failure_are_kept(s: Scene) -> None:
     assert s.written() is None
 
 
-@scene
 async def test_an_expired_request_keeps_its_entries_and_holds_no_transcript(s: Scene) -> None:
     await s.start()
     s.output("a", 1)

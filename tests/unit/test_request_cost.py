@@ -126,14 +126,13 @@ async def longest_step_s(work: Any) -> float:
 
 @pytest.mark.clock
 @each("name", BODIES)
-def test_no_body_holds_the_loop(name: str) -> None:
+async def test_no_body_holds_the_loop(name: str) -> None:
     validator = Validator(Settings())
     try:
-        tries = (
-            asyncio.run(longest_step_s(validator.parse(COMPLETIONS, BODIES[name])))
-            for _ in range(TRIES)
-        )
-        assert any(longest_s < STEP_S for longest_s in tries), "each time"
+        for _ in range(TRIES):
+            if await longest_step_s(validator.parse(COMPLETIONS, BODIES[name])) < STEP_S:
+                return
+        pytest.fail("each time")
     finally:
         validator.stop()
 

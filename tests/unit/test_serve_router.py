@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from serve_app.cluster.serve_router import SessionRouter
 from serve_app.contract import Cause
 from serve_app.deploy import _worker_options
 from serve_app.settings import Settings
+from tests.waiting import eventually
 
 
 class Told:
@@ -51,74 +51,59 @@ def router(deployment: str, ask: Callable[[Told], Any] | None = None) -> Session
     return made
 
 
-def test_a_router_tells_the_replicas_of_its_own_deployment_and_of_no_other() -> None:
-    async def main() -> None:
-        losses: list[tuple[str, str]] = []
-        for name in ("engines-1", "engines-2"):
-            replicas = of_process.of(name)
-            replicas.listen(lambda request_id, cause: losses.append((request_id, cause)))
-            replicas.serving([f"{name}-a"])
-            replicas.place(f"on-{name}", f"{name}-a")
-        one, _ = router("engines-1"), router("engines-2")
-        one._by_name = {"engines-1-a": ReplicaID("engines-1-a", one._deployment_id)}
-        one.update_replicas([])
-        assert losses == [("on-engines-1", Cause.DRAINED)]
-        assert of_process.of("engines-2").able() == {"engines-2-a"}
-
-    asyncio.run(main())
+async def test_a_router_tells_the_replicas_of_its_own_deployment_and_of_no_other() -> None:
+    losses: list[tuple[str, str]] = []
+    for name in ("engines-1", "engines-2"):
+        replicas = of_process.of(name)
+        replicas.listen(lambda request_id, cause: losses.append((request_id, cause)))
+        replicas.serving([f"{name}-a"])
+        replicas.place(f"on-{name}", f"{name}-a")
+    one, _ = router("engines-1"), router("engines-2")
+    one._by_name = {"engines-1-a": ReplicaID("engines-1-a", one._deployment_id)}
+    one.update_replicas([])
+    assert losses == [("on-engines-1", Cause.DRAINED)]
+    assert of_process.of("engines-2").able() == {"engines-2-a"}
 
 
-def test_a_gcs_that_does_not_answer_holds_no_request_up() -> None:
+async def test_a_gcs_that_does_not_answer_holds_no_request_up() -> None:
     """Serve's own router asks for each new replica on the event loop of all requests."""
 
-    async def main() -> None:
-        answers, askers = threading.Event(), set[int]()
+    answers, askers = threading.Event(), set[int]()
 
-        def ask(told: Told) -> Told:
-            askers.add(threading.get_ident())
-            assert answers.wait(120)
-            return told
+    def ask(told: Told) -> Told:
+        askers.add(threading.get_ident())
+        assert answers.wait(120)
+        return told
 
-        one = router("engines-3", ask)
-        able = of_process.of("engines-3").able
-        answers.set()
-        one._update_running_replicas([Told("a"), Told("b")])
-        await until(lambda: able() == {"a", "b"})
-        answers.clear()
-        one._update_running_replicas([Told("a"), Told("c")])
-        assert able() == {"a"}, "what has gone is known at once"
-        one._update_running_replicas([Told("a"), Told("d")])
-        answers.set()
-        await until(lambda: able() == {"a", "d"})
-        assert threading.get_ident() not in askers, "the loop waits for no answer"
-
-    asyncio.run(main())
+    one = router("engines-3", ask)
+    able = of_process.of("engines-3").able
+    answers.set()
+    one._update_running_replicas([Told("a"), Told("b")])
+    await eventually(lambda: able() == {"a", "b"})
+    answers.clear()
+    one._update_running_replicas([Told("a"), Told("c")])
+    assert able() == {"a"}, "what has gone is known at once"
+    one._update_running_replicas([Told("a"), Told("d")])
+    answers.set()
+    await eventually(lambda: able() == {"a", "d"})
+    assert threading.get_ident() not in askers, "the loop waits for no answer"
 
 
-def test_a_gcs_that_fails_is_asked_again_and_a_replica_that_is_dead_is_not() -> None:
-    async def main() -> None:
-        failures = [TimeoutError("no GCS"), ConnectionError("no GCS")]
+async def test_a_gcs_that_fails_is_asked_again_and_a_replica_that_is_dead_is_not() -> None:
+    failures = [TimeoutError("no GCS"), ConnectionError("no GCS")]
 
-        def ask(told: Told) -> Told:
-            if failures:
-                raise failures.pop()
-            if told.replica_id.unique_id == "dead":
-                raise ValueError("no such actor")
-            return told
+    def ask(told: Told) -> Told:
+        if failures:
+            raise failures.pop()
+        if told.replica_id.unique_id == "dead":
+            raise ValueError("no such actor")
+        return told
 
-        one = router("engines-4", ask)
-        one.ask_again_s = 0.01
-        one._update_running_replicas([Told("a"), Told("dead")])
-        await until(lambda: of_process.of("engines-4").able() == {"a"})
-        assert not failures
-
-    asyncio.run(main())
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not what():
-            await asyncio.sleep(0.01)
+    one = router("engines-4", ask)
+    one.ask_again_s = 0.01
+    one._update_running_replicas([Told("a"), Told("dead")])
+    await eventually(lambda: of_process.of("engines-4").able() == {"a"})
+    assert not failures
 
 
 def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_router(

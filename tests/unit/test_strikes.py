@@ -26,7 +26,7 @@ class Whole:
         """It is."""
 
 
-def test_it_is_over_after_so_many_strikes_each_under_streams_in_flight(
+async def test_it_is_over_after_so_many_strikes_each_under_streams_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = parse(
@@ -49,7 +49,7 @@ def test_it_is_over_after_so_many_strikes_each_under_streams_in_flight(
     monkeypatch.setattr(chaos, "choose", lambda *_: ("engine", 1))
     monkeypatch.setitem(FAULTS, "engine", Fault("engine", 2, strike))
     end, strikes = End(time.monotonic() + 60), list[Strike]()
-    asyncio.run(asyncio.wait_for(chaos.strike_on(Whole(), options, end, [told], strikes), 30))  # type: ignore[arg-type]
+    await asyncio.wait_for(chaos.strike_on(Whole(), options, end, [told], strikes), 30)  # type: ignore[arg-type]
     assert [one.name for one in strikes] == ["engine"] * 3
     assert looked == 5, "the first two looks found no stream in flight"
     assert end.over

@@ -37,42 +37,42 @@ async def body(of: Uploads, tenant: str, *pieces: bytes) -> bytes:
         return await upload.body({}, receive)
 
 
-def refused(of: Uploads, tenant: str, *pieces: bytes) -> Reason:
+async def refused(of: Uploads, tenant: str, *pieces: bytes) -> Reason:
     with pytest.raises(RequestRefused) as refusal:
-        asyncio.run(body(of, tenant, *pieces))
+        await body(of, tenant, *pieces)
     return refusal.value.reason
 
 
-def test_a_body_comes_whole_in_any_pieces_and_counts_no_longer() -> None:
+async def test_a_body_comes_whole_in_any_pieces_and_counts_no_longer() -> None:
     of = uploads(LARGEST)
     for pieces in ([b"small"], [b"x" * LARGEST], [b"", b"a", b""], [b"x" * 100] * 4_000):
-        assert asyncio.run(body(of, "acme", *pieces)) == b"".join(pieces)
+        assert await body(of, "acme", *pieces) == b"".join(pieces)
         assert of.held_bytes == 0
 
 
-def test_a_body_beyond_the_limit_is_refused_however_it_comes() -> None:
+async def test_a_body_beyond_the_limit_is_refused_however_it_comes() -> None:
     of = uploads(10 * LARGEST)
-    assert refused(of, "acme", b"x" * (LARGEST + 1)) is Reason.BODY_TOO_LARGE
-    assert refused(of, "acme", b"x" * LARGEST, b"x") is Reason.BODY_TOO_LARGE
+    assert await refused(of, "acme", b"x" * (LARGEST + 1)) is Reason.BODY_TOO_LARGE
+    assert await refused(of, "acme", b"x" * LARGEST, b"x") is Reason.BODY_TOO_LARGE
     assert of.held_bytes == 0
 
 
-def test_a_tenant_has_its_share_and_all_together_have_a_bound() -> None:
+async def test_a_tenant_has_its_share_and_all_together_have_a_bound() -> None:
     of = uploads(4 * LARGEST)
     of.hold("acme", 2 * LARGEST)
-    assert refused(of, "acme", b"a", b"b") is Reason.TENANT_LIMIT
-    assert asyncio.run(body(of, "acme", b"a small body in one piece"))
+    assert await refused(of, "acme", b"a", b"b") is Reason.TENANT_LIMIT
+    assert await body(of, "acme", b"a small body in one piece")
     of.hold("zeta", 2 * LARGEST)
-    assert refused(of, "other", b"a", b"b") is Reason.TOO_MANY_CONNECTIONS
+    assert await refused(of, "other", b"a", b"b") is Reason.TOO_MANY_CONNECTIONS
     of.release("acme", 2 * LARGEST)
-    assert asyncio.run(body(of, "acme", b"a", b"b")) == b"ab"
+    assert await body(of, "acme", b"a", b"b") == b"ab"
 
 
-def test_the_largest_body_fits_whatever_the_bound() -> None:
-    assert asyncio.run(body(uploads(KIB), "acme", b"x" * LARGEST, b""))
+async def test_the_largest_body_fits_whatever_the_bound() -> None:
+    assert await body(uploads(KIB), "acme", b"x" * LARGEST, b"")
 
 
-def test_who_sends_a_byte_now_and_then_does_not_keep_its_place_for_ever() -> None:
+async def test_who_sends_a_byte_now_and_then_does_not_keep_its_place_for_ever() -> None:
     of = uploads(LARGEST)
     of.within_s = 0.1
 
@@ -80,11 +80,7 @@ def test_who_sends_a_byte_now_and_then_does_not_keep_its_place_for_ever() -> Non
         await asyncio.sleep(0.001)
         return {"type": "http.request", "body": b"x", "more_body": True}
 
-    async def main() -> None:
-        with of.of("acme") as upload:
-            await upload.body({}, trickle)
-
-    with pytest.raises(RequestRefused) as refusal:
-        asyncio.run(main())
+    with pytest.raises(RequestRefused) as refusal, of.of("acme") as upload:
+        await upload.body({}, trickle)
     assert refusal.value.reason is Reason.CLIENT_DISCONNECTED
     assert of.held_bytes == 0

@@ -1,7 +1,7 @@
 """Gives a service under test time. Python loads this file when a process starts, because the tests
-name its folder in PYTHONPATH: leases and calls last ten times as long as they do in production, so
-no pause of a busy machine looks like a death; and engines, the processes that multiprocessing
-spawns, have a lower priority than what serves.
+name its folder in PYTHONPATH. Leases and calls last PATIENCE times as long as they do in
+production, so no pause of a busy machine looks like a death; and engines, the processes that
+multiprocessing spawns, have a lower priority than what serves.
 """
 
 import os
@@ -17,6 +17,6 @@ for _name in (
     "CALL_OPENS_S",
     "READER_LEASE_MS",
 ):
-    setattr(timings, _name, 10 * getattr(timings, _name))
+    setattr(timings, _name, int(os.environ["PATIENCE"]) * getattr(timings, _name))
 if any("multiprocessing.spawn" in argument for argument in sys.orig_argv):
     os.nice(10)

@@ -16,27 +16,11 @@ from scripts.local import ports
 from serve_app.client.transports import (
     ReconnectingTransport,
 )
+from tests.http_server import Asked, Server, Wire, cutting, head, sending, serving, whole
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted
 from tests.unit.client.conftest import Clock
-from tests.unit.client.service import (
-    BODY,
-    CHAT,
-    COMPLETION,
-    ID,
-    PLAIN,
-    Asked,
-    Service,
-    Wire,
-    cutting,
-    first,
-    head,
-    healthy,
-    sending,
-    sending_all,
-    serving,
-    whole,
-)
+from tests.unit.client.service import BODY, CHAT, COMPLETION, ID, PLAIN, first, healthy, sending_all
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.nightly)])
@@ -73,7 +57,7 @@ def test_a_json_answer_that_is_compressed_nevertheless_is_handed_on_as_it_is(kin
 
 
 def test_a_service_that_refuses_connections_for_a_while_is_waited_for(kind: Kind) -> None:
-    service = Service(healthy, ports.free_port())
+    service = Server(healthy, ports.free_port())
     listeners: list[socket.socket] = []
     coming = threading.Timer(0.3, lambda: listeners.append(service.listen()))
     coming.start()
@@ -113,7 +97,7 @@ def test_without_time_nothing_is_tried_again(kind: Kind) -> None:
 def test_the_callers_own_timeout_ends_his_wait_for_an_answer(kind: Kind, begun: bytes) -> None:
     def silent(asked: Asked, wire: Wire) -> None:
         wire.send(begun)
-        wire.hang()
+        wire.pause()
 
     with serving(silent) as service, pytest.raises(httpx.ReadTimeout):
         kind.fetch(service.url, timeout=httpx.Timeout(10.0, read=0.1))

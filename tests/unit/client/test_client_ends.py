@@ -15,30 +15,22 @@ from serve_app.client.transports import (
     ReconnectingTransport,
 )
 from serve_app.journal.events import DONE, HEARTBEAT
+from tests.http_server import END, Asked, Cut, Wire, chunk, cutting, head, sending, serving, whole
 from tests.tables import each
 from tests.unit.client.callers import Asyncio, Kind, Scripted
 from tests.unit.client.conftest import Clock
 from tests.unit.client.service import (
     BODY,
     CHAT,
-    END,
     EVENTS,
     ID,
     LOST,
     PLAIN,
-    Asked,
-    Wire,
     answer,
-    chunk,
-    cutting,
     first,
-    head,
     numbered,
-    sending,
     sending_all,
-    serving,
     streaming,
-    whole,
 )
 
 
@@ -202,7 +194,10 @@ def test_closing_an_answer_closes_the_connection_that_it_has_come_to(kind: Kind)
 
     def rest(asked: Asked, wire: Wire) -> None:
         wire.send(streaming() + chunk(PLAIN[1]))
-        wire.hang(left)
+        try:
+            wire.pause()
+        except Cut:
+            left.set()
 
     with serving(first(cutting(streaming() + chunk(PLAIN[0])), rest)) as service:
         assert kind.take(service.url, 2) == PLAIN[:2]
@@ -238,18 +233,15 @@ def test_an_answer_that_another_thread_closes_is_not_asked_for_again() -> None:
     assert len(service.asked) == 1
 
 
-def test_a_task_that_is_cancelled_while_it_waits_for_the_service_ends_at_once(
+async def test_a_task_that_is_cancelled_while_it_waits_for_the_service_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 3600.0)
-
-    async def main(url: str) -> None:
-        async with httpx.AsyncClient(transport=AsyncReconnectingTransport()) as http:
-            await asyncio.wait_for(http.post(url + CHAT, content=BODY), 0.3)
-
     broken = cutting(streaming() + chunk(PLAIN[0]))
-    with serving(broken) as service, pytest.raises(TimeoutError):
-        asyncio.run(main(service.url))
+    with serving(broken) as service:
+        async with httpx.AsyncClient(transport=AsyncReconnectingTransport()) as http:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(http.post(service.url + CHAT, content=BODY), 0.3)
 
 
 def test_the_sdk_uses_the_connection_of_a_finished_stream_again() -> None:

@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from serve_app.client.events import EventSplitter
 from serve_app.client.retries import RetryClock
 from serve_app.journal.events import HEARTBEAT, after_event
+from tests.http_server import chunk, cutting, serving
 from tests.unit.client.conftest import Clock
-from tests.unit.client.service import (
-    EVENTS,
-    ROOT,
-    TEXTS,
-    answer,
-    chunk,
-    cutting,
-    first,
-    serving,
-    streaming,
-)
+from tests.unit.client.service import EVENTS, ROOT, TEXTS, answer, first, streaming
 
 
 def test_pauses_are_spread_evenly_below_a_bound_that_doubles_to_a_second(

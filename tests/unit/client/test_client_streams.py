@@ -9,26 +9,19 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.journal.events import HEARTBEAT, error_events
+from tests.http_server import END, Asked, Wire, chunk, cutting, head, sending, serving
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted
 from tests.unit.client.service import (
     CHAT,
-    END,
     EVENTS,
     ID,
     PLAIN,
     STREAM,
     TEXTS,
-    Asked,
-    Wire,
     answer,
-    chunk,
-    cutting,
     first,
-    head,
     healthy,
-    sending,
-    serving,
     streaming,
 )
 
@@ -93,7 +86,7 @@ def test_only_whole_events_and_lines_of_comments_are_handed_on(
 def test_a_comment_is_handed_on_while_the_next_event_is_still_to_come(kind: Kind) -> None:
     def script(asked: Asked, wire: Wire) -> None:
         wire.send(streaming() + chunk(PLAIN[0] + HEARTBEAT))
-        wire.hang()
+        wire.pause()
 
     with serving(script) as service:
         assert kind.take(service.url, 2) == [PLAIN[0], b": waiting\n"]

@@ -35,7 +35,7 @@ class Skewed(SystemClock):
         self.monotonic_s = lambda: time.monotonic() + self.ahead_s
 
 
-class Door:
+class AdmittingIngress:
     """One ingress's admission, on a machine whose clock is wrong by `skew_s`."""
 
     def __init__(self, w: World, name: str, skew_s: float = 0.0) -> None:
@@ -73,9 +73,11 @@ class Door:
 
 
 @asynccontextmanager
-async def door(w: World, name: str = "ingress-1", skew_s: float = 0.0) -> AsyncIterator[Door]:
-    """An open `Door` that knows Redis's clock."""
-    made = Door(w, name, skew_s)
+async def admitting(
+    w: World, name: str = "ingress-1", skew_s: float = 0.0
+) -> AsyncIterator[AdmittingIngress]:
+    """An `AdmittingIngress` with a lease, which knows the clock of Redis."""
+    made = AdmittingIngress(w, name, skew_s)
     membership = Membership(w.redis, w.settings.namespace, clock=made.clock)
     await membership.join_as_ingress(lambda: IngressLease(name, "session-1"))
     try:

@@ -1,0 +1,196 @@
+"""A service in this process, on a real Redis: ingresses and workers that are started, called and
+stopped as by Ray Serve, without Ray. A `Door` is an ingress behind uvicorn on a real socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import Answer, Execute
+from serve_app.processes.ingress import IngressProcess
+from serve_app.processes.worker import WorkerProcess, make_engine
+from serve_app.settings import Settings
+from tests.journal.journal_helpers import redis_settings
+from tests.waiting import PATIENCE_S, eventually
+from workers.engine import Engine
+
+WORKER = "worker-1"
+Around = Callable[[str, Awaitable[Answer]], Awaitable[Answer]]
+
+
+def settings_of(url: str, namespace: str, **sections: Any) -> Settings:
+    """The settings of ingresses and workers. Their engine is a simulated one."""
+    engine = {"kind": "simulated"}
+    args = {"namespace": namespace, "redis": redis_settings(url), "engine": engine, **sections}
+    return Settings.model_validate(args)
+
+
+@asynccontextmanager
+async def worker_process(
+    settings: Settings, engine: Engine | None = None
+) -> AsyncIterator[WorkerProcess]:
+    """A worker, whose engine is that of the settings unless another one is given."""
+    worker = WorkerProcess(settings, WORKER, engine or make_engine(settings))
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+def calling(worker: WorkerProcess) -> Execute:
+    """Calls a worker as Ray does, which pickles the answer."""
+
+    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+        answer = await worker.replica.execute(request_id, epoch, session, cause)
+        return Answer.decode(pickle.loads(pickle.dumps(answer)))
+
+    return execute
+
+
+async def _never(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    raise AssertionError("there is no worker")
+
+
+@asynccontextmanager
+async def ingress_process(
+    settings: Settings,
+    execute: Execute = _never,
+    workers: Sequence[str] = (),
+    name: str = "ingress-1",
+) -> AsyncIterator[IngressProcess]:
+    """An ingress.
+
+    Args:
+        workers: those that it sees; `execute` calls each of them.
+    """
+    replicas = Replicas()
+    replicas.serving(workers)
+    ingress = IngressProcess(settings, name, "session-1", execute, replicas)
+    try:
+        await ingress.start()
+        yield ingress
+    finally:
+        await ingress.stop()
+
+
+class Door:
+    """A running ingress and a client of it."""
+
+    def __init__(self, ingress: IngressProcess, port: int, http: httpx.AsyncClient) -> None:
+        self.ingress = ingress
+        self.port = port
+        self.http = http
+
+    async def post(self, prompt: str, **headers: str) -> httpx.Response:
+        """The answer to a chat request; without a worker there is none unless it is refused."""
+        body = {
+            "model": "hermes-tiny",
+            "messages": [{"role": "user", "content": prompt}],
+            "stream": True,
+        }
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    def posted(self, prompt: str, **headers: str) -> asyncio.Task[httpx.Response]:
+        """The same, in the background."""
+        return asyncio.create_task(self.post(prompt, **headers))
+
+    async def waiting(self, requests: int) -> list[str]:
+        """The ids of the waiting requests, once there are this many."""
+        await eventually(lambda: len(self.ingress.limits.waiting) == requests)
+        await eventually(lambda: len(self.ingress.followers.request_ids) == requests)
+        return self.ingress.followers.request_ids
+
+
+class _Server(uvicorn.Server):
+    """Does not handle the test run's signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _cancelled_when_the_client_leaves(app: Any) -> Any:
+    """Cancels the handler when its client leaves, as Ray Serve does."""
+
+    async def run(scope: Any, receive: Any, send: Any) -> None:
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def fetch() -> None:
+            while True:
+                messages.put_nowait(message := await receive())
+                if message["type"] == "http.disconnect":
+                    return
+
+        tasks = [asyncio.create_task(app(scope, messages.get, send)), asyncio.create_task(fetch())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    return run
+
+
+@asynccontextmanager
+async def door_of(ingress: IngressProcess) -> AsyncIterator[Door]:
+    """Serves an ingress that runs."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        app = _cancelled_when_the_client_leaves(ingress.app())
+        server = _Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
+        serving = asyncio.create_task(server.serve([listening]))
+        try:
+            await eventually(lambda: server.started)
+            await eventually(lambda: ingress.limits.memory.seen)
+            url = f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+                yield Door(ingress, port, http)
+        finally:
+            server.should_exit = True
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+@asynccontextmanager
+async def door(redis_url: str, namespace: str, **sections: Any) -> AsyncIterator[Door]:
+    """An ingress that sees no worker: what it admits waits."""
+    async with (
+        ingress_process(settings_of(redis_url, namespace, **sections)) as ingress,
+        door_of(ingress) as made,
+    ):
+        yield made
+
+
+@asynccontextmanager
+async def in_process(
+    settings: Settings,
+    engine: Engine | None = None,
+    around: Around = lambda _, answer: answer,
+) -> AsyncIterator[Door]:
+    """An ingress and a worker, both ready.
+
+    Args:
+        engine: another one than that of the settings.
+        around: is called with a request's id and the worker's coming answer, and waits for it.
+    """
+    async with worker_process(settings, engine) as worker:
+        call = calling(worker)
+
+        async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+            return await around(request_id, call(request_id, epoch, session, cause))
+
+        async with (
+            ingress_process(settings, execute, [WORKER]) as ingress,
+            door_of(ingress) as made,
+        ):
+            await eventually(lambda: ingress.readiness.report()[0])
+            yield made
