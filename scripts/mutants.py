@@ -126,6 +126,9 @@ class Copy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        waiting = folder / "tests" / "waiting.py"  # what a defect prevents need not be waited for
+        patience = waiting.read_text().replace("PATIENCE_S = 180.0", "PATIENCE_S = 30.0")
+        waiting.write_text(patience)
         (folder / ".venv").symlink_to(ROOT / ".venv")
         self._environment = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONSTARTUP"},

@@ -66,11 +66,15 @@ async def test_what_another_has_claimed_is_taken_over_only_if_it_is_known_to_be_
     monkeypatch.setattr(timings, "TAKE_OVER_IDLE_MS", 0)
     async with world(redis_url, namespace) as w:
         await w.admit("req_1")
-        await w.queue("ingress-2").claim(1)
+        its = w.queue("ingress-2")
+        (claimed,) = await its.claim(1)
         for alive in (None, ["ingress-2"]):
             assert await w.abandoned("ingress-1").take_over(alive, []) == []
+        assert await its.are_ours([claimed]) == [True]
         (taken,) = await w.abandoned("ingress-1").take_over([], [])
-        assert taken.request_id == "req_1"
+        assert taken.entry_id == claimed.entry_id
+        assert await its.are_ours([claimed]) == [False]
+        assert await w.queue("ingress-1").are_ours([taken]) == [True]
 
 
 async def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_lags(
