@@ -141,6 +141,17 @@ async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_
         assert await ending(w) == ("expired", "deadline")
 
 
+async def test_what_a_client_was_told_is_written_later_though_no_line_shows_it(
+    redis_url: str, namespace: str
+) -> None:
+    async with world(redis_url, namespace) as w:
+        await admit(w, timeout_s=300)
+        keeps = deadlines(w)
+        keeps.owe("req_1")
+        await keeps.sweep()
+        assert await ending(w) == ("expired", "deadline")
+
+
 async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

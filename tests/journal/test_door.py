@@ -192,6 +192,26 @@ async def test_a_tenant_that_takes_all_it_can_leaves_room_for_others(
         await leave(tasks)
 
 
+async def test_a_tenants_request_is_unknown_to_every_other(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    auth = {"required": True, "keys_file": keys_file(tmp_path, "acme", "zeta")}
+    async with door(redis_url, namespace, auth=auth) as d:
+        task = d.posted("Hi", **bearer("acme"))
+        (mine,) = await d.waiting(1)
+        for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
+            url = f"/v1/requests/{mine}{path}"
+            told = await d.http.request(method, url, headers=bearer("zeta"))
+            unknown = await d.http.request(
+                method, url.replace(mine, "req_never"), headers=bearer("zeta")
+            )
+            assert told.status_code == 404
+            assert told.text == unknown.text.replace("req_never", mine)
+        state = await d.http.get(f"/v1/requests/{mine}", headers=bearer("acme"))
+        assert state.json()["state"] == "queued"
+        await leave([task])
+
+
 @pytest.mark.parametrize(("page_period_s", "times"), [(60, 1), (0, 50)])
 async def test_metrics_are_put_together_once_a_period_and_not_for_tenants(
     redis_url: str,

@@ -116,3 +116,10 @@ async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
         with pytest.raises(Outrun):
             await keyed.accept(slow, facts, commands)
         assert await w.redis.xlen(w.queue().stream("standard")) == len(await journals(w))
+
+
+async def test_a_key_belongs_to_one_tenant(redis_url: str, namespace: str) -> None:
+    async with world(redis_url, namespace) as w:
+        keyed = KeyedRequests(w.settings, w.store, w.link)
+        ids = [(await keyed.held(tenant, KEY)).request_id for tenant in ("acme", "acme", "zeta")]
+        assert ids[0] == ids[1] != ids[2]
