@@ -15,12 +15,13 @@ import pytest
 from hypothesis import settings
 
 from scripts.local import processes, ray_cluster, redis_server, surroundings
+from tests import runs
 
 pytest_plugins = ("tests.reruns", "tests.runs")
 
 # Before anything else: no test meets the variables, the token or the Ray of whoever runs it.
 surroundings.leave()
-_folder = tempfile.TemporaryDirectory(prefix="hermes-run-")
+_folder = tempfile.TemporaryDirectory(prefix=runs.folder_prefix())
 ray_cluster.use_token(Path(os.environ.get("HERMES_KEEP_SERVICES", _folder.name)) / "ray-token")
 os.environ["VLLM_RPC_BASE_PATH"] = (
     _folder.name

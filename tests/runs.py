@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def number() -> int:
     return next(one for one in _NUMBERS if _CLAIMS.take(one))
 
 
+def folder_prefix() -> str:
+    """What the names of this run's temporary folders begin with. A dead run may have had the same
+    number.
+    """
+    return f"hermes-run-{number()}-{os.getpid()}-"
+
+
 def pytest_sessionstart() -> None:
     sweep()
     if "HERMES_KEEP_SERVICES" not in os.environ:  # what is kept belongs to no run
@@ -39,7 +47,8 @@ def pytest_sessionstart() -> None:
 
 def sweep() -> None:
     """Remove what dead runs have left."""
-    found = {_run_of(pid) for pid in psutil.pids()} | {run for run, _, _ in _networks()}
+    found = {_run_of(pid) for pid in psutil.pids()}
+    found |= {run for run, _, _ in _networks()} | {run for run, _ in _folders()}
     for run in found - {0}:
         ours = run == number()
         if ours or _CLAIMS.take(run):
@@ -57,6 +66,7 @@ def _remove(run: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     processes.forget_shared_memory(shared)
+    folders |= {str(folder) for owner, folder in _folders() if owner == run}
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     for owner, kind, name in _networks():
@@ -94,6 +104,13 @@ def _environment(pid: int) -> dict[str, str]:
     with contextlib.suppress(psutil.Error):  # it may end while we look, or be another user's
         return dict(psutil.Process(pid).environ())
     return {}
+
+
+def _folders() -> list[tuple[int, Path]]:
+    """The temporary folders of runs, but not this one's, and the run of each."""
+    found = Path(tempfile.gettempdir()).glob("hermes-run-*-*-*")
+    mine = folder_prefix()
+    return [(int(one.name.split("-")[2]), one) for one in found if not one.name.startswith(mine)]
 
 
 def _networks() -> list[tuple[int, str, str]]:

@@ -82,6 +82,7 @@ def start(
     port = port or ports.free_port()
     users = acl or _users(folder, password, namespace)
     own = {"port": port, "bind": f"127.0.0.1 {bind}".strip(), "dir": folder, "aclfile": users}
+    own["set-proc-title"] = "no"  # a title would be written over its environment
     configuration = folder / "redis.conf"
     configuration.write_text(
         _with((ROOT / "cluster" / "redis.conf").read_text(), {**own, **(settings or {})})

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import runs
 from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
@@ -33,7 +34,9 @@ def services() -> Iterator[Services]:
     """Starts services; stops the last one at the end."""
     global _services
     kept = os.environ.get("HERMES_KEEP_SERVICES")
-    with tempfile.TemporaryDirectory(prefix="hermes-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=runs.folder_prefix(), ignore_cleanup_errors=True
+    ) as folder:
         _services = Services(Path(kept or folder), keep=bool(kept))
         try:
             yield _services
