@@ -17,7 +17,7 @@ from hypothesis import settings
 from scripts.local import processes, ray_cluster, redis_server, surroundings
 from tests import runs
 
-pytest_plugins = ("tests.reruns", "tests.runs")
+pytest_plugins = ("tests.reruns",)
 
 # Before anything else: no test meets the variables, the token or the Ray of whoever runs it.
 surroundings.leave()
@@ -47,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     signal.signal(signal.SIGUSR1, interrupt)
     faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True, chain=True)
+
+
+def pytest_sessionstart() -> None:
+    runs.begin()
 
 
 @pytest.fixture(scope="session")

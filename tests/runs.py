@@ -1,5 +1,5 @@
-"""A pytest plugin: each run on a machine has a number of its own, and what a killed run has left is
-removed, and nothing else.
+"""Each run on a machine has a number of its own, and what a killed run has left is removed, and
+nothing else.
 
 The number is in the environment of every process that the run starts, and in the names of its
 network namespaces. Who holds a number lives; the kernel takes it back from a run that was killed.
@@ -39,7 +39,8 @@ def folder_prefix() -> str:
     return f"hermes-run-{number()}-{os.getpid()}-"
 
 
-def pytest_sessionstart() -> None:
+def begin() -> None:
+    """Remove what dead runs have left, and mark what this one will start."""
     sweep()
     if "HERMES_KEEP_SERVICES" not in os.environ:  # what is kept belongs to no run
         os.environ[processes.RUN] = str(number())
