@@ -20,8 +20,16 @@ from tests.stalls import Stalled, Stalls
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".hermes" / "reruns.jsonl"
-REAL_FOLDERS = ("engine", "service")
-REAL_FIXTURES = {"redis_url", "private_redis", "full_redis"}
+REAL = (
+    "journal",
+    "engine",
+    "service",
+    "chart/test_first_container.py",
+    "chart/test_pods_end.py",
+    "chart/test_redis_live.py",
+    "chart/test_redis_start.py",
+)
+"""Folders and files whose tests use real processes."""
 
 _stalls = pytest.StashKey[Stalls]()
 _before = pytest.StashKey[Stalled]()
@@ -34,10 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = [Path(__file__).parent / name for name in REAL_FOLDERS]
+    real = {Path(__file__).parent / name for name in REAL}
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if REAL_FIXTURES & fixtures or any(folder in item.path.parents for folder in folders):
+        if real & {item.path, *item.path.parents}:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
