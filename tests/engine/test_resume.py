@@ -36,7 +36,6 @@ def chat(prompt: str, **more: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain text": (CHAT, chat("Tell me a story about a lighthouse.")),
     "max_tokens": (CHAT, chat("Hello", max_tokens=7, ignore_eos=True)),
-    "to its own end": (CHAT, chat("Hello", max_tokens=200)),
     "multi-byte text": (CHAT, chat("Say hello in three languages.", logit_bias={}, max_tokens=48)),
     # A byte-level tokenizer, pushed towards the bytes of é, € and a lonely first byte.
     "broken bytes": (
@@ -138,7 +137,8 @@ def parting(whole: Written, resumed: Written) -> str:
     return f"the tokens part at {at} of {len(ours)} and {len(theirs)}, the cut is at {cut}"
 
 
-def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Written:
+def check_every_cut(world: EngineThread, path: str, body: dict[str, Any], last: int = 0) -> Written:
+    """`last`: how many cuts from the end; by default all. Returns the unbroken response."""
     whole = unbroken(world, path, body)
     tokens = sum(outputs(entry) for entry in whole.entries)
     assert whole.recorder.head is not None
@@ -148,6 +148,7 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Wri
     # Behind the opening, behind each output, before the seal.
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
     assert len(cuts) > 4
+    cuts = cuts[-last:]
     for left, resumed in zip(cuts, world.run(attempts(world, cuts), 240), strict=True):
         where = f"cut behind entry {len(left)} of {len(whole.entries)}"
         assert not resumed.recorder.lost, where
@@ -159,13 +160,7 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any]) -> Wri
     return whole
 
 
-LONG = ("to its own end",)
-"""More than a hundred cuts."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in LONG)) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.timeout(900)
 def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
     world: EngineThread, name: str
@@ -183,6 +178,13 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
         assert b"tool_calls" in whole.body
     if name.startswith("a stop string"):
         assert b'"finish_reason":"stop"' in whole.body
+
+
+def test_cut_shortly_before_its_own_end_the_answer_ends_in_the_same_way(
+    world: EngineThread,
+) -> None:
+    whole = check_every_cut(world, CHAT, chat("Hello", max_tokens=1_900), last=6)
+    assert b'"finish_reason":"stop"' in whole.body, whole.body[-600:]
 
 
 @pytest.mark.nightly  # hundreds of cuts; a tool call's parser goes on in the same way
