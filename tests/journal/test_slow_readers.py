@@ -141,9 +141,11 @@ async def test_only_clients_that_read_nothing_for_long_are_disconnected(
         await finished(d, whole)
         async with who_does_not_read(d, path):
             await eventually(lambda: len(d.ingress.connections.event_readers) == 1)
+            await eventually(lambda: len(d.ingress.slow_readers._answers) == 1)
             (stuck,) = d.ingress.slow_readers._answers
             async with http.stream("GET", path) as reading:
                 pieces, got = reading.aiter_bytes(), b""
+                await eventually(lambda: len(d.ingress.slow_readers._answers) == 2)
                 (reader,) = d.ingress.slow_readers._answers - {stuck}
                 waiting = d.posted("Nobody answers for a while.")
                 await eventually(lambda: len(d.ingress.slow_readers._answers) == 3)

@@ -57,6 +57,7 @@ def under(
     give_up_s: float = 400,
     transport: httpx.AsyncBaseTransport | None = None,
     silent_s: float = 60,
+    at_once: bool = False,
 ) -> list[Told]:
     """Start `count` streams (every fourth is not streamed), strike in the middle, stay with all to
     their end.
@@ -67,11 +68,14 @@ def under(
     Args:
         transport: of the clients, where they do not all come by way of `service.url`.
         silent_s: after this long without a byte, a client takes its connection for broken.
+        at_once: strike at the first event of any stream, because a real engine waits for nobody.
     """
     told = [Told(PROMPTS[n % len(PROMPTS)], tokens, streamed=n % 4 != 3) for n in range(count)]
     together([partial(expected, one.prompt, tokens) for one in told], count)
     asyncio.run(
-        asyncio.wait_for(_run(service, strike, told, transport, give_up_s, silent_s), give_up_s)
+        asyncio.wait_for(
+            _run(service, strike, told, transport, give_up_s, silent_s, at_once), give_up_s
+        )
     )
     for one in told:
         assert not one.wrong, (one.request_id, one.wrong)
@@ -94,6 +98,7 @@ async def _run(
     transport: httpx.AsyncBaseTransport | None,
     give_up_s: float,
     silent_s: float,
+    at_once: bool,
 ) -> None:
     transport = transport or httpx.AsyncHTTPTransport(
         limits=httpx.Limits(max_keepalive_connections=0)
@@ -106,7 +111,8 @@ async def _run(
             asyncio.create_task(Client(http, service.model, give_up_s=give_up_s).ask(one))
             for one in told
         ]
-        while not all(one.last_id >= 5 for one in told if one.streamed):
+        begun, events = (any, 1) if at_once else (all, 5)
+        while not begun(one.last_id >= events for one in told if one.streamed):
             assert not any(one.failure for one in told), [one.failure for one in told]
             await asyncio.sleep(0.02)
         await strike(Parts(service.service), told)

@@ -15,7 +15,7 @@ from tests.service.disturbance import Victims, attempts, real_text, under, whole
 from tests.service.support import Running
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1800)]
-TOKENS = 1500
+TOKENS = 3000
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_stream_outlives(service: Running, kind: str) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
         parts.kill(await victims.busiest(told))
 
-    told = under(service, strike, real_text(service), TOKENS, count=4)
+    told = under(service, strike, real_text(service), TOKENS, count=4, at_once=True)
     assert max(attempts(told)) >= 2, "none was with the one that died"
 
 
@@ -51,6 +51,6 @@ def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: 
         finally:
             parts.send(victim, signal.SIGCONT)
 
-    told = under(service, strike, real_text(service), 3000, count=4)
+    told = under(service, strike, real_text(service), TOKENS, count=4, at_once=True)
     assert max(attempts(told)) >= 2
     service.until_idle()
