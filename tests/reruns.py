@@ -1,8 +1,8 @@
-"""A pytest plugin: a test that uses a real Redis, service or engine is run once more if it failed,
-and what passed then is printed apart and kept in a file.
+"""A pytest plugin: a test that uses a real Redis, service or engine, or that a clock decides, is
+run once more if it failed, and what passed then is printed apart and kept in a file.
 
-A pure test is never run again: it fails for a reason. Nor does a rerun excuse a test: one that
-appears twice among twenty runs is to be repaired, or marked `clock`.
+Any other test is pure and never run again: it fails for a reason. Nor does a rerun excuse a test:
+one that appears twice among twenty runs is to be repaired, or marked `clock`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     real = {Path(__file__).parent / name for name in REAL}
     for item in items:
-        if real & {item.path, *item.path.parents}:
+        if real & {item.path, *item.path.parents} or item.get_closest_marker("clock"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

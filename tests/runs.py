@@ -109,9 +109,12 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _folders() -> list[tuple[int, Path]]:
     """The temporary folders of runs, but not this one's, and the run of each."""
-    found = Path(tempfile.gettempdir()).glob("hermes-run-*-*-*")
-    mine = folder_prefix()
-    return [(int(one.name.split("-")[2]), one) for one in found if not one.name.startswith(mine)]
+    found = []
+    for one in Path(tempfile.gettempdir()).glob("hermes-run-*"):
+        name = re.match(r"hermes-run-(\d+)-\d+-", one.name)
+        if name and name[0] != folder_prefix():
+            found.append((int(name[1]), one))
+    return found
 
 
 def _networks() -> list[tuple[int, str, str]]:
