@@ -117,17 +117,18 @@ def outputs(entry: Entry) -> int:
     return sum(len(output[2]) for output in json.loads(entry.fields.get(b"o", b"[]")))
 
 
+def token_ids(written: Written) -> list[int]:
+    """All tokens of a response's only generation."""
+    return [
+        token_id
+        for entry in written.entries
+        for output in json.loads(entry.fields.get(b"o", b"[]"))
+        for token_id in output[2]
+    ]
+
+
 def parting(whole: Written, resumed: Written) -> str:
     """Where the tokens of two responses begin to differ: at the cut or after it."""
-
-    def token_ids(written: Written) -> list[int]:
-        found = [
-            output
-            for entry in written.entries
-            for output in json.loads(entry.fields.get(b"o", b"[]"))
-        ]
-        return [token_id for output in found for token_id in output[2]]
-
     ours, theirs = token_ids(whole), token_ids(resumed)
     at = next(
         (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
@@ -185,6 +186,16 @@ def test_cut_shortly_before_its_own_end_the_answer_ends_in_the_same_way(
 ) -> None:
     whole = check_every_cut(world, CHAT, chat("Hello", max_tokens=1_900), last=6)
     assert b'"finish_reason":"stop"' in whole.body, whole.body[-600:]
+
+
+def test_cut_shortly_before_a_stop_token_its_text_is_not_shown(world: EngineThread) -> None:
+    """A token of the vocabulary, whose text would be shown anywhere else."""
+    plain = token_ids(unbroken(world, CHAT, chat("Hello", max_tokens=60, ignore_eos=True)))
+    stop = next(one for at, one in enumerate(plain) if at >= 10 and one not in plain[:at])
+    body = chat("Hello", max_tokens=60, stop_token_ids=[stop])
+    whole = check_every_cut(world, CHAT, body, last=6)
+    assert token_ids(whole)[-1] == stop
+    assert b'"finish_reason":"stop"' in whole.body
 
 
 @pytest.mark.nightly  # hundreds of cuts; a tool call's parser goes on in the same way
