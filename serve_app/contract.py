@@ -68,6 +68,18 @@ class Reason(StrEnum):
         return cls.INTERNAL
 
 
+class Because(StrEnum):
+    """Why a response that a client has seen a part of ends: a label of
+    `hermes_attempts_lost_total`.
+    """
+
+    PARAMETER = "parameter"
+    OTHER_ENGINE = "other_engine"
+    JOURNAL = "journal"
+    DIFFERS = "differs"
+    TOO_LONG = "too_long"
+
+
 class Cause(StrEnum):
     """Why an attempt ended before its request did."""
 

@@ -1,85 +1,91 @@
 """Continues a generation from the outputs in the journal.
 
-The engine continues with `detokenize=False` on prompt + tokens. This module produces text, stop
-strings and the finish reason with vLLM's own incremental detokenizer. The detokenizer is built on
-the *original* prompt and fed every token from the first one, so the result equals that of an
-uninterrupted run. (Letting the engine detokenize after a longer prompt gives wrong text.)
+The engine goes on behind the recorded tokens (`engine_plugin`), or runs again from the beginning
+where it cannot (`runs_again`), with `detokenize=False`. This module produces text, stop strings and
+the finish reason with vLLM's own incremental detokenizer, which is fed every token from the first
+one, so the result equals that of an uninterrupted run.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, SamplingType
+from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
+from vllm.utils.async_utils import merge_async_iterators
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.logprobs import LogprobsProcessor
 
-from workers.replay import CannotContinue, Output, Recorded
+from serve_app.contract import Because
+from workers.engine_plugin import PRIOR
+from workers.replay import CannotContinue, Output, TokenLogprobs
 
 
-def obstacle(prompt: Any, params: SamplingParams, recorded: Recorded, generation: int) -> str:
-    """Why a generation cannot be continued exactly; empty if it can."""
-    if generation or any(output.index for output in recorded.outputs):
-        return "it has several generations"
-    if not (isinstance(prompt, dict) and prompt.get("type") in ("token", "multimodal")):
-        return "its prompt is not tokens"
-    found = {
-        "n": params.n != 1,
-        "seed": params.seed is not None and params.sampling_type is not SamplingType.GREEDY,
-        "frequency_penalty": params.frequency_penalty != 0.0,
-        "presence_penalty": params.presence_penalty != 0.0,
-        "repetition_penalty": params.repetition_penalty != 1.0,
-        "bad_words": bool(params.bad_words),
-        "logprobs": params.logprobs is not None or params.prompt_logprobs is not None,
-        "structured output": params.structured_outputs is not None,
-        "thinking_token_budget": params.thinking_token_budget is not None,
-        "repetition_detection": params.repetition_detection is not None,
-        "extra_args": bool(params.extra_args),
-        "detokenize": not params.detokenize,
-    }
-    return next(
-        (f"its {name} cannot be carried over" for name, there in found.items() if there), ""
+def runs_again(params: SamplingParams) -> bool:
+    """Whether a generation repeats itself, but has a state that its tokens do not tell: the random
+    numbers that were drawn, or the tokens of a thought that were counted.
+    """
+    return (
+        params.sampling_type is SamplingType.RANDOM_SEED or params.thinking_token_budget is not None
     )
 
 
+def obstacle(prompt: Any, params: SamplingParams) -> str:
+    """Which part of a request makes it impossible to continue its generation; empty if none."""
+    if not (isinstance(prompt, dict) and prompt.get("type") in ("token", "multimodal")):
+        return "a prompt that is not text"
+    sampled = params.sampling_type is SamplingType.RANDOM
+    if params.thinking_token_budget is not None and sampled:
+        return "thinking_token_budget without a seed"
+    if params.prompt_logprob_token_ids is not None:
+        return "prompt_logprob_token_ids"
+    return ""
+
+
 class Continuation:
-    """One generation, from its recorded outputs on.
+    """One call to the engine's `generate`, from its recorded outputs on.
 
     Args:
-        tokenizer: the model's, as the engine uses it.
-        max_model_len: in tokens; applies if the request sets no limit.
+        engine: it generates what is missing.
         params: of the whole generation, as the serving layer created them.
+        rerun_tokens: how many tokens may be generated a second time.
     """
 
     def __init__(
         self,
-        tokenizer: Any,
-        max_model_len: int,
+        engine: EngineClient,
         prompt: Any,
         params: SamplingParams,
         request_id: str,
+        rerun_tokens: int,
     ) -> None:
+        self._engine = engine
         self._prompt = prompt
         self._prompt_ids: list[int] = list(prompt["prompt_token_ids"])
-        self._params = params
         self._request_id = request_id
-        self._limit = max_model_len - len(self._prompt_ids)
-        if params.max_tokens is not None:
-            self._limit = min(self._limit, params.max_tokens)
-        self._token_ids: list[int] = []
+        self._rerun_tokens = rerun_tokens
         self._cached_tokens: int | None = None
-        request: Any = SimpleNamespace(
-            request_id=request_id,
-            sampling_params=params,
-            prompt_token_ids=self._prompt_ids,
-            prompt_embeds=None,
-        )
-        self._detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
-        self.finished = False
+        self._sequences = [
+            _Sequence(engine, index, self._prompt_ids, params, request_id)
+            for index in range(params.n)
+        ]
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was replayed."""
+        return any(sequence.begun for sequence in self._sequences)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is missing."""
+        return all(sequence.finished for sequence in self._sequences)
 
     def replay(self, recorded: Output) -> RequestOutput:
         """A recorded output as the engine gave it, after checking that the detokenizer produces the
@@ -88,91 +94,218 @@ class Continuation:
         Raises:
             CannotContinue: the text differs, so this is not the tokenizer of the recorded attempt.
         """
-        self._token_ids += recorded.token_ids
         if recorded.cached_tokens is not None:
             self._cached_tokens = recorded.cached_tokens
-        # After a stop *token* the detokenizer omits its text; a stop *string* it finds by
-        # itself, as it did then.
-        stop_token = recorded.finish_reason == "stop" and not isinstance(recorded.stop_reason, str)
-        self._detokenizer.update(list(recorded.token_ids), stop_token)
-        text = self._detokenizer.get_next_output_text(
-            recorded.finish_reason is not None, delta=True
-        )
-        if text != recorded.text:
-            raise CannotContinue("the recorded tokens give a different text here")
-        self.finished = recorded.finish_reason is not None
-        return self._output(text, recorded.token_ids, recorded.finish_reason, recorded.stop_reason)
+        if recorded.sequence >= len(self._sequences):
+            raise CannotContinue(Because.DIFFERS, "the journal has more sequences than the request")
+        return self._output(self._sequences[recorded.sequence].replay(recorded), recorded)
 
-    async def continued(
-        self, engine: EngineClient, options: dict[str, Any]
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's new outputs: at most the tokens that remain."""
-        if (
-            len(self._token_ids) >= self._limit
-        ):  # never send this to the engine: max_tokens=0 would crash it
-            yield self._output(
-                self._detokenizer.get_next_output_text(True, delta=True), [], "length", None
+    async def continued(self, options: dict[str, Any]) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's new outputs: at most the tokens that remain.
+
+        Raises:
+            CannotContinue: the engine would have to run again for longer than is allowed, or has
+                generated other tokens than the first time.
+        """
+        open_ones = [sequence for sequence in self._sequences if not sequence.finished]
+        if sum(sequence.to_repeat for sequence in open_ones) > self._rerun_tokens:
+            raise CannotContinue(
+                Because.TOO_LONG,
+                f"more than {self._rerun_tokens} tokens would have to be generated again",
             )
-            return
-        prompt = {**self._prompt, "prompt_token_ids": self._prompt_ids + self._token_ids}
-        deltas = engine.generate(prompt, self._remaining(), self._request_id, **options)
-        async with aclosing(deltas):
-            async for delta in deltas:
-                output = self._detokenized(delta.outputs[0])
-                yield output
-                if output.finished:
-                    return
-
-    def _remaining(self) -> SamplingParams:
-        params = self._params.clone()
-        done = len(self._token_ids)
-        params.max_tokens = self._limit - done
-        params.min_tokens = max(0, params.min_tokens - done)
-        params.detokenize = False
-        params.stop = []
-        params.output_text_buffer_length = 0
-        params.output_kind = RequestOutputKind.DELTA
-        # Parameters that the engine core cannot handle kill it, and all other requests with it.
-        params._verify_args()
-        return params
-
-    def _detokenized(self, item: CompletionOutput) -> RequestOutput:
-        """Detokenize as vLLM's output processor does, in the same order."""
-        token_ids, finish_reason, stop_reason = (
-            list(item.token_ids),
-            item.finish_reason,
-            item.stop_reason,
+        new = merge_async_iterators(
+            *(sequence.continued(dict(self._prompt), options) for sequence in open_ones)
         )
-        before = self._detokenizer.num_output_tokens()
-        stop_string = self._detokenizer.update(token_ids, finish_reason == "stop")
-        if stop_string:
-            finish_reason, stop_reason = "stop", stop_string
-            del token_ids[self._detokenizer.num_output_tokens() - before :]
-        text = self._detokenizer.get_next_output_text(finish_reason is not None, delta=True)
-        return self._output(text, token_ids, finish_reason, stop_reason)
+        async with aclosing(new):
+            async for _, item in new:
+                yield self._output(item)
 
-    def _output(
-        self,
-        text: str,
-        token_ids: list[int],
-        finish_reason: str | None,
-        stop_reason: int | str | None,
-    ) -> RequestOutput:
-        item = CompletionOutput(
-            index=0,
-            text=text,
-            token_ids=token_ids,
-            cumulative_logprob=None,
-            logprobs=None,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-        )
+    def _output(self, item: CompletionOutput, recorded: Output | None = None) -> RequestOutput:
+        prompt_logprobs = recorded.prompt_logprobs if recorded else None
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._prompt.get("prompt"),
             prompt_token_ids=self._prompt_ids,
-            prompt_logprobs=None,
+            prompt_logprobs=prompt_logprobs and _as_vllm_has_them(prompt_logprobs),
             outputs=[item],
-            finished=finish_reason is not None,
+            finished=self.finished,
             num_cached_tokens=self._cached_tokens,
         )
+
+
+class _Sequence:
+    """One of the `n` answers."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        index: int,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+    ) -> None:
+        self._engine = engine
+        self._index = index
+        self._params = _of_child(params, index)
+        self._request_id = f"{index}_{request_id}" if params.n > 1 else request_id
+        self._limit = engine.model_config.max_model_len - len(prompt_ids)
+        if params.max_tokens is not None:
+            self._limit = min(self._limit, params.max_tokens)
+        self._token_ids: list[int] = []
+        self._tokenizer = engine.renderer.tokenizer if params.detokenize else None
+        request: Any = SimpleNamespace(
+            request_id=request_id,
+            sampling_params=params,
+            prompt_token_ids=prompt_ids,
+            prompt_embeds=None,
+        )
+        self._detokenizer = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+        self.finished = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the journal has a token of it."""
+        return bool(self._token_ids)
+
+    @property
+    def to_repeat(self) -> int:
+        """How many tokens the engine generates a second time."""
+        return len(self._token_ids) if runs_again(self._params) else 0
+
+    def replay(self, recorded: Output) -> CompletionOutput:
+        """See `Continuation.replay`."""
+        self._token_ids += recorded.token_ids
+        # After a stop *token* the detokenizer omits its text; a stop *string* it finds by
+        # itself, as it did then.
+        stop_token = recorded.finish_reason == "stop" and not isinstance(recorded.stop_reason, str)
+        self._detokenizer.update(list(recorded.token_ids), stop_token)
+        self.finished = recorded.finish_reason is not None
+        text = self._detokenizer.get_next_output_text(self.finished, delta=True)
+        if text != recorded.text:
+            raise CannotContinue(
+                Because.DIFFERS, "the recorded tokens give a different text on this engine"
+            )
+        return CompletionOutput(
+            index=self._index,
+            text=text,
+            token_ids=recorded.token_ids,
+            cumulative_logprob=None,
+            logprobs=recorded.logprobs and _as_vllm_has_them(recorded.logprobs),
+            finish_reason=recorded.finish_reason,
+            stop_reason=recorded.stop_reason,
+        )
+
+    async def continued(
+        self, prompt: Any, options: dict[str, Any]
+    ) -> AsyncGenerator[CompletionOutput, None]:
+        """The engine's outputs behind the recorded ones."""
+        if len(self._token_ids) >= self._limit:  # the engine would generate one more
+            yield self._ended_by_its_length()
+            return
+        to_repeat, repeated = self.to_repeat, 0
+        deltas = self._engine.generate(prompt, self._of_the_rest(), self._request_id, **options)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                item = delta.outputs[0]
+                if repeated < to_repeat:
+                    repeated += self._without_what_is_known(item, repeated, to_repeat)
+                    if not item.token_ids and item.finish_reason is None:
+                        continue
+                yield (item := self._detokenized(item))
+                if item.finish_reason is not None:
+                    return
+
+    def _without_what_is_known(self, item: CompletionOutput, repeated: int, known: int) -> int:
+        """Take the tokens that the journal has out of an output; returns how many.
+
+        Raises:
+            CannotContinue: they are not the journal's.
+        """
+        again = list(item.token_ids[: known - repeated])
+        if again != self._token_ids[repeated : repeated + len(again)] or (
+            item.finish_reason is not None and len(item.token_ids) == len(again)
+        ):
+            raise CannotContinue(
+                Because.DIFFERS, "the engine has generated other tokens than the first time"
+            )
+        item.token_ids = item.token_ids[len(again) :]
+        item.logprobs = item.logprobs and item.logprobs[len(again) :]
+        return len(again)
+
+    def _of_the_rest(self) -> SamplingParams:
+        params = copy(self._params)
+        if not runs_again(params):
+            params.extra_args = {**(params.extra_args or {}), PRIOR: list(self._token_ids)}
+        params.detokenize = False
+        params.stop = []
+        params.output_text_buffer_length = 0
+        params.output_kind = RequestOutputKind.DELTA
+        params.prompt_logprobs = None
+        # Parameters that the engine core cannot handle kill it, and all other requests with it.
+        params._verify_args()
+        return params
+
+    def _ended_by_its_length(self) -> CompletionOutput:
+        self.finished = True
+        text = self._detokenizer.get_next_output_text(True, delta=True)
+        return CompletionOutput(
+            index=self._index,
+            text=text,
+            token_ids=[],
+            cumulative_logprob=None,
+            logprobs=None,
+            finish_reason="length",
+        )
+
+    def _detokenized(self, item: CompletionOutput) -> CompletionOutput:
+        """Detokenize as vLLM's output processor does, in the same order."""
+        token_ids = list(item.token_ids)
+        before = self._detokenizer.num_output_tokens()
+        stop_string = self._detokenizer.update(token_ids, item.finish_reason == "stop")
+        if stop_string:
+            item.finish_reason, item.stop_reason = "stop", stop_string
+            del token_ids[self._detokenizer.num_output_tokens() - before :]
+        self.finished = item.finish_reason is not None
+        item.index = self._index
+        item.token_ids = token_ids
+        item.text = self._detokenizer.get_next_output_text(self.finished, delta=True)
+        item.logprobs = item.logprobs and self._decoded(item.logprobs[: len(token_ids)])
+        self._token_ids += token_ids
+        return item
+
+    def _decoded(self, logprobs: Any) -> Any:
+        """Log probabilities with the text of their tokens, which depends on the tokens before."""
+        if self._tokenizer is None:
+            return logprobs
+        vllms = LogprobsProcessor(self._tokenizer, None, None, None, None, None)
+        context = self._token_ids[-4:]
+        for position in logprobs:
+            ids = list(position)
+            texts = vllms._verify_tokens(
+                convert_ids_list_to_tokens(self._tokenizer, ids), ids, context
+            )
+            for one, text in zip(position.values(), texts, strict=True):
+                one.decoded_token = text
+            context = [*context[-3:], ids[0]]
+        return logprobs
+
+
+def _of_child(params: SamplingParams, index: int) -> SamplingParams:
+    """What vLLM makes of the parameters for one of `n` sequences (`parallel_sampling`)."""
+    child = copy(params)
+    child.n = 1
+    if params.n > 1 and params.seed is not None:
+        child.seed = params.seed + index
+    return child
+
+
+def _as_vllm_has_them(recorded: Sequence[TokenLogprobs | None]) -> Any:
+    """Recorded log probabilities, one dictionary for each token."""
+    return [
+        position
+        and {
+            token_id: Logprob(float("-inf") if logprob is None else logprob, rank, text)
+            for token_id, logprob, rank, text in position
+        }
+        for position in recorded
+    ]

@@ -15,7 +15,7 @@ import msgspec
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import Answer, Cause, Outcome, Reason, State, Written
+from serve_app.contract import Answer, Because, Cause, Outcome, Reason, State, Written
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, decode_facts, decode_line, has_ended
@@ -31,7 +31,7 @@ from workers.engine import Engine, EngineFailed
 from workers.health import EngineHealth
 from workers.loop_watch import LoopWatch
 from workers.recorder import Recorder
-from workers.replay import recorded
+from workers.replay import CannotContinue, recorded
 
 log = logging.getLogger("hermes.worker")
 
@@ -165,12 +165,16 @@ class Execution:
         recorder = Recorder(attempt, facts, opened, self._telemetry, self._clock, part)
         if not part.complete:
             if part.body:
-                recorder.lost = "Redis has lost a part of its journal"
+                recorder.lost = CannotContinue(
+                    Because.JOURNAL, "Redis has lost a part of its journal"
+                )
             else:
                 recorder.restart()
         elif part.outputs and part.fingerprint != opened.fingerprint:
             if part.seen:
-                recorder.lost = f"it was begun by {part.fingerprint}"
+                recorder.lost = CannotContinue(
+                    Because.OTHER_ENGINE, "it was begun by an engine with another configuration"
+                )
             else:
                 recorder.restart()
         return recorder

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from serve_app.clock import RedisClock
-from serve_app.contract import Reason, State, Written
+from serve_app.contract import Because, Reason, State, Written
 from serve_app.errors import in_openais_shape
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.events import EventNumberer
@@ -31,6 +32,10 @@ class Recorder:
     journal, when the serving layer pulls the next output, right after it has sent the bytes. So
     recording delays no token. The bytes after the last output go into the terminal entry.
 
+    Of several generations (a completion of several prompts), each takes `one_at_a_time` for as long
+    as the serving layer has an output of it. So every attempt consumes the outputs in the order of
+    the journal, and produces the bytes in one order.
+
     If older attempts have left a part of the response (`recorded`), the serving layer produces its
     bytes again from the recorded outputs. They are compared with the journal's bytes and not
     appended; later bytes are new.
@@ -50,14 +55,17 @@ class Recorder:
         "_opened",
         "_opened_s",
         "_outputs",
+        "_passed",
         "_recording",
         "_telemetry",
+        "_turns",
         "_values",
         "broken",
         "completed",
         "first_output_ms",
         "head",
         "lost",
+        "one_at_a_time",
         "output_tokens",
         "prompt_tokens",
         "recorded",
@@ -74,7 +82,8 @@ class Recorder:
     ) -> None:
         self.broken = False
         self.completed = False
-        self.lost = ""
+        self.lost: CannotContinue | None = None
+        self.one_at_a_time = asyncio.Lock()
         self.recorded = recorded or Recorded()
         self.head: Head | None = None
         self.first_output_ms: int | None = None
@@ -88,6 +97,8 @@ class Recorder:
         self._recording = False
         self._generations = 0
         self._values = 0
+        self._passed = 0
+        self._turns: dict[int, asyncio.Event] = {}
         self._matched = 0
         self._head_kept = self.recorded.head is not None
         self._outputs: list[Any] = []
@@ -146,6 +157,19 @@ class Recorder:
         self._recording = True
         self.output_tokens += len(output.token_ids)
 
+    async def turn(self, number: int) -> None:
+        """Wait until the serving layer has consumed the first `number` recorded outputs, of which
+        several generations have each a part.
+        """
+        if self._passed < number:
+            await self._turns.setdefault(number, asyncio.Event()).wait()
+
+    def passed(self) -> None:
+        """The serving layer has consumed a recorded output."""
+        self._passed += 1
+        if turn := self._turns.pop(self._passed, None):
+            turn.set()
+
     def can_be_continued(self, whether: bool = True) -> None:
         """Whether another attempt can continue what the engine produces from now on."""
         self._attempt.continuable = whether
@@ -156,15 +180,15 @@ class Recorder:
         self._attempt.continue_from(REQUEST_ID, b"", 0, None)
         self.recorded = Recorded()
 
-    def lose(self, why: str) -> NoReturn:
+    def lose(self, because: Because, why: str) -> NoReturn:
         """The recorded part cannot be continued exactly: end the attempt and the request.
 
         Raises:
             CannotContinue: always, to end the engine's work on the request.
         """
-        self.lost = self.lost or why
+        self.lost = self.lost or CannotContinue(because, why)
         self._outputs, self._body = [], []
-        raise CannotContinue(why)
+        raise self.lost
 
     # -- what the engine produces -----------------------------------------------------------------
 
@@ -177,14 +201,17 @@ class Recorder:
         stop_reason: int | str | None,
         cached_tokens: int | None,
         prompt_tokens: int = 0,
+        more: Sequence[Any] = (),
     ) -> None:
         """Record an engine output, which is always a delta.
 
         Args:
-            index: which of `n` sequences.
+            index: see `Output.index`.
             token_ids: ids of the tokens in `text`, new since the last output.
-            cached_tokens: prompt tokens found in the prefix cache; kept with the first output only.
+            cached_tokens: prompt tokens found in the prefix cache; kept with the first output of a
+                generation only.
             prompt_tokens: length of the prompt; counted with the first output only.
+            more: the other fields of `Output`, if they have other values than usual.
         """
         now = self._monotonic_s()
         if self.first_output_ms is None:
@@ -196,11 +223,11 @@ class Recorder:
                 )
             self._telemetry.prompt(prompt_tokens)
             self.prompt_tokens = prompt_tokens
-        else:
+        elif index >= 0:
             cached_tokens = None
         self._recording = True
         self._outputs.append(
-            [index, text, list(token_ids), finish_reason, stop_reason, cached_tokens]
+            [index, text, list(token_ids), finish_reason, stop_reason, cached_tokens, *more]
         )
         self.output_tokens += len(token_ids)
         self._telemetry.output(len(token_ids), None if self._last_s is None else now - self._last_s)
@@ -242,7 +269,9 @@ class Recorder:
         if not expected:
             return body
         if not body.startswith(expected):
-            self.lose(f"the response differs from the journal after byte {self._matched}")
+            self.lose(
+                Because.DIFFERS, f"the response differs from the journal after byte {self._matched}"
+            )
         self._matched += len(expected)
         return body[len(expected) :]
 
@@ -257,7 +286,7 @@ class Recorder:
     def fail(self) -> None:
         """The engine failed while it answered: drop whatever its server still sends."""
         self.broken = True
-        self.lost = ""
+        self.lost = None
         self._outputs, self._body = [], []
 
     def refuse(self, reason: Reason) -> None:
@@ -269,6 +298,8 @@ class Recorder:
 
     def end(self, state: State, reason: Reason | None, compression_level: int | None) -> None:
         """Everything was sent: append the rest together with the ending."""
+        if self.lost:
+            self._telemetry.lost(self.lost.because)
         self.completed = state is State.COMPLETED
         self._attempt.append(self._outputs, self._body, self._numberer.last, self.head)
         summary = Summary(
@@ -278,6 +309,7 @@ class Recorder:
             ended_ms=self._clock.now_ms(),
             first_output_ms=self.first_output_ms,
             output_tokens=self.output_tokens,
+            why=self.lost.why if self.lost else "",
         )
         self._attempt.finish(state, reason, summary, compression_level)
         self._telemetry.processed(

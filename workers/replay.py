@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from serve_app.contract import Because
 from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, Head
 from serve_app.journal.ids import REQUEST_ID, EntryId
 
 
 class CannotContinue(Exception):
-    """A client has seen a part of a response that cannot be continued exactly."""
+    """A client has seen a part of a response that cannot be continued exactly.
+
+    Args:
+        why: completes the sentence "It cannot be continued, because …" for the caller.
+    """
+
+    def __init__(self, because: Because, why: str) -> None:
+        super().__init__(why)
+        self.because = because
+        self.why = why
+
+
+TokenLogprobs = list[tuple[int, float | None, int | None, str | None]]
+"""Of one position, the sampled token first: id, log probability (None: minus infinity), rank and
+text of each token.
+"""
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):
-    """One engine output, a delta, as in an entry's field `o`."""
+    """One engine output, a delta, as in an entry's field `o`.
+
+    `index`: which of `n` sequences, or, negative, which generation behind the first; `beside`:
+    which of the `n` sequences of such a generation; `prompt_token_ids`: with the first output,
+    where a later attempt might make another prompt of the same request. What follows
+    `cached_tokens` is only there if it has another value than here.
+    """
 
     index: int
     text: str
@@ -26,6 +48,20 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
     finish_reason: str | None
     stop_reason: int | str | None
     cached_tokens: int | None
+    beside: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Which of the request's generations, from 0."""
+        return max(0, -self.index)
+
+    @property
+    def sequence(self) -> int:
+        """Which of the generation's `n` sequences, from 0."""
+        return self.beside if self.index < 0 else self.index
 
 
 _outputs = msgspec.json.Decoder(list[Output])
@@ -47,6 +83,18 @@ class Recorded:
     head: Head | None = None
     fingerprint: str = ""
     complete: bool = True
+
+    def prompt(self, generation: int, made: Any) -> Any:
+        """The prompt of a generation: the recorded one, or what this attempt has made."""
+        ids = next(
+            (
+                output.prompt_token_ids
+                for output in self.outputs
+                if output.generation == generation and output.prompt_token_ids
+            ),
+            None,
+        )
+        return made if ids is None else {**made, "prompt_token_ids": ids}
 
     @property
     def seen(self) -> bool:

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from serve_app.contract import Because
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
-from workers.continuation import Continuation, obstacle
+from workers.continuation import Continuation, obstacle, runs_again
 from workers.engine import Progress
+from workers.engine_plugin import PRIOR
 from workers.recorder import Recorder, current
-from workers.replay import CannotContinue
+from workers.replay import CannotContinue, TokenLogprobs
 
 _AT_ONCE = 64
 """Recorded outputs after which other requests get their turn: a long answer has thousands."""
@@ -35,12 +37,23 @@ class RecordingClient:
     """Delegates all of `EngineClient` to the engine, and records what `generate` yields.
 
     Args:
+        rerun_tokens: how many tokens of a request may be generated a second time.
+        prompts_vary: whether a later attempt may make another prompt of the same request.
         by_priority: whether the engine's scheduler goes by priorities; vLLM refuses them otherwise.
     """
 
-    def __init__(self, engine: EngineClient, progress: Progress, by_priority: bool = False) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        progress: Progress,
+        rerun_tokens: int,
+        prompts_vary: bool = False,
+        by_priority: bool = False,
+    ) -> None:
         self._engine = engine
         self._progress = progress
+        self._rerun_tokens = rerun_tokens
+        self._prompts_vary = prompts_vary
         self._by_priority = by_priority
 
     def __getattr__(self, name: str) -> Any:
@@ -97,6 +110,8 @@ class RecordingClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         merge = params.output_kind is RequestOutputKind.FINAL_ONLY
         params.output_kind = RequestOutputKind.DELTA
+        if params.extra_args and PRIOR in params.extra_args:  # only ours counts, never a client's
+            params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
         generation = recorder.next_generation()
         prompt = _salted(prompt, recorder.tenant)
         deltas = self._deltas(recorder, generation, prompt, params, request_id, options)
@@ -110,6 +125,8 @@ class RecordingClient:
         except (EngineDeadError, EngineGenerateError):
             recorder.fail()
             raise
+        except CannotContinue as error:
+            recorder.lose(error.because, error.why)
 
     async def _deltas(
         self,
@@ -121,55 +138,68 @@ class RecordingClient:
         options: dict[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
         """First the outputs in the journal, then the engine's new ones."""
-        continuation = self._continuation(recorder, generation, prompt, params, request_id)
-        recorder.can_be_continued(not obstacle(prompt, params, recorder.recorded, generation))
-        if continuation is None:
-            new = self._engine.generate(prompt, params, request_id, **options)
-        else:
-            for number, recorded in enumerate(recorder.recorded.outputs, 1):
-                if not number % _AT_ONCE:
-                    await asyncio.sleep(0)
-                try:
-                    output = continuation.replay(recorded)
-                except CannotContinue as error:
-                    recorder.lose(str(error))
-                recorder.replay(recorded)
-                yield output
-                if not output.finished:
-                    recorder.pulled()
+        why = obstacle(prompt, params)
+        recorder.can_be_continued(not (why or runs_again(params) or params.n > 1))
+        if why or (runs_again(params) and not recorder.recorded.seen):
+            _begin_again(recorder, why)
+        continuation = None
+        if recorder.recorded.outputs:
+            prompt = recorder.recorded.prompt(generation, prompt)
+            continuation = Continuation(
+                self._engine, prompt, params, request_id, self._rerun_tokens
+            )
+            replayed = self._replayed(recorder, generation, continuation)
+            async with aclosing(replayed):
+                async for output in replayed:
+                    yield output
             if continuation.finished:
                 return
-            new = continuation.continued(self._engine, options)
+            await recorder.turn(len(recorder.recorded.outputs))
+        if continuation is None or not continuation.begun:
+            new = self._engine.generate(prompt, params, request_id, **options)
+        else:
+            new = continuation.continued(options)
+        first = continuation is None or not continuation.begun
         async with aclosing(new):
             async for output in new:
-                _record(output, recorder, generation)
-                yield output
+                async with recorder.one_at_a_time:
+                    _record(output, recorder, generation, first, first and self._prompts_vary)
+                    yield output
+                first = False
                 if not output.finished:
                     recorder.pulled()
 
-    def _continuation(
-        self,
-        recorder: Recorder,
-        generation: int,
-        prompt: Any,
-        params: SamplingParams,
-        request_id: str,
-    ) -> Continuation | None:
-        """None where there is nothing to go on from, or nobody has seen it and it cannot be
-        continued.
-        """
-        if not recorder.recorded.outputs:
-            return None
-        why = obstacle(prompt, params, recorder.recorded, generation)
-        if not why:
-            config = self._engine.model_config
-            return Continuation(
-                self._engine.renderer.tokenizer, config.max_model_len, prompt, params, request_id
-            )
-        if recorder.recorded.seen:
-            recorder.lose(why)
-        recorder.restart()
-        return None
+    async def _replayed(
+        self, recorder: Recorder, generation: int, continuation: Continuation
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """A generation's recorded outputs, each when those before it have been consumed."""
+        for number, recorded in enumerate(recorder.recorded.outputs):
+            if recorded.generation != generation:
+                continue
+            if not (number + 1) % _AT_ONCE:
+                await asyncio.sleep(0)
+            await recorder.turn(number)
+            output = continuation.replay(recorded)
+            recorder.replay(recorded)
+            try:
+                yield output
+            finally:
+                recorder.passed()
+            if not output.finished:
+                recorder.pulled()
+
+
+def _begin_again(recorder: Recorder, why: str) -> None:
+    """Drop what is recorded, which no client has seen.
+
+    Raises:
+        CannotContinue: a client has.
+    """
+    if not recorder.recorded.outputs:
+        return
+    if recorder.recorded.seen:
+        recorder.lose(Because.PARAMETER, f"{why} cannot be carried over to another engine")
+    recorder.restart()
 
 
 def _salted(prompt: Any, tenant: str) -> Any:
@@ -202,7 +232,15 @@ async def _merged(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
     return merged
 
 
-def _record(output: RequestOutput, recorder: Recorder, generation: int) -> None:
+def _record(
+    output: RequestOutput, recorder: Recorder, generation: int, first: bool, with_prompt: bool
+) -> None:
+    """Record an output of a generation.
+
+    Args:
+        first: whether it is the generation's first.
+        with_prompt: whether to record the prompt's tokens.
+    """
     for item in output.outputs:
         recorder.record(
             item.index if generation == 0 else -generation,
@@ -210,6 +248,30 @@ def _record(output: RequestOutput, recorder: Recorder, generation: int) -> None:
             item.token_ids,
             item.finish_reason,
             item.stop_reason,
-            output.num_cached_tokens,
+            output.num_cached_tokens if first else None,
             len(output.prompt_token_ids or ()),
+            _more(output, item, generation, with_prompt),
         )
+
+
+def _more(
+    output: RequestOutput, item: CompletionOutput, generation: int, with_prompt: bool
+) -> Sequence[Any]:
+    """What only few requests have: the fields of `Output` behind `cached_tokens`."""
+    beside = item.index if generation else 0
+    prompt_ids = output.prompt_token_ids if with_prompt else None
+    prompt_logprobs = output.prompt_logprobs if item is output.outputs[0] else None
+    if not (beside or item.logprobs or prompt_logprobs or prompt_ids):
+        return ()
+    return beside, _plain(item.logprobs), _plain(prompt_logprobs), prompt_ids
+
+
+def _plain(logprobs: Any) -> list[TokenLogprobs | None] | None:
+    return logprobs and [
+        position
+        and [
+            (token_id, one.logprob, one.rank, one.decoded_token)
+            for token_id, one in position.items()
+        ]
+        for position in logprobs
+    ]

@@ -11,6 +11,11 @@ import msgspec
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings
 
+_GRAMMARS = "xgrammar"
+"""The backend for structured outputs, and the only one that knows what vLLM forces tool calls with.
+With vLLM's `auto` the first such request of an engine decides which one it uses, and the backends
+write different texts.
+"""
 _NO_DOMAIN = "no-domain.invalid"
 """Allows no domain; vLLM treats an empty list as every domain."""
 
@@ -29,6 +34,7 @@ def engine_arguments(settings: Settings) -> Namespace:
             raise SettingsError(f"settings: engine.args: {message}")
 
     parser = make_arg_parser(Parser())
+    own = {key.replace("-", "_"): value for key, value in settings.engine.args.items()}
     given = {
         "model": settings.model.path,
         "served_model_name": [settings.model.name],
@@ -39,8 +45,11 @@ def engine_arguments(settings: Settings) -> Namespace:
         "max_logprobs": settings.limits.max_logprobs,
         "allowed_media_domains": settings.limits.media_domains or [_NO_DOMAIN],
         "otlp_traces_endpoint": settings.telemetry.traces_endpoint or None,
-        **{key.replace("-", "_"): value for key, value in settings.engine.args.items()},
+        **own,
     }
+    structured = own.get("structured_outputs_config") or {}
+    if isinstance(structured, dict):
+        given["structured_outputs_config"] = {"backend": _GRAMMARS, **structured}
     actions = {action.dest: action for action in parser._actions}
     words: list[str] = []
     for key, value in given.items():

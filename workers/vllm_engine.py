@@ -6,6 +6,7 @@ between the app and the engine is ours (`resumable`).
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import logging
 import os
@@ -30,11 +31,21 @@ _DECISIVE = (
     "revision",
     "code_revision",
     "tokenizer",
+    "tokenizer_mode",
     "tokenizer_revision",
-    "dtype",
     "quantization",
     "hf_overrides",
+    "generation_config",
+    "override_generation_config",
+    "logits_processors",
+    "lora_modules",
+    "structured_outputs_config",
+    "reasoning_parser",
+    "tool_call_parser",
+    "chat_template_content_format",
+    "default_chat_template_kwargs",
 )
+"""Arguments of vLLM that change what it makes of a request."""
 
 
 def vllm_version() -> str:
@@ -63,14 +74,8 @@ class VllmEngine:
         self._engine: Any = None
         self._progress = Progress()
         self._usage = EngineUsage()
-
-    @property
-    def fingerprint(self) -> str:
-        """Version, weights, and everything else that changes the numbers or the tokens."""
-        args = self._settings.engine.args
-        named = {key.replace("-", "_"): value for key, value in args.items()}
-        decisive = [f"{key}={named[key]}" for key in _DECISIVE if key in named]
-        return " ".join([self.name, self._settings.model.source, *decisive])
+        self.fingerprint = ""
+        """Version, model, and a digest of everything else that shapes prompts and outputs."""
 
     async def start(self) -> None:
         """Start the engine's processes, load the model, build the server app."""
@@ -92,12 +97,20 @@ class VllmEngine:
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=[_step_logger(self._progress, self._usage)],
         )
+        template = _chat_template(args, self._engine.renderer.tokenizer)
+        self.fingerprint = " ".join(
+            (self.name, self._settings.model.source, _digest(args, self._engine, template))
+        )
         client: Any = RecordingClient(
-            self._engine, self._progress, by_priority=args.scheduling_policy == "priority"
+            self._engine,
+            self._progress,
+            self._settings.workers.rerun_tokens,
+            prompts_vary="strftime_now" in template or args.trust_request_chat_template,
+            by_priority=args.scheduling_policy == "priority",
         )
         tasks = await self._engine.get_supported_tasks()
-        if "generate" in tasks and self._settings.limits.max_logprobs:
-            await warm_up(self._engine)
+        if "generate" in tasks:
+            await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(client, app.state, args, tasks)
         app.state.server = SimpleNamespace(
@@ -194,6 +207,29 @@ def _step_logger(progress: Progress, usage: EngineUsage) -> Any:
             pass
 
     return StepLogger
+
+
+def _chat_template(args: Any, tokenizer: Any) -> str:
+    """The text of the template that the server app uses; empty without a tokenizer."""
+    from vllm.renderers.chat_utils import load_chat_template
+
+    return str(load_chat_template(args.chat_template) or getattr(tokenizer, "chat_template", ""))
+
+
+def _digest(args: Any, engine: Any, template: str) -> str:
+    """Of what shapes prompts and outputs, so that two engines with the same digest continue each
+    other's answers.
+    """
+    model = engine.model_config
+    shaping = {
+        **{name: repr(getattr(args, name)) for name in _DECISIVE},
+        "dtype": str(model.dtype),
+        "kv_cache_dtype": str(engine.vllm_config.cache_config.cache_dtype),
+        "max_model_len": model.max_model_len,
+        "generation": repr(sorted(model.try_get_generation_config().items())),
+        "chat_template": template,
+    }
+    return hashlib.blake2b(msgspec.json.encode(shaping), digest_size=8).hexdigest()
 
 
 async def _refuse(recorder: Recorder, message: str) -> None:

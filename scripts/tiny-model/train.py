@@ -177,6 +177,11 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]),
         pad_token_id=tokenizer.pad_token_id,
+        # Defaults as larger models have them: whatever this project promises holds with them.
+        do_sample=True,
+        repetition_penalty=1.05,
+        top_k=20,
+        top_p=0.8,
     )
     model.save_pretrained(out, state_dict=state)
     tokenizer.save_pretrained(out)

@@ -35,4 +35,9 @@ class Ending:
     @property
     def message(self) -> str:
         """One sentence for the caller."""
+        if self.reason is Reason.ATTEMPT_LOST and self.summary and self.summary.why:
+            return (
+                "The engine that worked on this request died, and the answer cannot be continued "
+                f"because {self.summary.why}; please try again."
+            )
         return MESSAGES.get(self.reason, "The request failed.") if self.reason else ""

@@ -57,6 +57,8 @@ class Summary(msgspec.Struct, frozen=True):
     ended_ms: int
     first_output_ms: int | None = None
     output_tokens: int = 0
+    why: str = ""
+    """Why an answer could not be continued; completes a sentence that ends with "because"."""
 
 
 class Head(msgspec.Struct, frozen=True):

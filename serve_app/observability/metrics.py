@@ -22,10 +22,19 @@ from prometheus_client import (
 )
 
 from serve_app import __version__
-from serve_app.contract import Cause, Reason, State
+from serve_app.contract import Because, Cause, Reason, State
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+def _losses(counter: Callable[..., Counter]) -> Counter:
+    """Begins with zeros: Prometheus sees no increase to the first value of a series."""
+    text = "Requests that ended because a part that a client had seen could not be continued."
+    losses = counter("hermes_attempts_lost", text, ["because"])
+    for because in Because:
+        losses.labels(str(because))
+    return losses
 
 
 class Telemetry:
@@ -54,6 +63,7 @@ class Telemetry:
             "Attempts dispatched; `retry` counts those after the first.",
             ["kind"],
         )
+        self._lost = _losses(counter)
         self._queue_wait = duration(
             "hermes_queue_wait_time_seconds",
             "Time from the queue entry to the start of its first attempt.",
@@ -196,6 +206,10 @@ class Telemetry:
     def ended(self, request_class: str, state: State, reason: Reason | None) -> None:
         """A request ended."""
         self._ended.labels(request_class, str(state), str(reason or "")).inc()
+
+    def lost(self, because: Because) -> None:
+        """A part of a response could not be continued."""
+        self._lost.labels(str(because)).inc()
 
     # -- pages ------------------------------------------------------------------------------------
 

@@ -103,6 +103,12 @@ class WorkerSettings(Section):
         gt=0,
         description="An engine that makes no step for this long while requests run counts as sick",
     )
+    rerun_tokens: int = Field(
+        8_192,
+        ge=0,
+        description="Tokens that an engine may generate a second time for a request with a `seed`, "
+        "which can only be continued from its beginning; beyond, the request ends",
+    )
 
     @property
     def wanted(self) -> int:

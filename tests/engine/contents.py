@@ -55,6 +55,43 @@ def content(body: bytes) -> Any:
     return joined
 
 
+def each_choice(body: bytes) -> Any:
+    """The content of a response for each of its choices, which a stream mixes as the engine gives
+    them.
+    """
+    if not body.startswith(b"id: 1\n"):
+        return json.loads(body)
+    apart: dict[int, list[Any]] = {}
+    for _, data in events(body):
+        event: dict[str, Any] = {"object": "the end"} if data == "[DONE]" else json.loads(data)
+        choices = event.get("choices") or [{"index": -1}]
+        for choice in choices:
+            alone = {**event, "choices": [choice]} if choice["index"] >= 0 else event
+            apart.setdefault(choice["index"], []).append(alone)
+    return {
+        index: content(
+            b"".join(
+                b"id: %d\ndata: %s\n\n" % (number, json.dumps(event).encode())
+                for number, event in enumerate(found, 1)
+            )
+        )
+        for index, found in apart.items()
+    }
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two contents are equal, log probabilities up to their rounding: an engine that has
+    computed the same tokens in other batches gives other last digits.
+    """
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) < 1e-3
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
 def take_texts(event: Any) -> Iterator[tuple[str, str]]:
     """Takes the texts out of an event, in the order in which they belong, and what numbers the
     event.

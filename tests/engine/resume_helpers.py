@@ -48,10 +48,11 @@ class EngineThread:
     priorities: dict[str, list[Any]]
     """`{request id of the engine: the priorities that it was given}`."""
 
-    def __init__(self, core: EngineThread | None = None, **args: Any) -> None:
-        settings = load_settings(
-            {"engine": {"args": {**ARGS, **args}}, "workers": {"max_running_requests": AT_ONCE}}
-        )
+    def __init__(
+        self, core: EngineThread | None = None, rerun_tokens: int = 8_192, **args: Any
+    ) -> None:
+        workers = {"max_running_requests": AT_ONCE, "rerun_tokens": rerun_tokens}
+        settings = load_settings({"engine": {"args": {**ARGS, **args}}, "workers": workers})
         self.engine = VllmEngine(settings)
         self.telemetry = Telemetry()
         self._core = core

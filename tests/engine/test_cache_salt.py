@@ -78,7 +78,7 @@ class Whose:
 @pytest.mark.parametrize("way", ["generate", "encode"])
 async def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
     engine: Any = Listening()
-    client = RecordingClient(engine, Progress())
+    client = RecordingClient(engine, Progress(), rerun_tokens=0)
     recording.current.set(Whose())  # type: ignore[arg-type]
     params = SamplingParams()
     params.output_kind = recording_kind()

@@ -7,16 +7,19 @@ The engine, vLLM's own serving layer and the journal entries are real; only Redi
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from serve_app.contract import Because
 from serve_app.journal.entries import Entry
-from tests.engine.contents import content, same
+from tests.engine.contents import alike, content, each_choice, events, same
 from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, request
+from workers.engine_plugin import PRIOR
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -32,6 +35,23 @@ def chat(prompt: str, **more: Any) -> dict[str, Any]:
         **more,
     }
 
+
+PERSON = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "person",
+        "schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+            },
+            "required": ["name", "age", "tags"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain text": (CHAT, chat("Tell me a story about a lighthouse.")),
@@ -65,6 +85,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         CHAT,
         {**chat("Count to ten."), "stream": False, "stream_options": None},
     ),
+    "logprobs of a prompt": (
+        COMPLETIONS,
+        {
+            "model": "hermes-tiny",
+            "prompt": "The keeper é",
+            "max_tokens": 8,
+            "temperature": 0,
+            "logprobs": 1,
+            "prompt_logprobs": 1,
+        },
+    ),
     "a completion": (
         COMPLETIONS,
         {
@@ -84,6 +115,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "temperature": 0,
             "stream": True,
             "echo": True,
+        },
+    ),
+    "frequency_penalty": (CHAT, chat("Count to ten.", frequency_penalty=0.3)),
+    "presence_penalty": (CHAT, chat("Count to ten.", presence_penalty=0.6)),
+    "repetition_penalty": (CHAT, chat("Count to ten.", repetition_penalty=1.3)),
+    "all penalties": (
+        CHAT,
+        chat(
+            "Tell me a story.", frequency_penalty=0.3, presence_penalty=0.6, repetition_penalty=1.1
+        ),
+    ),
+    "bad_words": (CHAT, chat("Count to ten.", bad_words=["three", " five", "the"])),
+    "JSON mode": (CHAT, chat("Answer.", response_format={"type": "json_object"})),
+    "a JSON schema": (CHAT, chat("Answer.", response_format=PERSON, max_tokens=60)),
+    "a choice": (CHAT, chat("Choose.", structured_outputs={"choice": ["a quite long answer"]})),
+    "a regex": (CHAT, chat("Choose.", structured_outputs={"regex": "[a-f]{5}-[0-9]{30}"})),
+    "a forced tool": (CHAT, chat("Hello", tools=TOOLS, tool_choice="required", max_tokens=60)),
+    "a named tool": (
+        CHAT,
+        chat(
+            "Hello",
+            tools=TOOLS,
+            tool_choice={"type": "function", "function": {"name": "search"}},
+            max_tokens=60,
+        ),
+    ),
+    "logprobs": (CHAT, chat("Say é and €.", logprobs=True, top_logprobs=3, max_tokens=24)),
+    "logprobs of a completion": (
+        COMPLETIONS,
+        {
+            "model": "hermes-tiny",
+            "prompt": "The keeper é",
+            "max_tokens": 16,
+            "temperature": 0,
+            "stream": True,
+            "logprobs": 2,
+            "echo": True,
+        },
+    ),
+    "a seed": (CHAT, chat("Tell me a story.", seed=7, temperature=1.0)),
+    "a seed and n": (CHAT, chat("Tell me a story.", seed=7, temperature=1.0, n=3, max_tokens=12)),
+    "a seed with logprobs": (CHAT, chat("Hello", seed=7, temperature=1.0, logprobs=True)),
+    "several prompts": (
+        COMPLETIONS,
+        {
+            "model": "hermes-tiny",
+            "prompt": ["The keeper", "Count", "A river is"],
+            "max_tokens": 10,
+            "temperature": 0,
+            "stream": True,
         },
     ),
     "responses": (
@@ -155,8 +236,11 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any], last: 
         assert not resumed.recorder.lost, where
         journalled = b"".join(entry.body for entry in left[1:])
         assert resumed.body.startswith(journalled), where
-        assert content(resumed.body) == content(whole.body), f"{where}: {parting(whole, resumed)}"
-        missing = tokens - sum(outputs(entry) for entry in left)
+        assert alike(each_choice(resumed.body), each_choice(whole.body)), (
+            f"{where}: {parting(whole, resumed)}"
+        )
+        # What was drawn with a seed is drawn again.
+        missing = tokens - (0 if "seed" in body else sum(outputs(entry) for entry in left))
         assert resumed.generated_tokens <= missing + ahead, f"{where}: a re-run, not a resume"
     return whole
 
@@ -224,48 +308,90 @@ def test_cut_inside_of_a_thought_and_behind_it_the_parser_goes_on(world: EngineT
     assert b"response.output_text.delta" in whole.body
 
 
-CANNOT: dict[str, dict[str, Any]] = {
-    "seed": {"seed": 7, "temperature": 1.0},
-    "frequency_penalty": {"frequency_penalty": 0.5},
-    "presence_penalty": {"presence_penalty": 0.5},
-    "repetition_penalty": {"repetition_penalty": 1.2},
-    "logprobs": {"logprobs": True},
-    "bad_words": {"bad_words": ["the"]},
-    "n": {"n": 2, "temperature": 1.0},
-    "structured output": {"response_format": {"type": "json_object"}},
-}
+SEEDED = chat(
+    "Tell me a story.", max_tokens=12, ignore_eos=True, seed=7, temperature=2.0, top_p=1.0, top_k=-1
+)
 
 
-@pytest.mark.parametrize("name", CANNOT)
-def test_what_cannot_be_continued_exactly_ends_once_a_client_has_seen_a_part(
-    world: EngineThread, name: str
-) -> None:
-    body = chat("Count to ten.", max_tokens=12, ignore_eos=True, **CANNOT[name])
-    whole = unbroken(world, CHAT, body)
-    left = whole.entries[:5]
-    assert any(entry.body for entry in left[1:])
-    resumed = world.run(attempt(world, left))
-    assert resumed.recorder.lost
+def test_a_generation_is_not_repeated_beyond_its_bound(world: EngineThread) -> None:
+    impatient = EngineThread(core=world, rerun_tokens=2)
+    whole = unbroken(impatient, CHAT, SEEDED)
+    assert not impatient.run(attempt(impatient, whole.entries[:4])).recorder.lost
+    left = whole.entries[:6]
+    resumed = impatient.run(attempt(impatient, left))
+    assert resumed.recorder.lost is not None
+    assert resumed.recorder.lost.because is Because.TOO_LONG
     assert resumed.body == b"".join(entry.body for entry in left[1:]), "not a byte more"
 
 
-@pytest.mark.parametrize("name", CANNOT)
-def test_a_response_that_cannot_be_continued_is_restarted_if_no_client_has_seen_it(
-    world: EngineThread, name: str
-) -> None:
-    body = {
-        **chat("Count to ten.", max_tokens=12, ignore_eos=True, **CANNOT[name]),
-        "stream": False,
-    }
+def test_a_repeated_generation_that_differs_sends_nothing(world: EngineThread) -> None:
+    left = unbroken(world, CHAT, SEEDED).entries[:10]
+    left[0] = request(CHAT, {**SEEDED, "seed": 8})
+    resumed = world.run(attempt(world, left))
+    assert resumed.recorder.lost is not None
+    assert resumed.recorder.lost.because is Because.DIFFERS
+    assert resumed.body == b"".join(entry.body for entry in left[1:]), "not a byte more"
+
+
+def test_a_seeded_response_that_no_client_has_seen_begins_again(world: EngineThread) -> None:
+    body = {**SEEDED, "stream": False, "n": 2}
     body.pop("stream_options")
     whole = unbroken(world, CHAT, body)
     resumed = world.run(attempt(world, whole.entries[:5]))
     assert not resumed.recorder.lost
-    assert resumed.generated_tokens == 12 * body.get("n", 1)
-    if name not in ("n", "structured output"):  # greedy or seeded: the same again
-        assert json.loads(resumed.body) == json.loads(whole.body)
+    assert json.loads(resumed.body) == json.loads(whole.body)
     fresh = next(entry for entry in resumed.entries if entry.id.epoch == 2 and entry.id.seq == 1)
     assert str(fresh.resumed_from) == "0-1"
+
+
+def test_a_client_cannot_name_prior_tokens(world: EngineThread) -> None:
+    body = chat("Count to ten.", max_tokens=12)
+    forged = {**body, "vllm_xargs": {PRIOR: [40, 41, 42]}}
+    assert content(unbroken(world, CHAT, forged).body) == content(unbroken(world, CHAT, body).body)
+
+
+def test_a_prompt_that_contains_the_time_is_the_first_attempts(world: EngineThread) -> None:
+    template = (
+        "{% for message in messages %}{{ message.content }}{% endfor %}{{ strftime_now('%f') }}: "
+    )
+    dated = EngineThread(core=world, chat_template=template)
+    check_every_cut(dated, CHAT, chat("The time is", max_tokens=12, ignore_eos=True), last=9)
+
+
+def test_an_engine_of_another_template_has_another_fingerprint(world: EngineThread) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    other, same_as_other = (EngineThread(core=world, chat_template=template) for _ in range(2))
+    assert other.engine.fingerprint != world.engine.fingerprint
+    assert other.engine.fingerprint == same_as_other.engine.fingerprint
+
+
+SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
+    "a regex": ({"structured_outputs": {"regex": "[a-f]{4}-[0-9]{12}"}}, "[a-f]{4}-[0-9]{12}"),
+    "bad_words": ({"bad_words": [" the", "a", " a"]}, "(?!.*( the|a)).*"),
+    "n": ({"n": 3, "structured_outputs": {"regex": "[a-f]{12}"}}, "([a-f]{12}){3}"),
+    "max_tokens": ({"max_tokens": 9, "ignore_eos": True}, ".*"),
+    "logprobs": ({"logprobs": True, "max_tokens": 9}, ".*"),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_sampled_answer_goes_on_behind_what_was_sent_and_obeys(
+    world: EngineThread, name: str
+) -> None:
+    more, pattern = SAMPLED[name]
+    body = {**chat("Choose."), "temperature": 1.0, **more}
+    whole = unbroken(world, CHAT, body)
+    cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
+    for left, resumed in zip(cuts, world.run(attempts(world, cuts)), strict=True):
+        assert not resumed.recorder.lost
+        assert resumed.body.startswith(b"".join(entry.body for entry in left[1:]))
+        texts = [""] * body.get("n", 1)
+        for _, data in events(resumed.body)[:-1]:
+            for choice in json.loads(data)["choices"]:
+                texts[choice["index"]] += choice["delta"].get("content") or ""
+        text = "".join(texts)
+        assert re.fullmatch(pattern, text, re.DOTALL), text
+        assert resumed.generated_tokens <= 40 * body.get("n", 1)
 
 
 def test_a_cached_prefix_is_its_tenants_alone(world: EngineThread) -> None:
@@ -311,7 +437,7 @@ def test_bytes_that_differ_from_the_journal_are_never_sent_behind_it(world: Engi
         fields={**left[4].fields, b"b": left[4].body.replace(b"hermes-tiny", b"hermes-TINY")}
     )
     resumed = world.run(attempt(world, left))
-    assert "differs" in resumed.recorder.lost
+    assert "differs" in str(resumed.recorder.lost)
     assert resumed.body == b"".join(entry.body for entry in left[1:])
 
 

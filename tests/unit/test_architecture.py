@@ -107,6 +107,7 @@ OWNERS = {
         "workers.vllm_arguments",
         "workers.resumable",
         "workers.warm_up",
+        "workers.engine_plugin",
         "workers.continuation",
         "workers.determinism",
     ),

@@ -1,0 +1,146 @@
+"""Each parameter of vLLM's requests, greedy, with a seed and sampled: what an answer that has begun
+with it becomes when its engine dies. The table in docs/continuing.md is what this test has seen.
+
+A page with another table is left in `.hermes/continuing.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+from tests.engine import parameters
+from tests.engine.contents import alike, each_choice
+from tests.engine.resume_helpers import EngineThread, Written, attempts, request
+from tests.engine.test_resume import outputs
+from tests.tables import Failures
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "continuing.md"
+BEGIN, END = "<!-- made by tests/engine/test_parameters.py -->\n", "<!-- end -->\n"
+KINDS: dict[str, tuple[str, Any, dict[str, dict[str, Any]], dict[str, Any]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        ChatCompletionRequest,
+        parameters.CHAT,
+        {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 24},
+    ),
+    "completions": (
+        "/v1/completions",
+        CompletionRequest,
+        parameters.COMPLETIONS,
+        {"prompt": "The keeper of the", "max_tokens": 24},
+    ),
+    "responses": (
+        "/v1/responses",
+        ResponsesRequest,
+        parameters.RESPONSES,
+        {"input": "Count to ten.", "max_output_tokens": 24},
+    ),
+}
+WAYS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 1.0}}
+EVERY = 5
+"""Cuts: behind every fifth entry."""
+
+
+def test_no_parameter_is_forgotten() -> None:
+    for kind, (_, vllms, tried, _) in KINDS.items():
+        known = tried.keys() | parameters.UNTRIED.keys()
+        assert not vllms.model_fields.keys() - known, kind
+        assert not tried.keys() - vllms.model_fields.keys(), kind
+
+
+@pytest.mark.timeout(900)
+def test_an_answer_with_any_parameter_goes_on_as_the_documents_say(world: EngineThread) -> None:
+    rows: dict[str, dict[str, str]] = {}
+    with Failures() as failures:
+        for kind, (path, _, tried, usual) in KINDS.items():
+            for way, drawn in WAYS.items():
+                bodies = {
+                    name: {"model": "hermes-tiny", "stream": True, **usual, **drawn, **value}
+                    for name, value in tried.items()
+                }
+                seen = world.run(_tried(world, path, bodies, failures), 400)
+                for name, word in seen.items():
+                    rows.setdefault(name, {})[f"{kind}, {way}"] = word
+    _compare(_table(rows))
+
+
+async def _tried(
+    world: EngineThread, path: str, bodies: dict[str, dict[str, Any]], failures: Failures
+) -> dict[str, str]:
+    """What becomes of each request, by parameter."""
+    begun = await attempts(world, [[request(path, body)] for body in bodies.values()])
+    whole = dict(zip(bodies, begun, strict=True))
+
+    async def one(name: str) -> str:
+        head = whole[name].recorder.head
+        assert head is not None
+        if head.status != 200:
+            assert b"greedy" in whole[name].body, whole[name].body
+            return "refused by vLLM"
+        left = [whole[name].entries[:cut] for cut in range(2, len(whole[name].entries), EVERY)]
+        resumed = await attempts(world, left)
+        return _word(bodies[name], whole[name], left, resumed)
+
+    words: dict[str, str] = {}
+    found = await asyncio.gather(*map(one, bodies), return_exceptions=True)
+    for name, word in zip(bodies, found, strict=True):
+        with failures.of(path, name, bodies[name]):
+            if isinstance(word, BaseException):
+                raise word
+            words[name] = word
+    return words
+
+
+def _word(body: dict[str, Any], whole: Written, left: list[Any], resumed: list[Written]) -> str:
+    words = set()
+    tokens = sum(outputs(entry) for entry in whole.entries)
+    for journal, one in zip(left, resumed, strict=True):
+        if one.recorder.lost:
+            words.add("lost")
+            continue
+        sent = b"".join(entry.body for entry in journal[1:])
+        assert one.body.startswith(sent), "a byte was sent twice, or changed"
+        if body["temperature"] == 0 or "seed" in body:
+            assert alike(each_choice(one.body), each_choice(whole.body))
+        known = sum(outputs(entry) for entry in journal)
+        if known > 8:
+            words.add("run again" if one.generated_tokens > tokens - known + 8 else "continued")
+    return " or ".join(sorted(words - {""})) or "continued"
+
+
+def _table(rows: dict[str, dict[str, str]]) -> str:
+    columns = [f"{kind}, {way}" for kind in KINDS for way in WAYS]
+    lines = [
+        f"| parameter | {' | '.join(columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        *(
+            f"| `{name}` | {' | '.join(rows[name].get(column, '') for column in columns)} |"
+            for name in sorted(rows)
+        ),
+        "",
+        "| not in the table | why |",
+        "|---|---|",
+        *(f"| `{name}` | {why} |" for name, why in sorted(parameters.UNTRIED.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _compare(table: str) -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    written, _, after = rest.partition(END)
+    if written != table:
+        seen = ROOT / ".hermes" / PAGE.name
+        seen.parent.mkdir(exist_ok=True)
+        seen.write_text(before + BEGIN + table + END + after)
+        pytest.fail(f"the table differs from what was seen: compare {PAGE} with {seen}")
