@@ -24,7 +24,7 @@ from scripts.chaos_testing.arguments import parse
 from scripts.chaos_testing.faults import FAULTS, LASTING, choose
 from scripts.chaos_testing.kubernetes.command import main as kubernetes
 from scripts.chaos_testing.parts import Parts
-from scripts.chaos_testing.prompts import PROMPTS
+from scripts.chaos_testing.prompts import MIXES, PROMPTS
 from scripts.chaos_testing.records import look_up
 from scripts.chaos_testing.traffic import Client, End, Told, keep_busy
 from scripts.chaos_testing.watchdog import Watchdog
@@ -55,8 +55,12 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return args
 
 
-async def expectations(options: argparse.Namespace, url: str, longest: int) -> dict[str, str]:
-    """The uninterrupted text of every prompt: computed for the simulated engine, otherwise
+Texts = dict[tuple[str, str], str]
+"""The uninterrupted text, by prompt and kind of request."""
+
+
+async def expectations(options: argparse.Namespace, url: str, longest: int) -> Texts:
+    """The uninterrupted text of every prompt and kind: computed for the simulated engine, otherwise
     requested before the first fault.
     """
     if options.engine == "simulated":
@@ -67,15 +71,19 @@ async def expectations(options: argparse.Namespace, url: str, longest: int) -> d
             words = text_of(
                 json.dumps([{"role": "user", "content": prompt}], separators=(",", ":")).encode()
             )
-            texts[prompt] = "".join(next(words) for _ in range(longest))
+            texts[prompt, "plain"] = "".join(next(words) for _ in range(longest))
         return texts
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        told = [Told(prompt, longest, streamed=True) for prompt in PROMPTS]
+        told = [
+            Told(prompt, longest, True, kind, more)
+            for prompt in PROMPTS
+            for kind, more in MIXES[options.mix].items()
+        ]
         client = Client(http, "hermes-tiny")
         for one in told:
             await client.ask(one)
             assert one.done, f"before any fault: {one.failure or one.wrong}"
-    return {one.prompt: one.text for one in told}
+    return {(one.prompt, one.kind): one.text for one in told}
 
 
 async def strike_on(
@@ -160,6 +168,7 @@ async def disorder(
                 options.tokens,
                 end,
                 all_told,
+                MIXES[options.mix],
             )
             for n in range(options.users)
         ]
@@ -176,8 +185,9 @@ async def disorder(
 
     def expected(told: Told) -> str:
         if options.engine == "simulated":
-            return "".join(f"{word} " for word in texts[told.prompt].split(" ")[: told.tokens])
-        return texts[told.prompt]
+            words = texts[told.prompt, told.kind].split(" ")
+            return "".join(f"{word} " for word in words[: told.tokens])
+        return texts[told.prompt, told.kind]
 
     if (
         options.engine == "vllm"
@@ -185,10 +195,11 @@ async def disorder(
         for told in all_told:
             if (
                 told.done
-                and texts[told.prompt].startswith(told.text)
+                and told.kind == "plain"
+                and expected(told).startswith(told.text)
                 and told.state.get("output_tokens") == told.tokens
             ):
-                told.text = texts[told.prompt]
+                told.texts = {0: expected(told)}
     account = settle(all_told, expected)
     account.stood_still = [f"{name}: {problem}" for name, problem in watchdog.findings.items()]
     account.longest_still_s = watchdog.longest_s

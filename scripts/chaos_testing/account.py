@@ -135,6 +135,7 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
         f"sent {account.sent}, completed {account.completed}, reconnected {account.reconnected}, "
         f"with two attempts or more {several}",
         f"failed by reason: {failed}",
+        f"completed by kind: {_kinds(all_told)}",
         f"longest without a movement while Redis answered: {account.longest_still_s:.1f} s",
         f"lost {len(account.lost)}, duplicated {len(account.duplicated)}, corrupted "
         f"{len(account.corrupted)}, stood still for 15 s {len(account.stood_still)}",
@@ -142,6 +143,13 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
     for kind in ("lost", "duplicated", "corrupted", "stood_still"):
         lines += [f"  {kind}: {item}" for item in getattr(account, kind)[:10]]
     return "\n".join(lines)
+
+
+def _kinds(all_told: Sequence[Told]) -> str:
+    sent, done = (
+        Counter(told.kind for told in all_told if told.done or not only) for only in (False, True)
+    )
+    return ", ".join(f"{kind} {done[kind]} of {sent[kind]}" for kind in sorted(sent))
 
 
 def p95(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from scripts.chaos_testing.faults import FAULTS, REAL, SIMULATED
+from scripts.chaos_testing.prompts import MIXES
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -24,6 +25,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         choices=("simulated", "vllm"),
         default="simulated",
         help="`simulated` needs no model",
+    )
+    parser.add_argument(
+        "--mix",
+        choices=tuple(MIXES),
+        default="plain",
+        help="`real` (with --engine vllm): also JSON schemas, forced tools, logprobs, penalties, "
+        "n=2 and seeds",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of traffic and faults (0)")
     parser.add_argument("--users", type=int, help="concurrent users (24; vllm: 6)")
@@ -59,6 +67,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     real = options.engine == "vllm"
+    if options.mix != "plain" and not real:
+        parser.error("--mix real needs --engine vllm")
     options.users = options.users or (6 if real else 24)
     options.tokens = tuple(
         map(int, (options.tokens or ("16,120" if real else "20,300")).split(","))

@@ -27,11 +27,15 @@ class Told:
     prompt: str
     tokens: int
     streamed: bool
+    kind: str = "plain"
+    more: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
+    """What the request has beside its prompt (`prompts.MIXES`)."""
     key: str = field(default_factory=lambda: f"chaos-{uuid.uuid4().hex}")
     request_id: str = ""
     accepted: bool = False
     last_id: int = 0
-    text: str = ""
+    texts: dict[int, str] = field(default_factory=dict)
+    """By choice: content and arguments of tool calls."""
     done: bool = False
     breaks: int = 0
     failure: str = ""
@@ -40,6 +44,21 @@ class Told:
     """A violation: an event twice, or missing."""
     arrivals_s: list[float] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The texts of all choices."""
+        return "\n".join(text for _, text in sorted(self.texts.items()))
+
+    def take(self, choice: dict[str, Any], said: dict[str, Any]) -> None:
+        """Add what a choice says, whole or a delta."""
+        calls = said.get("tool_calls") or ()
+        parts = [
+            said.get("content") or "",
+            *(call["function"].get("arguments") or "" for call in calls),
+        ]
+        index = choice["index"]
+        self.texts[index] = self.texts.get(index, "") + "".join(parts)
 
 
 class Client:
@@ -92,7 +111,7 @@ class Client:
             "max_tokens": told.tokens,
             "temperature": 0,
             "stream": told.streamed,
-            "ignore_eos": True,
+            **told.more,
         }
 
     async def _stream(self, told: Told) -> None:
@@ -114,8 +133,9 @@ class Client:
         )
         if not self._accepted(told, answer):
             return
-        choice = answer.json()["choices"][0]
-        told.text, told.done = choice["message"]["content"], True
+        for choice in answer.json()["choices"]:
+            told.take(choice, choice["message"])
+        told.done = True
 
     def _accepted(self, told: Told, answer: httpx.Response) -> bool:
         # Ray's Python proxy, HAProxy's fallback while no ingress is alive, adds an id of its
@@ -161,7 +181,7 @@ class Client:
             told.failure = event["error"]["code"]
             return
         for choice in event["choices"]:
-            told.text += choice["delta"].get("content") or ""
+            told.take(choice, choice["delta"])
 
 
 @dataclass
@@ -183,9 +203,13 @@ async def keep_busy(
     tokens: tuple[int, int],
     end: End,
     all_told: list[Told],
+    mix: dict[str, dict[str, Any]],
 ) -> None:
     """One user, who sends request after request until the run ends."""
     while not end.over:
-        told = Told(chance.choice(prompts), chance.randint(*tokens), chance.random() < 0.75)
+        kind = chance.choice(sorted(mix))
+        # The text of a plain request begins that of a longer one; others are asked in one length.
+        length = chance.randint(*tokens) if kind == "plain" else tokens[1]
+        told = Told(chance.choice(prompts), length, chance.random() < 0.75, kind, mix[kind])
         all_told.append(told)
         await client.ask(told)

@@ -88,7 +88,7 @@ async def test_every_stream_is_whole_and_damage_shows(
 
         async def damaged(told: Told) -> None:
             await ask(told)
-            told.text = told.text[:-1]
+            told.texts = {0: told.text[:-1]}
 
         client.ask = damaged  # type: ignore[method-assign]
         result = await one_round(send)
@@ -107,7 +107,7 @@ async def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_re
         async def otherwise(told: Told) -> None:
             asked.append(told)
             await ask(told)
-            told.text += "?" if len(asked) > 8 else ""
+            told.texts = {0: told.text + ("?" if len(asked) > 8 else "")}
 
         client.ask = otherwise  # type: ignore[method-assign]
         texts = Texts(client, d.http, "auto")
