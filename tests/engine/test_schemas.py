@@ -78,7 +78,7 @@ def test_a_schema_is_obeyed_across_the_death_of_its_engine(
 def _asks(schema: dict[str, Any], temperature: float) -> dict[str, Any]:
     shape = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
     body = chat("Answer with JSON.", response_format=shape, max_tokens=400)
-    # JSON allows white space without end between the parts of an object, and the tiny model likes it.
+    # JSON allows white space without end between its parts, and the tiny model likes it.
     return {**body, "temperature": temperature, "logit_bias": {"9": -99, "10": -99, "32": -99}}
 
 
