@@ -10,7 +10,8 @@ Fields (one letter each, since they are stored with every entry), and the entrie
                                                       k-max, max-max (`Summary`)
     h  head of the response, JSON {status, headers}   the first that has one
     o  engine outputs, JSON                           k-1, k-2, ...
-       [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...]
+       [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...];
+       what few requests have follows (`Output` in workers/replay.py)
     b  response bytes that came of `o`: server-sent   k-1, k-2, ...; in 0-1 of versions before 0.2:
        events with their `id:` lines                  the request's body, which now has its own key
     e  number of the last event so far; 0 where       k-1, k-2, ..., k-max, max-max
