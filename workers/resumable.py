@@ -4,7 +4,7 @@ engine.
 It always asks the engine for deltas and merges them itself if the serving layer wants only the
 final output. So a response that is not streamed leaves the same record in the journal as a streamed
 one. Outputs recorded by older attempts are passed to the serving layer again, so that its parsers,
-usage and stop logic rebuild their state; then the engine continues from prompt + tokens.
+usage and stop logic rebuild their state; then the engine goes on behind their tokens.
 """
 
 from __future__ import annotations

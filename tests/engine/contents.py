@@ -18,7 +18,7 @@ def same(one: bytes, other: bytes) -> bool:
     return one == other or (cuts(one) != cuts(other) and content(one) == content(other))
 
 
-def cuts(body: bytes) -> list[list[tuple[str, str]]]:
+def cuts(body: bytes) -> list[list[tuple[str, Any]]]:
     """The texts of each event of a stream; none if it is no stream."""
     if not body.startswith(b"id: 1\n"):
         return []
@@ -43,16 +43,19 @@ def content(body: bytes) -> Any:
     numbered = events(body)
     assert [number for number, _ in numbered] == list(range(1, len(numbered) + 1))
     joined: list[list[Any]] = []
+    lists: dict[str, list[Any]] = {}
     for _, data in numbered:
         event = None if data == "[DONE]" else json.loads(data)
         for kind, text in take_texts(event):
-            if joined and joined[-1][0] == kind:
+            if isinstance(text, list):
+                lists.setdefault(kind, []).extend(text)
+            elif joined and joined[-1][0] == kind:
                 joined[-1][1] += text
             else:
                 joined.append([kind, text])
         if not says_nothing(event):
             joined.append(["event", event])
-    return joined
+    return [*joined, ["lists", lists]] if lists else joined
 
 
 def each_choice(body: bytes) -> Any:
@@ -92,17 +95,20 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def take_texts(event: Any) -> Iterator[tuple[str, str]]:
-    """Takes the texts out of an event, in the order in which they belong, and what numbers the
-    event.
+def take_texts(event: Any) -> Iterator[tuple[str, Any]]:
+    """Takes the texts and lists that go on from event to event out of an event, in the order in
+    which they belong, and what numbers the event.
     """
     if not isinstance(event, dict):
         return
     event.pop("sequence_number", None)
     if str(event.get("type", "")).endswith(".delta"):
+        yield f"logprobs {event.get('item_id')}", event.pop("logprobs", None) or []
         yield f"{event['type']} {event.get('item_id')}", str(event.pop("delta"))
     for choice in event.get("choices", ()):
         choice.pop("token_ids", None)
+        logprobs = choice.pop("logprobs", None) or {}
+        yield from ((name, values) for name, values in logprobs.items() if values)
         delta = choice.get("delta", choice)
         for name in ("reasoning", "content", "text"):
             if (
@@ -113,9 +119,10 @@ def take_texts(event: Any) -> Iterator[tuple[str, str]]:
                 yield name, text
         calls = delta.pop("tool_calls", None) or []
         for call in list(calls):
-            if set(call["function"]) == {"arguments"} and "id" not in call:
+            # In a list, because they come with the call's name or behind it.
+            yield f"arguments {call['index']}", list(call["function"].pop("arguments", None) or "")
+            if not (call["function"] or "id" in call):
                 calls.remove(call)
-                yield f"arguments {call['index']}", str(call["function"]["arguments"])
         if calls:
             delta["tool_calls"] = calls
         for name in [name for name, value in delta.items() if value is None]:
