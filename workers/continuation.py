@@ -72,6 +72,7 @@ class Continuation:
         self._request_id = request_id
         self._rerun_tokens = rerun_tokens
         self._cached_tokens: int | None = None
+        self._cache_writes = 0
         self._sequences = [
             _Sequence(engine, index, self._prompt_ids, params, request_id)
             for index in range(params.n)
@@ -96,6 +97,7 @@ class Continuation:
         """
         if recorded.cached_tokens is not None:
             self._cached_tokens = recorded.cached_tokens
+            self._cache_writes = recorded.cache_writes
         if recorded.sequence >= len(self._sequences):
             raise CannotContinue(Because.DIFFERS, "the journal has more sequences than the request")
         return self._output(self._sequences[recorded.sequence].replay(recorded), recorded)
@@ -130,6 +132,7 @@ class Continuation:
             outputs=[item],
             finished=self.finished,
             num_cached_tokens=self._cached_tokens,
+            num_cache_creation_tokens=self._cache_writes,
         )
 
 

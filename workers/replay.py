@@ -36,10 +36,11 @@ text of each token.
 class Output(msgspec.Struct, array_like=True, frozen=True):
     """One engine output, a delta, as in an entry's field `o`.
 
-    `index`: which of `n` sequences, or, negative, which generation behind the first; `beside`:
-    which of the `n` sequences of such a generation; `prompt_token_ids`: with the first output,
-    where a later attempt might make another prompt of the same request. What follows
-    `cached_tokens` is only there if it has another value than here.
+    `index`: which of `n` sequences, or, negative, which generation behind the first;
+    `cached_tokens`, `cache_writes`: of the prompt, found in the prefix cache and added to it, with
+    the first output; `beside`: which of the `n` sequences of a later generation;
+    `prompt_token_ids`: with the first output, where a later attempt might make another prompt of
+    the same request. What follows `cached_tokens` is only there if it has another value than here.
     """
 
     index: int
@@ -48,6 +49,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
     finish_reason: str | None
     stop_reason: int | str | None
     cached_tokens: int | None
+    cache_writes: int = 0
     beside: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None

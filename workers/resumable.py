@@ -250,20 +250,21 @@ def _record(
             item.stop_reason,
             output.num_cached_tokens if first else None,
             len(output.prompt_token_ids or ()),
-            _more(output, item, generation, with_prompt),
+            _more(output, item, generation, first, with_prompt),
         )
 
 
 def _more(
-    output: RequestOutput, item: CompletionOutput, generation: int, with_prompt: bool
+    output: RequestOutput, item: CompletionOutput, generation: int, first: bool, with_prompt: bool
 ) -> Sequence[Any]:
-    """What only few requests have: the fields of `Output` behind `cached_tokens`."""
+    """The fields of `Output` behind `cached_tokens`, which only few outputs have."""
+    cache_writes = (output.num_cache_creation_tokens or 0) if first else 0
     beside = item.index if generation else 0
     prompt_ids = output.prompt_token_ids if with_prompt else None
     prompt_logprobs = output.prompt_logprobs if item is output.outputs[0] else None
     if not (beside or item.logprobs or prompt_logprobs or prompt_ids):
-        return ()
-    return beside, _plain(item.logprobs), _plain(prompt_logprobs), prompt_ids
+        return (cache_writes,) if cache_writes else ()
+    return cache_writes, beside, _plain(item.logprobs), _plain(prompt_logprobs), prompt_ids
 
 
 def _plain(logprobs: Any) -> list[TokenLogprobs | None] | None:

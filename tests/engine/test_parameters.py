@@ -79,8 +79,8 @@ async def _tried(
     world: EngineThread, path: str, bodies: dict[str, dict[str, Any]], failures: Failures
 ) -> dict[str, str]:
     """What becomes of each request, by parameter."""
-    begun = await attempts(world, [[request(path, body)] for body in bodies.values()])
-    whole = dict(zip(bodies, begun, strict=True))
+    answers = await attempts(world, [[request(path, body)] for body in bodies.values()])
+    whole = dict(zip(bodies, answers, strict=True))
 
     async def one(name: str) -> str:
         head = whole[name].recorder.head
@@ -88,7 +88,9 @@ async def _tried(
         if head.status != 200:
             assert b"greedy" in whole[name].body, whole[name].body
             return "refused by vLLM"
-        left = [whole[name].entries[:cut] for cut in range(2, len(whole[name].entries), EVERY)]
+        entries = whole[name].entries
+        begun = next(n for n, entry in enumerate(entries, 1) if entry.outputs is not None)
+        left = [entries[:cut] for cut in range(begun, len(entries), EVERY)]
         resumed = await attempts(world, left)
         return _word(bodies[name], whole[name], left, resumed)
 
