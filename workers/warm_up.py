@@ -64,11 +64,13 @@ async def _check_that_it_resumes(engine: EngineClient) -> None:
         structured_outputs=StructuredOutputsParams(choice=[words]),
         extra_args={PRIOR: tokenizer.encode(words, add_special_tokens=False)},
     )
-    if len(await _generated(engine, "check-grammar", params)) > 1:
+    if len(await _generated(engine, "check-grammar", params, reasoning_ended=True)) > 1:
         raise SettingsError(_FIX)
 
 
-async def _generated(engine: EngineClient, name: str, params: SamplingParams) -> list[int]:
+async def _generated(
+    engine: EngineClient, name: str, params: SamplingParams, **options: Any
+) -> list[int]:
     params.output_kind = RequestOutputKind.FINAL_ONLY
-    outputs: Any = engine.generate({"prompt_token_ids": [0]}, params, name)
+    outputs: Any = engine.generate({"prompt_token_ids": [0]}, params, name, **options)
     return [token_id async for output in outputs for token_id in output.outputs[0].token_ids]

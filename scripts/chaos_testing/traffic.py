@@ -57,7 +57,7 @@ class Told:
             said.get("content") or "",
             *(call["function"].get("arguments") or "" for call in calls),
         ]
-        index = choice["index"]
+        index = choice.get("index", 0)
         self.texts[index] = self.texts.get(index, "") + "".join(parts)
 
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCKS = ROOT / "scripts" / "locks"
+PROJECT = ROOT / "pyproject.toml"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VENV_FIX = "Debian and Ubuntu keep a part of Python's venv apart: apt install python3.11-venv"
 _NO_NETWORK = (
@@ -49,9 +50,13 @@ def find_redis_server() -> str | None:
 
 
 def is_ready(locks: Sequence[Path]) -> bool:
-    """Whether `.venv` contains exactly what these lock files pin."""
+    """Whether `.venv` contains exactly what these lock files pin, and this project with its
+    commands and plug-ins.
+    """
     stamps = _stamps()
-    return PYTHON.exists() and all(stamps.get(lock.name) == _digest(lock) for lock in locks)
+    return PYTHON.exists() and all(
+        stamps.get(file.name) == _digest(file) for file in (*locks, PROJECT)
+    )
 
 
 def make_ready(locks: Sequence[Path]) -> None:
@@ -96,7 +101,7 @@ def _install(locks: Sequence[Path]) -> None:
         _install_torch(lock)
         _get("-r", str(lock), of=_count(lock))
     _get("--no-build-isolation", "--editable", str(ROOT))
-    stamps = {**_stamps(), **{lock.name: _digest(lock) for lock in locks}}
+    stamps = {**_stamps(), **{file.name: _digest(file) for file in (*locks, PROJECT)}}
     new = _stamp_file().with_suffix(".new")
     new.write_text("".join(f"{name} {digest}\n" for name, digest in stamps.items()))
     new.replace(_stamp_file())
@@ -222,8 +227,8 @@ def _count(lock: Path) -> int:
     return len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
 
 
-def _digest(lock: Path) -> str:
-    return hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _stamp_file() -> Path:

@@ -308,6 +308,31 @@ def test_cut_inside_of_a_thought_and_behind_it_the_parser_goes_on(world: EngineT
     assert b"response.output_text.delta" in whole.body
 
 
+@pytest.mark.nightly  # an engine of its own
+def test_a_schema_begins_behind_the_thought_also_on_another_engine() -> None:
+    thinking = EngineThread(reasoning_parser="deepseek_r1")
+    try:
+        body = chat("What is a river?", response_format=PERSON, max_tokens=300)
+        body["logit_bias"] = {"9": -99, "10": -99}
+        system = {"role": "system", "content": "Think step by step before you answer."}
+        body["messages"].insert(0, system)
+        whole = check_every_cut(thinking, CHAT, body)
+        assert b'"reasoning"' in whole.body
+        assert b'"content":"' in whole.body
+        budget = {**body, "thinking_token_budget": 12, "response_format": None}
+        whole = unbroken(thinking, CHAT, budget)
+        left = whole.entries[:10]
+        resumed = thinking.run(attempt(thinking, left))
+        assert each_choice(resumed.body) == each_choice(whole.body)
+        assert resumed.generated_tokens >= len(token_ids(whole)), "it is run again"
+        left[0] = request(CHAT, {**budget, "temperature": 1.0})
+        lost = thinking.run(attempt(thinking, left)).recorder.lost
+        assert lost is not None
+        assert lost.because is Because.PARAMETER
+    finally:
+        thinking.close()
+
+
 SEEDED = chat(
     "Tell me a story.", max_tokens=12, ignore_eos=True, seed=7, temperature=2.0, top_p=1.0, top_k=-1
 )

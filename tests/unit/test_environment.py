@@ -99,6 +99,10 @@ def test_uv_installs_where_it_is_at_hand(
         f"{into} --no-build-isolation --editable {environment.ROOT}",
     ]
     assert environment.is_ready(locks)
+    (tmp_path / "pyproject.toml").write_text("# another plug-in")
+    with monkeypatch.context() as changed:
+        changed.setattr(environment, "PROJECT", tmp_path / "pyproject.toml")
+        assert not environment.is_ready(locks)
     pin, hashed, *_ = (venv / "torch.lock").read_text().splitlines()
     assert pin.startswith("torch==")
     assert "--hash=sha256:" in hashed
