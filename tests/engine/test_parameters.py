@@ -105,20 +105,26 @@ async def _tried(
 
 
 def _word(body: dict[str, Any], whole: Written, left: list[Any], resumed: list[Written]) -> str:
-    words = set()
-    tokens = sum(outputs(entry) for entry in whole.entries)
+    """What became of a request at its last cut; at every cut nothing that was sent may change."""
     for journal, one in zip(left, resumed, strict=True):
-        if one.recorder.lost:
-            words.add("lost")
-            continue
         sent = b"".join(entry.body for entry in journal[1:])
         assert one.body.startswith(sent), "a byte was sent twice, or changed"
-        if body["temperature"] == 0 or "seed" in body:
+        if not one.recorder.lost and (body["temperature"] == 0 or "seed" in body):
             assert alike(each_choice(one.body), each_choice(whole.body))
-        known = sum(outputs(entry) for entry in journal)
-        if known > 8:
-            words.add("run again" if one.generated_tokens > tokens - known + 8 else "continued")
-    return " or ".join(sorted(words - {""})) or "continued"
+    if resumed[-1].recorder.lost:
+        return "lost"
+    known = sum(outputs(entry) for entry in left[-1])
+    # An engine that goes on cannot generate more, even if it runs ahead of a stop string.
+    possible = _most_tokens(body) - known
+    return "run again" if resumed[-1].generated_tokens > possible else "continued"
+
+
+def _most_tokens(body: dict[str, Any]) -> int:
+    limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    prompts = body.get("prompt")
+    answers = len(prompts) if isinstance(prompts, list) else 1
+    most: int = min(body[name] for name in limits if name in body) * body.get("n", 1) * answers
+    return most
 
 
 def _table(rows: dict[str, dict[str, str]]) -> str:
