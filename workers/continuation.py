@@ -55,7 +55,6 @@ class Continuation:
     Args:
         engine: it generates what is missing.
         params: of the whole generation, as the serving layer created them.
-        rerun_tokens: how many tokens may be generated a second time.
     """
 
     def __init__(
@@ -64,13 +63,10 @@ class Continuation:
         prompt: Any,
         params: SamplingParams,
         request_id: str,
-        rerun_tokens: int,
     ) -> None:
-        self._engine = engine
         self._prompt = prompt
         self._prompt_ids: list[int] = list(prompt["prompt_token_ids"])
         self._request_id = request_id
-        self._rerun_tokens = rerun_tokens
         self._cached_tokens: int | None = None
         self._cache_writes = 0
         self._sequences = [
@@ -82,6 +78,11 @@ class Continuation:
     def begun(self) -> bool:
         """Whether anything was replayed."""
         return any(sequence.begun for sequence in self._sequences)
+
+    @property
+    def to_repeat(self) -> int:
+        """How many tokens the engine generates a second time."""
+        return sum(sequence.to_repeat for sequence in self._sequences if not sequence.finished)
 
     @property
     def finished(self) -> bool:
@@ -106,15 +107,9 @@ class Continuation:
         """The engine's new outputs: at most the tokens that remain.
 
         Raises:
-            CannotContinue: the engine would have to run again for longer than is allowed, or has
-                generated other tokens than the first time.
+            CannotContinue: the engine has generated other tokens than the first time.
         """
         open_ones = [sequence for sequence in self._sequences if not sequence.finished]
-        if sum(sequence.to_repeat for sequence in open_ones) > self._rerun_tokens:
-            raise CannotContinue(
-                Because.TOO_LONG,
-                f"more than {self._rerun_tokens} tokens would have to be generated again",
-            )
         new = merge_async_iterators(
             *(sequence.continued(dict(self._prompt), options) for sequence in open_ones)
         )

@@ -57,6 +57,7 @@ class Recorder:
         "_outputs",
         "_passed",
         "_recording",
+        "_repeated",
         "_telemetry",
         "_turns",
         "_values",
@@ -98,6 +99,7 @@ class Recorder:
         self._generations = 0
         self._values = 0
         self._passed = 0
+        self._repeated = 0
         self._turns: dict[int, asyncio.Event] = {}
         self._matched = 0
         self._head_kept = self.recorded.head is not None
@@ -169,6 +171,18 @@ class Recorder:
         self._passed += 1
         if turn := self._turns.pop(self._passed, None):
             turn.set()
+
+    def repeat(self, tokens: int, allowed: int) -> None:
+        """That many tokens are generated a second time, of `allowed` in the whole request.
+
+        Raises:
+            CannotContinue: they are too many.
+        """
+        self._repeated += tokens
+        if self._repeated > allowed:
+            self.lose(
+                Because.TOO_LONG, f"more than {allowed} tokens would have to be generated again"
+            )
 
     def can_be_continued(self, whether: bool = True) -> None:
         """Whether another attempt can continue what the engine produces from now on."""

@@ -145,9 +145,7 @@ class RecordingClient:
         continuation = None
         if recorder.recorded.outputs:
             prompt = recorder.recorded.prompt(generation, prompt)
-            continuation = Continuation(
-                self._engine, prompt, params, request_id, self._rerun_tokens
-            )
+            continuation = Continuation(self._engine, prompt, params, request_id)
             replayed = self._replayed(recorder, generation, continuation)
             async with aclosing(replayed):
                 async for output in replayed:
@@ -155,11 +153,12 @@ class RecordingClient:
             if continuation.finished:
                 return
             await recorder.turn(len(recorder.recorded.outputs))
-        if continuation is None or not continuation.begun:
+            recorder.repeat(continuation.to_repeat, self._rerun_tokens)
+        first = continuation is None or not continuation.begun
+        if continuation is None or first:
             new = self._engine.generate(prompt, params, request_id, **options)
         else:
             new = continuation.continued(options)
-        first = continuation is None or not continuation.begun
         async with aclosing(new):
             async for output in new:
                 async with recorder.one_at_a_time:

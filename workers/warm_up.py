@@ -17,6 +17,7 @@ from workers.engine_plugin import PRIOR
 
 _SEQUENCES = (1, 2)
 """The kernel is compiled for one sequence, and again for any other number of them."""
+_PRIOR_TOKENS = 40
 _FIX = (
     "vLLM has not loaded the plug-in `hermes_serve` in every process of the engine: install "
     "hermes-serve again (pip install), and name it in VLLM_PLUGINS if that is set"
@@ -40,20 +41,20 @@ async def _check_that_it_resumes(engine: EngineClient) -> None:
     """The scheduler must count the prior tokens, the sampler must penalise them, and a grammar must
     have accepted them.
     """
-    once, never = 10, 11
-    prior = [once] * 100
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=len(prior) + 1,
-        ignore_eos=True,
-        allowed_token_ids=[once, never],
-        logit_bias={once: 100.0},  # outweighed by a penalty of 200 for the prior tokens
-        frequency_penalty=2.0,
-        detokenize=False,
-        extra_args={PRIOR: prior},
-    )
-    if await _generated(engine, "check-penalties", params) != [never]:
-        raise SettingsError(_FIX)
+    # Whichever of two tokens a model prefers, a penalty of 80 outweighs it. No `logit_bias`: vLLM
+    # refuses it with speculative decoding.
+    for there, other in ((10, 11), (11, 10)):
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=_PRIOR_TOKENS + 1,
+            ignore_eos=True,
+            allowed_token_ids=[there, other],
+            frequency_penalty=2.0,
+            detokenize=False,
+            extra_args={PRIOR: [there] * _PRIOR_TOKENS},
+        )
+        if await _generated(engine, f"check-penalties-{there}", params) != [other]:
+            raise SettingsError(_FIX)
     tokenizer = engine.renderer.tokenizer
     if tokenizer is None:
         return

@@ -347,6 +347,15 @@ def test_a_generation_is_not_repeated_beyond_its_bound(world: EngineThread) -> N
     assert resumed.recorder.lost is not None
     assert resumed.recorder.lost.because is Because.TOO_LONG
     assert resumed.body == b"".join(entry.body for entry in left[1:]), "not a byte more"
+    # The bound is that of the request, however many prompts it has.
+    several = {"model": "hermes-tiny", "prompt": ["One", "Two"], "max_tokens": 8, "stream": True}
+    whole = unbroken(impatient, COMPLETIONS, {**several, "seed": 7, "temperature": 1.0})
+    each_two = next(
+        n for n in range(len(whole.entries)) if sum(map(outputs, whole.entries[:n])) > 3
+    )
+    two_each = impatient.run(attempt(impatient, whole.entries[:each_two])).recorder.lost
+    assert two_each is not None
+    assert two_each.because is Because.TOO_LONG
 
 
 def test_a_repeated_generation_that_differs_sends_nothing(world: EngineThread) -> None:
