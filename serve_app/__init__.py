@@ -8,13 +8,13 @@ admission/admission.py        checks the limits; writes journal, body and queue 
                               only then is the request accepted
 request_queue/queue.py        the queue of each class, as Redis Streams
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
-policy/yields.py              which running request gives its place to it (journal/yielding.py: how)
 dispatch/attempts.py          carries a request to its end; policy/retries.py: what follows a lost
                               attempt, and when a request is poison
 dispatch/deadlines.py         ends requests whose deadline passes while they wait
 dispatch/calls.py             one call to a worker, until it is answered, lost or given up
 policy/placement.py           chooses the replica; cluster/serve_router.py tells Ray Serve
-workers/replica.py            execute(request_id, epoch): the requests of one worker
+workers/replica.py            execute(request_id, epoch): the requests of one worker; window.py: how
+                              many sequences its engine takes
 workers/execution.py          one attempt: opens it, runs the engine, ends the request
 workers/recorder.py           engine outputs and response bytes become journal entries
 workers/replay.py             reads what older attempts produced; continuation.py continues it

@@ -98,8 +98,6 @@ class Cause(StrEnum):
     """The worker gave the attempt up because its engine is sick."""
     DEADLINE = "deadline"
     """The request's deadline passed, and no worker reported it."""
-    YIELDED = "yielded"
-    """The request gave its place to another one, and continues later. Nothing was lost."""
 
 
 class Outcome(StrEnum):
@@ -127,25 +125,12 @@ class Written(NamedTuple):
     """What it has read, as the engine counted; 0 if that is not known."""
 
 
-class Suspended(NamedTuple):
-    """What a request has written that has yielded its place, and waits for its next turn."""
-
-    written: Written
-
-
 class Answer(NamedTuple):
     """A worker's answer to `execute`."""
 
     outcome: Outcome
     written: Written | None = None
-    """What the request has written; None if the worker does not know, or is of version 0.1.0. Of a
-    fenced attempt, it is only known of one that has yielded.
-    """
-
-    @property
-    def yielded(self) -> bool:
-        """Whether the attempt was ended so that another request gets its place."""
-        return self.outcome is Outcome.FENCED and self.written is not None
+    """What the request has written; None if the worker does not know."""
 
     def encode(self) -> str | UserString:
         """The answer as it crosses the process.
@@ -180,7 +165,7 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>|<reserved tokens>`.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>|<running long>`.
     """
 
     name: str
@@ -188,18 +173,17 @@ class IngressLease(NamedTuple):
     complete: bool = False
     """Whether the ingress sees every replica that its Ray cluster is meant to have."""
     running: int = 0
-    """Requests that it has started and that use an engine, or will at once."""
+    """Slots that it uses, or will use at once."""
     waiting: int | None = None
     """Requests that it has claimed and not started; None if an older version does not say."""
-    reserved_tokens: int | None = None
-    """Of the engines' KV cache, for what it runs; None if an older version does not say."""
+    running_long: int = 0
+    """How many of the slots are used by requests that have no right to a spare one."""
 
     def encode(self) -> str:
         """The member of the sorted set."""
         words = [self.name, self.cluster, str(int(self.complete))]
         if self.waiting is not None:
-            words += [str(self.running), str(self.waiting)]
-            words += [] if self.reserved_tokens is None else [str(self.reserved_tokens)]
+            words += [str(self.running), str(self.waiting), str(self.running_long)]
         return "|".join(words)
 
     @classmethod
@@ -208,26 +192,32 @@ class IngressLease(NamedTuple):
         name, cluster, complete, *use = [*member.decode().split("|"), "", ""]
         if len(use) < 4:
             return cls(name, cluster, complete == "1")
-        reserved = int(use[2]) if use[2].isdigit() else None  # or of a later version
-        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), reserved)
+        long = int(use[2]) if use[2].isdigit() else 0  # or of another version
+        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), long)
 
 
 class WorkerLease(NamedTuple):
-    """The lease of a worker, a member of `{ns}:workers`: `<name>|<capacity>`."""
+    """The lease of a worker, a member of `{ns}:workers`: `<name>|<slots>|<long slots>`
+    (`workers/window.py`).
+    """
 
     name: str
-    capacity: int
-    """How many requests its engine runs at a time."""
+    slots: int
+    """How many sequences its engine may run now."""
+    long_slots: int
+    """How many of these may be of requests that have no right to a spare slot."""
 
     def encode(self) -> str:
         """The member of the sorted set."""
-        return f"{self.name}|{self.capacity}"
+        return f"{self.name}|{self.slots}|{self.long_slots}"
 
     @classmethod
     def decode(cls, member: bytes) -> WorkerLease:
-        """Parse a member; raises ValueError if it has no capacity or is not text."""
-        name, _, capacity = member.decode().rpartition("|")
-        return cls(name, int(capacity))
+        """Parse a member; raises ValueError if it has no slots or is not text. Of a worker of
+        another version, all slots are for all requests.
+        """
+        name, slots, *long = member.decode().split("|")
+        return cls(name, int(slots), int(long[0]) if long else int(slots))
 
 
 class EngineReport(NamedTuple):

@@ -95,10 +95,6 @@ CLAIM_BLOCK_MS = 1_000
 """How long a claim waits for the first entry. It is shorter than the time that a connection may be
 silent; otherwise an idle queue would look like a dead Redis.
 """
-CLAIM_BRIEF_MS = 20
-"""The same while some classes have enough requests waiting here: places may become free meanwhile
-for which those are too few.
-"""
 TAKE_OVER_IDLE_MS = 1_000
 """A claim that was touched this recently is not taken over. If two ingresses take over at the same
 time, the second finds the claim just touched.

@@ -108,11 +108,9 @@ class Execution:
                 await self._answer(attempt, entries[0], facts, recorder, span.traceparent)
                 return Answer(Outcome.ENDED, recorder.written)
             except Fenced:
-                answer = await self._who_fenced(request_id, recorder.written)
                 extra = _about(request_id, facts)
-                what_for = "has yielded" if answer.yielded else "fenced: stopped"
-                log.info("request %s epoch %d %s", request_id, epoch, what_for, extra=extra)
-                return answer
+                log.info("request %s epoch %d fenced: stopped", request_id, epoch, extra=extra)
+                return await self._who_fenced(request_id, recorder.written)
             except BaseException as error:
                 await self._give_up(attempt, facts, error)
                 raise
@@ -282,8 +280,7 @@ class Execution:
         if last is None:
             return Answer(Outcome.ENDED, ours)
         if not last.terminal:
-            yielded = ours is not None and last.quit == Cause.YIELDED
-            return Answer(Outcome.FENCED, ours if yielded else None)
+            return Answer(Outcome.FENCED)
         told = written(last)
         # Who ends a request from outside does not know what was written, nor of the latest attempt.
         return Answer(Outcome.ENDED, told if ours is None or (told and told.begun) else ours)

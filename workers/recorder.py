@@ -184,10 +184,6 @@ class Recorder:
                 Because.TOO_LONG, f"more than {allowed} tokens would have to be generated again"
             )
 
-    def can_be_continued(self, whether: bool = True) -> None:
-        """Whether another attempt can continue what the engine produces from now on."""
-        self._attempt.continuable = whether
-
     def restart(self) -> None:
         """Forget what was recorded, because no client has seen any of it."""
         assert not self.recorded.seen

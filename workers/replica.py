@@ -11,12 +11,13 @@ import logging
 from collections import UserString
 
 from serve_app.cluster.leases import Membership
-from serve_app.contract import Answer
+from serve_app.contract import Answer, EngineReport, WorkerLease
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from workers.engine import Engine
 from workers.execution import Execution
 from workers.health import EngineHealth
+from workers.window import Window
 
 log = logging.getLogger("hermes.worker")
 
@@ -26,7 +27,7 @@ class WorkerReplica:
 
     Args:
         name: under which it holds its lease.
-        capacity: how many requests its engine runs at a time.
+        capacity: the most sequences that its engine runs at a time.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class WorkerReplica:
         loops: Loops,
     ) -> None:
         self._name = name
-        self._capacity = capacity
+        self._window = Window(capacity)
         self._engine = engine
         self._execution = execution
         self._health = health
@@ -53,11 +54,14 @@ class WorkerReplica:
 
     async def join(self) -> None:
         """Take a lease, so that dispatchers count this replica's capacity, and watch the engine."""
-        await self._membership.join_as_worker(
-            self._name, self._capacity, lambda: self._engine.report(self._name)
-        )
+        await self._membership.join_as_worker(self._lease, lambda: self._engine.report(self._name))
         self._watching = self._loops.keep("engine-health", self._health.watch)
-        self._telemetry.engine_slots(self._capacity)
+
+    def _lease(self, report: EngineReport | None) -> WorkerLease:
+        if report is not None:
+            self._window.reported(report)
+        self._telemetry.engine_slots(self._window.slots)
+        return WorkerLease(self._name, self._window.slots, self._window.long_slots)
 
     async def leave(self) -> None:
         """Delete the lease: dispatchers hand on what this replica works on."""

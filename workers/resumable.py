@@ -139,7 +139,6 @@ class RecordingClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """First the outputs in the journal, then the engine's new ones."""
         why = obstacle(prompt, params)
-        recorder.can_be_continued(not (why or runs_again(params) or params.n > 1))
         if why or (runs_again(params) and not recorder.recorded.seen):
             _begin_again(recorder, why)
         continuation = None

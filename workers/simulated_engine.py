@@ -202,7 +202,6 @@ class SimulatedEngine:
         """Send the recorded part at once; then one token per step, or several if the loop was
         late.
         """
-        recorder.can_be_continued()
         words, taken = text_of(prompt), 0
         for output in recorder.recorded.outputs:
             recorder.replay(output)

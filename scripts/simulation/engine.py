@@ -57,7 +57,6 @@ class VirtualEngine:
         self._began_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = self._hangs = False
-        self._leaving: list[Sequence] = []
 
     def metrics(self) -> dict[str, float]:
         """vLLM's names; counters include what was before a fault."""
@@ -86,18 +85,6 @@ class VirtualEngine:
         elif self._step.repeats > 1 and not self._hangs:
             self._cut_short(self._step)
         await future
-
-    def writes(self, sequence: Sequence) -> bool:
-        """Whether a sequence has generated anything, by the steps that are over."""
-        step = self._step
-        over = step is not None and step.steps_by(self._loop.time() - self._began_s) > 1
-        return sequence.produced > 0 or over
-
-    def abort(self, sequence: Sequence) -> None:
-        """A sequence leaves at the end of the step in which it is; its call ends then."""
-        self._leaving.append(sequence)
-        if self._step is not None and self._step.repeats > 1 and not self._hangs:
-            self._cut_short(self._step)
 
     def stop(self) -> None:
         """A fault: the engine's process ends, and all of its work with it."""
@@ -169,9 +156,4 @@ class VirtualEngine:
         self.samples.take(self._loop.time(), self.model)
         for sequence in ended:
             self._end_call(sequence)
-        for sequence in self._leaving:
-            if sequence in self._calls:
-                self.model.abort(sequence)
-                self._end_call(sequence)
-        self._leaving.clear()
         self._begin()

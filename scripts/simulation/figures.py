@@ -169,10 +169,6 @@ def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[f
         changes.append((record.arrived_s, 1, 0))
         if record.started_s is not None:
             changes.append((record.started_s, -1, 1))
-            for paused_s, continued_s in record.yields:
-                changes.append((paused_s, 1, -1))
-                if continued_s is not None:
-                    changes.append((continued_s, -1, 1))
             if record.ended_s is not None:
                 changes.append((record.ended_s, 0, -1))
     changes.sort()

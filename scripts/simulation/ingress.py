@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Suspended, Written
+from serve_app.contract import Written
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.waits import Waits, WhyItWaits
-from serve_app.journal.yielding import Yielding
 from serve_app.loops import backoff
 from serve_app.policy.placement import Placement
 from serve_app.request_queue.entry import QueueEntry
@@ -35,7 +34,6 @@ class VirtualIngress:
         self.name = name
         self.replicas = Replicas()
         self.waits = WhyItWaits()
-        self._interrupted: set[str] = set()
         self._version = -1
         self._placement = Placement(
             cluster.load_factor, cluster.virtual_nodes, cluster.max_running_requests
@@ -52,18 +50,8 @@ class VirtualIngress:
         """As `AbandonedClaims.take_over`: nothing is ever lost in this queue."""
         return []
 
-    async def interrupt(self, entry: QueueEntry) -> Yielding:
-        """As `Attempts.interrupt`: two round trips, then the worker's next output is refused."""
-        await asyncio.sleep(2 * self._service.cluster.claim_ms / 1e3)
-        if not self._service.abort(entry.request_id):
-            return Yielding.NOT_NOW
-        self._interrupted.add(entry.request_id)
-        return Yielding.DONE
-
-    async def run(
-        self, entry: QueueEntry, before: Written | None = None
-    ) -> Written | Suspended | None:
-        """As `Attempts.run`: attend to a request until it has ended, or yields."""
+    async def run(self, entry: QueueEntry) -> Written | None:
+        """As `Attempts.run`: attend to a request until it has ended."""
         record = self._service.records[entry.request_id]
         now_s = self._loop.time()
         record.starts(now_s)
@@ -77,11 +65,6 @@ class VirtualIngress:
             self.waits.now(entry.key, entry.request_id, Waits.AGAIN, self._loop.time())
             await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, refused))
             self.waits.over(entry.key)
-        if entry.request_id in self._interrupted:
-            self._interrupted.discard(entry.request_id)
-            if record.tokens < record.work.output_tokens:
-                record.paused(self._loop.time())
-                return Suspended(Written(record.tokens, whole=False))
         self._service.ended(record)
         return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
 

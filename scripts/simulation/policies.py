@@ -4,13 +4,11 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from serve_app.policy.claims import Claim
+from serve_app.policy.capacity import Claim
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import Scheduler
-from serve_app.policy.prediction import Lengths, Prediction
-from serve_app.policy.room import Room
-from serve_app.policy.rules import DEFAULT_RULES, Rules
-from serve_app.policy.running import Running
+from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.prediction import Lengths
+from serve_app.policy.waiting import Prediction, Running
 from serve_app.request_queue.entry import QueueEntry
 
 from .work import Record
@@ -18,18 +16,15 @@ from .work import Record
 _WITHOUT_AGEING = 100.0
 """Milliseconds per token: more than waits make up for, and less than deadlines cut off."""
 _FAR_AHEAD = 64.0
-_SLICE_TOKENS = 512
 
 
 class ArrivalOrder:
     """Plain first come, first served, behind the interface of the live scheduler."""
 
-    yielding = False
-
     def __init__(self) -> None:
         self.capacity = 0
         self.running: dict[Running[QueueEntry], None] = {}
-        self.room = Room()
+        self.sequences = self.long_sequences = 0
         self._waiting: list[QueueEntry] = []
 
     def __len__(self) -> int:
@@ -49,9 +44,6 @@ class ArrivalOrder:
             return None
         return Claim(CLASSES, self.capacity - len(self.running), wait=not self._waiting)
 
-    def room_changed(self, *_: object) -> None:
-        """Memory is the engines' own concern."""
-
     def add(self, entry: QueueEntry) -> None:
         """A request has been claimed."""
         insort(self._waiting, entry, key=lambda one: one.enqueued_ms)
@@ -62,10 +54,6 @@ class ArrivalOrder:
             return None
         return self._run(self._waiting.pop(0), now_ms)
 
-    def to_yield(self, now_ms: int) -> list[Running[QueueEntry]]:
-        """Nobody."""
-        return []
-
     def adopt(self, entries: Iterable[QueueEntry]) -> list[Running[QueueEntry]]:
         """See `Scheduler.adopt`."""
         return [self._run(entry, None) for entry in entries]
@@ -73,49 +61,14 @@ class ArrivalOrder:
     def ended(self, running: Running[QueueEntry], *_: object) -> None:
         """A request no longer runs."""
         del self.running[running]
+        self.sequences -= 1
 
     def _run(self, entry: QueueEntry, now_ms: int | None) -> Running[QueueEntry]:
-        running = Running(entry, Prediction(0.0, 0.0, 0.0))
+        running = Running(entry, Prediction(0.0, 0.0))
+        self.sequences += 1
         running.started_ms = now_ms
         self.running[running] = None
         return running
-
-
-class AdaptiveWindow(ArrivalOrder):
-    """First come, first served, with a window of so many requests at a time: it doubles from 8 to
-    64 while more than 0.7 of it is used, and is halved while less than 0.5 is.
-    """
-
-    _LEAST, _MOST = 8, 64
-    _LOOKS_EVERY_MS = 1000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.window = self._LEAST
-        self._looked_ms = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether no request may start before another has ended, or the window has grown."""
-        return len(self.running) >= min(self.window, self.capacity)
-
-    def wanted(self) -> Claim | None:
-        """As many as the window has places left."""
-        if self.full:
-            return None
-        free = min(self.window, self.capacity) - len(self.running)
-        return Claim(CLASSES, free, wait=not self._waiting)
-
-    def next(self, now_ms: int) -> Running[QueueEntry] | None:
-        """The oldest, if the window has a place."""
-        if now_ms - self._looked_ms >= self._LOOKS_EVERY_MS:
-            self._looked_ms = now_ms
-            load = len(self.running) / self.window
-            if load > 0.7:
-                self.window = min(2 * self.window, self._MOST)
-            elif load < 0.5:
-                self.window = max(self.window // 2, self._LEAST)
-        return super().next(now_ms)
 
 
 class KnownLengths(Lengths):
@@ -130,25 +83,22 @@ class KnownLengths(Lengths):
     def predict(self, request: Any) -> Prediction:
         """The truth."""
         tokens = float(self._records[request.request_id].work.output_tokens)
-        return Prediction(tokens, tokens, tokens)
+        return Prediction(tokens, tokens)
 
 
 def _knowing(records: Mapping[str, Record], rules: Rules) -> Scheduler[QueueEntry]:
     scheduler: Scheduler[QueueEntry] = Scheduler(rules)
-    scheduler.estimates.lengths = KnownLengths(records)
+    scheduler.lengths = KnownLengths(records)
     return scheduler
 
 
 _SHORTEST = DEFAULT_RULES._replace(short_first_ms_per_token=_WITHOUT_AGEING, claim_ahead=_FAR_AHEAD)
 POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
     "hermes": lambda _: Scheduler(),
-    "slices": lambda _: Scheduler(DEFAULT_RULES._replace(slice_tokens=_SLICE_TOKENS)),
     "fcfs": lambda _: ArrivalOrder(),
-    "window": lambda _: AdaptiveWindow(),
     "oracle": lambda records: _knowing(records, DEFAULT_RULES),
     "shortest": lambda records: _knowing(records, _SHORTEST),
 }
-"""`hermes` is what runs live; `slices` is the same with slices; `window` is the adaptive window of
-one of the articles; `oracle` is `hermes` with every length known; `shortest` also knows them, and
-never lets a long request go before a short one of its tenant.
+"""`hermes` is what runs live; `oracle` is the same with every length known; `shortest` also knows
+them, and never lets a long request go before a short one of its tenant.
 """

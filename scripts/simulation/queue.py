@@ -56,7 +56,6 @@ class VirtualQueue:
         of_each: int,
         classes: Sequence[str] = CLASSES,
         wait: bool = True,
-        briefly: bool = False,
     ) -> list[QueueEntry]:
         """See `RequestQueue.claim`."""
         self.round_trips += 1
@@ -64,7 +63,7 @@ class VirtualQueue:
         taken = self._take(of_each, classes)
         if not wait or (taken and not self._gather_s):
             return taken
-        block_ms = timings.CLAIM_BRIEF_MS if briefly else timings.CLAIM_BLOCK_MS
+        block_ms = timings.CLAIM_BLOCK_MS
         taken = taken or await self._first(classes, block_ms)
         if taken and self._gather_s:
             await asyncio.sleep(self._gather_s)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from serve_app import timings
 from serve_app.cluster.members import Members
-from serve_app.contract import WorkerLease
+from serve_app.contract import EngineReport, WorkerLease
 from serve_app.policy.classes import CLASSES
 from workers.engine_model.parameters import EngineParameters
 from workers.engine_model.sequence import Sequence
+from workers.window import Window
 
 from .engine import VirtualEngine
 from .ingress import VirtualIngress
@@ -90,6 +91,9 @@ class VirtualService:
             VirtualEngine(f"replica-{number}", cluster.engine) for number in range(cluster.replicas)
         ]
         self._leased = {engine.name for engine in self.engines}
+        self._windows = {
+            engine.name: Window(cluster.max_running_requests) for engine in self.engines
+        }
         self._by_name = {engine.name: engine for engine in self.engines}
         self._ingresses = [
             VirtualIngress(self, f"ingress-{number}", policy) for number in range(cluster.ingresses)
@@ -163,16 +167,6 @@ class VirtualService:
             record.hit_tokens += sequence.hit_tokens
             record.preemptions += sequence.preemptions
 
-    def abort(self, request_id: str) -> bool:
-        """Interrupt a request that writes; whether it does."""
-        if request_id not in self._generating:
-            return False
-        engine, sequence = self._generating[request_id]
-        if not engine.writes(sequence):
-            return False
-        engine.abort(sequence)
-        return True
-
     def ended(self, record: Record) -> None:
         """A request has ended."""
         record.ended_s = self.now_s
@@ -218,6 +212,13 @@ class VirtualService:
         if record.first_token_s is None:
             record.first_token_s = self.now_s
 
+    def _lease(self, report: EngineReport) -> WorkerLease:
+        """First come, first served knows no window."""
+        window = self._windows[report.name]
+        if self.policy != "fcfs":
+            window.reported(report)
+        return WorkerLease(report.name, window.slots, window.long_slots)
+
     async def _keep_reading(self) -> None:
         """Ingresses read the leases twice a second, and look at deadlines then."""
         while True:
@@ -226,10 +227,8 @@ class VirtualService:
 
     def _read_members(self) -> None:
         leases = tuple(one.dispatcher.lease(complete=True) for one in self._ingresses)
-        workers = tuple(
-            WorkerLease(name, self.cluster.max_running_requests) for name in sorted(self._leased)
-        )
         reports = tuple(self._by_name[name].report() for name in sorted(self._leased))
+        workers = tuple(self._lease(one) for one in reports)
         for ingress in self._ingresses:
             ingress.replicas.serving(sorted(self._leased))
             ingress.dispatcher.on_members(Members(leases, workers, trusted=True, engines=reports))

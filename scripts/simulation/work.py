@@ -1,6 +1,6 @@
 """A request before and after: what a client asks for, and what became of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -40,8 +40,6 @@ class Record:
     first_token_s: float | None = None
     ended_s: float | None = None
     engine: str = ""
-    yields: list[tuple[float, float | None]] = field(default_factory=list)
-    """When it gave its place to another one, and when it continued."""
     attempts: int = 0
     tokens: int = 0
     """Generated so far."""
@@ -55,12 +53,6 @@ class Record:
         """It is sent to an engine, again or for the first time."""
         if self.started_s is None:
             self.started_s = now_s
-        elif self.yields:
-            self.yields[-1] = self.yields[-1][0], now_s
-
-    def paused(self, now_s: float) -> None:
-        """It has yielded its place."""
-        self.yields.append((now_s, None))
 
     @property
     def answered(self) -> bool:

@@ -57,7 +57,7 @@ class Membership:
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
         self._key = ""
-        self._member: Callable[[], str] = str
+        self._member: Callable[[EngineReport | None], str] = str
         self._held = self._told = ""
         self._report: Callable[[], EngineReport | None] = lambda: None
         self.members = Members()
@@ -66,19 +66,20 @@ class Membership:
 
     async def join_as_ingress(self, lease: Callable[[], IngressLease]) -> None:
         """Acquire and keep the lease of an ingress; `lease` is called at every renewal."""
-        await self._join(self._ingresses, lambda: lease().encode())
+        await self._join(self._ingresses, lambda _: lease().encode())
 
     async def join_as_worker(
         self,
-        replica: str,
-        capacity: int,
+        lease: Callable[[EngineReport | None], WorkerLease],
         report: Callable[[], EngineReport | None] = lambda: None,
     ) -> None:
-        """Acquire and keep the lease of a worker; `report` is called at every renewal."""
+        """Acquire and keep the lease of a worker; `report`, and then `lease` with what it has
+        returned, are called at every renewal.
+        """
         self._report = report
-        await self._join(self._workers, WorkerLease(replica, capacity).encode)
+        await self._join(self._workers, lambda engine: lease(engine).encode())
 
-    async def _join(self, key: str, member: Callable[[], str]) -> None:
+    async def _join(self, key: str, member: Callable[[EngineReport | None], str]) -> None:
         self._key, self._member = key, member
         await self._renew()
         self._task = self._loops.keep("membership", self._keep)
@@ -102,8 +103,8 @@ class Membership:
 
     async def _renew(self) -> None:
         began_s = self._clock.local.monotonic_s()
-        before, self._held = self._held, self._member()
         report = self._report()
+        before, self._held = self._held, self._member(report)
         try:
             now_ms = await self._redis_ms()
             asked_s = self._clock.local.monotonic_s()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from serve_app import timings
@@ -28,7 +27,7 @@ class Members:
     @property
     def living(self) -> frozenset[str]:
         """Ingresses and workers that hold a lease, or may only have been too slow to renew it."""
-        return self.lately.union(self.names, (name for name, _ in self.workers))
+        return self.lately.union(self.names, (one.name for one in self.workers))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,11 +41,6 @@ class Members:
     def others(self, name: str, cluster: str) -> list[IngressLease]:
         """The ingresses of a Ray cluster without the one of this name."""
         return [one for one in self.ingresses if one.cluster == cluster and one.name != name]
-
-    def memory_of(self, workers: Collection[str]) -> list[EngineReport]:
-        """The reports of these workers' engines; none unless each of them reports a KV cache."""
-        engines = [one for one in self.engines if one.name in workers and one.kv_tokens]
-        return engines if len(engines) == len(workers) else []
 
     def superseded(self, cluster: str) -> bool:
         """Whether a newer Ray cluster is complete."""
@@ -93,7 +87,7 @@ class Trust:
             self._quick_since_s = now_s
         if now_s - began_s > timings.LEASE_STEADY_S or gap_s > timings.LEASE_PATIENCE_S / 2:
             self._steady_since_s = now_s
-        present = [*(ingress.name for ingress in ingresses), *(name for name, _ in workers)]
+        present = [*(ingress.name for ingress in ingresses), *(one.name for one in workers)]
         self._seen_s.update(dict.fromkeys(present, now_s))
         self._seen_s = {
             name: seen_s

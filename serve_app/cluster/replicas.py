@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from serve_app import timings
-from serve_app.contract import Cause
+from serve_app.contract import Cause, WorkerLease
 
 
 class Replicas:
@@ -76,14 +76,13 @@ class Replicas:
         self._lose(missing & self._unblamed, Cause.AWAY)
         self._lose(missing - self._unblamed, Cause.HUNG)
 
-    def mine(self, workers: Iterable[tuple[str, int]]) -> dict[str, int]:
-        """The leased workers of this Ray cluster and their capacity, out of all that share the
-        namespace.
+    def mine(self, workers: Iterable[WorkerLease]) -> list[WorkerLease]:
+        """The leases of this Ray cluster's workers, out of all that share the namespace.
 
         During an upgrade without downtime there are two clusters; the new one must claim nothing
         before its own engines are ready.
         """
-        return {name: capacity for name, capacity in workers if name in self._serving}
+        return [one for one in workers if one.name in self._serving]
 
     def able(self) -> frozenset[str]:
         """Replicas that can take work: leased, running, and without a recent failed call, unless

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
-from serve_app.contract import Cause
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry
 from serve_app.journal.ids import REQUEST_ID
@@ -42,7 +41,7 @@ class Adopted:
 
     async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
         """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
-        round trips. What has yielded its place waits for it like one that has not begun.
+        round trips.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
@@ -53,7 +52,7 @@ class Adopted:
         return {
             entry.key
             for entry, tail in zip(entries, tails, strict=True)
-            if tail is None or (tail[-1].id != REQUEST_ID and tail[-1].quit != Cause.YIELDED)
+            if tail is None or tail[-1].id != REQUEST_ID
         }
 
     async def look(self, entry: QueueEntry) -> Look:

@@ -18,7 +18,7 @@ import msgspec
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Suspended, Written
+from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Written
 from serve_app.dispatch.adopted import Adopted
 from serve_app.dispatch.calls import Calls
 from serve_app.dispatch.quarantine import Quarantine
@@ -29,7 +29,6 @@ from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.store import JournalStore
-from serve_app.journal.yielding import Yielding
 from serve_app.loops import backoff
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
@@ -82,41 +81,20 @@ class Attempts:
         """See `Adopted.begun`."""
         return await self._until_reached(lambda: self._adopted.begun(entries))
 
-    async def interrupt(self, entry: QueueEntry) -> Yielding:
-        """Take a running request's place away. If that succeeds, `run` returns soon.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached, or it is unknown whether it has succeeded.
-        """
-        epoch = self._calls.epoch(entry)
-        if epoch is None:
-            return Yielding.NOT_NOW
-        return await self._store.end_attempt(entry.request_id, epoch)
-
-    async def run(
-        self, entry: QueueEntry, before: Written | None = None
-    ) -> Written | Suspended | None:
-        """Attend to a request until it has ended, then acknowledge its queue entry; or until it has
-        yielded its place. This call fixes the first epoch.
-
-        Args:
-            before: what the request had written when it last yielded; None if it is new.
+    async def run(self, entry: QueueEntry) -> Written | None:
+        """Attend to a request until it has ended, then acknowledge its queue entry. This call fixes
+        the first epoch.
 
         Returns:
             What the request has written; None if that is not known.
         """
-        if before is None:
-            self._tell_wait(entry)
+        self._tell_wait(entry)
         try:
-            following: Next | Suspended | Written | None = Next(1)
-            if before is not None:
-                following = await self._next(entry, Cause.YIELDED) or before
-            elif entry.taken_over:
+            following: Next | Written | None = Next(1)
+            if entry.taken_over:
                 following = await self._adopt(entry)
             while isinstance(following, Next):
                 following = await self._attempt(entry, following)
-            if isinstance(following, Suspended):
-                return following
             written = following
         except NotOurs:
             log.info(
@@ -164,9 +142,9 @@ class Attempts:
     def _waits(self, entry: QueueEntry, what: Waits) -> None:
         self.waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
 
-    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Suspended | Written | None:
-        """Run one attempt. Returns the next, or, if the request has ended or yielded, what it has
-        written; None if the worker does not know.
+    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Written | None:
+        """Run one attempt. Returns the next; or what the request has written, if it has ended, and
+        None if the worker does not know.
         """
         self._telemetry.attempted(this.epoch, this.cause or "")
         async with AsyncExitStack() as stack:
@@ -184,8 +162,6 @@ class Attempts:
         match answer:
             case Answer(Outcome.ENDED, written):
                 return written
-            case Answer(_, Written() as written):
-                return Suspended(written)
             case Answer():  # fenced: a duplicate queue entry, or our own call sent twice
                 return await self._adopt(entry)
             case Cause.DEADLINE:
@@ -247,9 +223,8 @@ class Attempts:
                 raise NotOurs
             if not entries or has_ended(entries):
                 return None
-            if quit_for := entries[-1].quit:
-                yielded = quit_for == Cause.YIELDED
-                return await self._next(entry, Cause.YIELDED if yielded else Cause.LOST)
+            if entries[-1].quit:
+                return await self._next(entry, Cause.LOST)
             if entries[-1].id.epoch == 0:
                 if (
                     self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S

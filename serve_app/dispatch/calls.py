@@ -42,7 +42,6 @@ class Calls:
         self._until_reached = until_reached
         self._clock = clock
         self._losses: dict[str, asyncio.Future[Cause]] = {}
-        self._epochs: dict[tuple[str, str], int] = {}
         replicas.listen(self._on_loss)
 
     def _on_loss(self, request_id: str, cause: Cause) -> None:
@@ -50,17 +49,12 @@ class Calls:
         if loss is not None and not loss.done():
             loss.set_result(cause)
 
-    def epoch(self, entry: QueueEntry) -> int | None:
-        """The attempt that is called for a queue entry; None if none is."""
-        return self._epochs.get(entry.key)
-
     async def run(self, entry: QueueEntry, this: Next) -> Answer | Cause:
         """Call a worker. Returns its answer, or why there is none."""
         if self._left_s(entry) <= 0:
             return Cause.DEADLINE
         loss: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self._losses[entry.request_id] = loss
-        self._epochs[entry.key] = this.epoch
         call = asyncio.ensure_future(
             self._execute(entry.request_id, this.epoch, entry.session, this.cause or "")
         )
@@ -70,7 +64,6 @@ class Calls:
             return self._lost(entry, this, error)
         finally:
             call.cancel()
-            self._epochs.pop(entry.key, None)
             # a duplicate queue entry has its own call
             if self._losses.get(entry.request_id) is loss:
                 del self._losses[entry.request_id]

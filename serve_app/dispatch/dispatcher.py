@@ -16,18 +16,15 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Cause, IngressLease, Suspended, Written
+from serve_app.contract import IngressLease, Written
 from serve_app.dispatch.attempts import Attempts
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.yielding import Yielding
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.policy.capacity import allowance, hardly_any_elsewhere, in_tokens
-from serve_app.policy.claims import Claim
-from serve_app.policy.order import Scheduler
-from serve_app.policy.rules import DEFAULT_RULES, Rules
-from serve_app.policy.running import Running
+from serve_app.policy.capacity import Claim, allowance, hardly_any_elsewhere, in_long
+from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.waiting import Running
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -61,11 +58,11 @@ class Dispatcher:
         self._loops = loops or Loops()
         self._telemetry = telemetry
         self._superseded = False
-        self._kv_room = rules.kv_room
         self._stopping = False
-        self._attending: set[asyncio.Task[Written | Suspended | None]] = set()
-        self._interrupting: set[asyncio.Task[None]] = set()
+        self._attending: set[asyncio.Task[Written | None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
+        self._claim_waits = False
+        """Whether a claim waits for an arrival."""
         self._changed = asyncio.Event()
         """Set when the capacity or its use has changed."""
         self._members = Members()
@@ -80,10 +77,10 @@ class Dispatcher:
         """What other ingresses need to know to divide the engines' capacity: requests that use no
         engine take no room from them.
         """
-        running = len(self._scheduler.running) - self._attempts.waits.without_engine()
-        waiting = len(self._scheduler)
-        reserved = self._scheduler.room.reserved_tokens
-        return IngressLease(self._name, self._cluster, complete, running, waiting, reserved)
+        order = self._scheduler
+        running = max(0, order.sequences - self._attempts.waits.without_engine())
+        long = min(running, order.long_sequences)
+        return IngressLease(self._name, self._cluster, complete, running, len(order), long)
 
     async def start(self) -> None:
         """Start claiming."""
@@ -97,7 +94,7 @@ class Dispatcher:
         """Claim and start nothing more; another ingress takes over what has been claimed."""
         self._stopping = True
         await self._loops.end(*self._tasks)
-        await ended([*self._attending, *self._interrupting])
+        await ended(self._attending)
 
     def on_members(self, members: Members) -> None:
         """Divide the capacity of this Ray cluster's engines among its living ingresses.
@@ -109,7 +106,8 @@ class Dispatcher:
         self._members = members
         self._replicas.forgive(self._clock.local.monotonic_s())
         self._replicas.leased(members.living if members.trusted else None)
-        capacity = sum(self._replicas.mine(members.workers).values())
+        workers = self._replicas.mine(members.workers)
+        capacity = sum(one.slots for one in workers)
         superseded = members.superseded(self._cluster)
         if superseded != self._superseded:
             log.info(
@@ -118,30 +116,18 @@ class Dispatcher:
             )
         self._superseded = superseded
         others = members.others(self._name, self._cluster)
-        mine = allowance(capacity, others, waiting=len(self._scheduler) > 0)
-        self._scheduler.capacity = mine
-        self._scheduler.ahead = hardly_any_elsewhere(capacity, others, mine)
-        self._divide_room(members, others)
-        self._scheduler.claiming = not superseded
+        order, waiting = self._scheduler, len(self._scheduler) > 0
+        order.capacity = allowance(capacity, others, waiting)
+        long_slots = sum(one.long_slots for one in workers)
+        order.long_capacity = allowance(long_slots, map(in_long, others), waiting)
+        order.engine_slots = max((one.slots for one in workers), default=1)
+        order.ahead = hardly_any_elsewhere(capacity, others, order.capacity)
+        order.claiming = not superseded
         if self._telemetry is not None:
-            self._telemetry.waiting(self._scheduler.waiting(), self._clock.now_ms())
-            self._telemetry.order(self._scheduler)
+            self._telemetry.waiting(order.waiting(), self._clock.now_ms())
+            self._telemetry.order(order)
         self._changed.set()
-        if self._scheduler.yielding:
-            self._fill()  # the loop may wait for arrivals, although there is room now
-
-    def _divide_room(self, members: Members, others: Sequence[IngressLease]) -> None:
-        """Divide the engines' memory, if all of them report it."""
-        engines = members.memory_of(self._replicas.mine(members.workers))
-        order = self._scheduler
-        if not self._kv_room or not engines:
-            order.room_changed((), 0, 0)
-            return
-        tokens = sum(one.kv_tokens for one in engines)
-        uses = [in_tokens(one) for one in others]
-        share = allowance(tokens, uses, waiting=len(order) > 0)
-        order.ahead = order.ahead or hardly_any_elsewhere(tokens, uses, share)
-        order.room_changed(engines, share, sum(one.running for one in uses))
+        self._fill_meanwhile()
 
     async def _run(self) -> None:
         outage = Outage(log, "dispatcher: cannot claim")
@@ -156,38 +142,30 @@ class Dispatcher:
                 await self._changed.wait()
 
     def _fill(self) -> None:
-        """Start what may start, and interrupt what shall yield to what may not."""
+        """Start what may start."""
         if self._stopping:
             return
         now_ms = self._clock.now_ms()
         while (running := self._scheduler.next(now_ms)) is not None:
             self._start(running)
-        for running in self._scheduler.to_yield(now_ms):
-            interrupting = asyncio.create_task(
-                self._interrupt(running), name=f"interrupt-{running.entry.request_id}"
-            )
-            self._interrupting.add(interrupting)
-            interrupting.add_done_callback(self._interrupting.discard)
 
-    async def _interrupt(self, running: Running[QueueEntry]) -> None:
-        try:
-            came_of_it = await self._attempts.interrupt(running.entry)
-        except RedisUnavailable as error:  # if it has yielded all the same, its attempt tells
-            log.warning("dispatcher: %s was not interrupted: %s", running.entry.request_id, error)
-            came_of_it = Yielding.NOT_NOW
-        if came_of_it is not Yielding.DONE and running in self._scheduler.running:
-            never = came_of_it is Yielding.NEVER
-            self._scheduler.stays(running, self._clock.now_ms(), always=never)
+    def _fill_meanwhile(self) -> None:
+        """Start what may start while the loop waits for arrivals. Otherwise it claims first, so
+        that the most urgent request may be among those that have just come.
+        """
+        if self._claim_waits:
+            self._fill()
 
     async def _claim(self, wanted: Claim, outage: Outage) -> None:
+        self._claim_waits = wanted.wait
         try:
-            claimed = await self._queue.claim(
-                wanted.of_each, wanted.classes, wanted.wait, wanted.briefly
-            )
+            claimed = await self._queue.claim(wanted.of_each, wanted.classes, wanted.wait)
         except RedisUnavailable as error:
             outage.failed(error)
             await asyncio.sleep(jittered(timings.CLAIM_RETRY_S))
             return
+        finally:
+            self._claim_waits = False
         outage.over()
         if self._telemetry is not None:
             self._telemetry.claimed(len(claimed))
@@ -252,49 +230,23 @@ class Dispatcher:
 
     def _start(self, running: Running[QueueEntry]) -> None:
         entry = running.entry
-        if self._telemetry is not None and not running.slices:
+        if self._telemetry is not None:
             self._telemetry.started(running)
-        before = Written(running.tokens, whole=False) if running.slices else None
-        task = asyncio.create_task(
-            self._attempts.run(entry, before), name=f"attempts-{entry.request_id}"
-        )
+        task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
         self._attending.add(task)
         task.add_done_callback(partial(self._on_done, running))
 
-    def _on_done(
-        self, running: Running[QueueEntry], task: asyncio.Task[Written | Suspended | None]
-    ) -> None:
+    def _on_done(self, running: Running[QueueEntry], task: asyncio.Task[Written | None]) -> None:
         self._attending.discard(task)
-        failed = task.cancelled() or task.exception() is not None
-        result = None if failed else task.result()
-        if isinstance(result, Suspended):
-            self._suspend(running, result.written)
-        else:
-            settled = self._scheduler.ended(running, result, self._clock.now_ms())
-            if settled is not None and self._telemetry is not None:
-                order = self._scheduler
-                self._telemetry.ended(
-                    settled, order.estimates.lengths.useful, order.classes.promotions
-                )
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        written = None if task.cancelled() or error is not None else task.result()
+        settled = self._scheduler.ended(running, written, self._clock.now_ms())
+        if settled is not None and self._telemetry is not None:
+            order = self._scheduler
+            self._telemetry.ended(settled, order.lengths.useful, order.classes.promotions)
+        if error is not None:
             # The entry remains claimed, and is taken up again from the queue.
             log.error("dispatcher: %s failed: %r", task.get_name(), error)
         self._changed.set()
-        if self._scheduler.yielding and not task.cancelled():
-            self._fill()  # the loop may wait for arrivals, with requests waiting here
-
-    def _suspend(self, running: Running[QueueEntry], written: Written) -> None:
-        """A request has yielded its place; one of those that it has yielded to starts there."""
-        entry, to = running.entry, (running.yields_to or ("unknown",))[0]
-        log.info(
-            "dispatcher: request %s yields to a %s request after %d tokens",
-            entry.request_id,
-            to,
-            written.tokens,
-            extra=about(entry.request_id, entry.tenant, Cause.YIELDED, entry.trace),
-        )
-        if self._telemetry is not None:
-            self._telemetry.yielded(entry.request_class, to)
-        starts = self._scheduler.suspended(running, written, self._clock.now_ms())
-        if starts is not None:
-            self._start(starts)
+        if not task.cancelled():
+            self._fill_meanwhile()

@@ -51,7 +51,7 @@ class MetricsPage:
     async def _make(self) -> bytes:
         members = self._membership.members
         pages = await self._snapshots.pages(
-            [*members.names, *(name for name, _ in members.workers)]
+            [*members.names, *(one.name for one in members.workers)]
         )
         gauges = queue_gauges(await self._queue_state(), self._redis_bytes())
         return await asyncio.to_thread(merge_pages, pages, gauges)

@@ -39,7 +39,6 @@ class Attempt:
         "announced",
         "channel",
         "closed",
-        "continuable",
         "epoch",
         "history",
         "key",
@@ -66,7 +65,6 @@ class Attempt:
         self.history: list[Entry] = []
         self.unaccepted: deque[Entry] = deque()
         self.announced = ""
-        self.continuable = False
         """Whether another attempt can continue this one; to be set before its first output."""
         self._mark = mark
         self._seq = 0
@@ -171,9 +169,7 @@ class Attempt:
             self._events,
             self._resumed_from,
             self._quit,
-            self.continuable,
         )
-        self.continuable = self.continuable and not self._outputs  # it is said once
         if body is not None:
             self._transcript.append(body)
             self._resumed_from = None  # readers are only told of entries with bytes

@@ -81,7 +81,6 @@ class Entry(NamedTuple):
         events: int,
         resumed_from: EntryId | None,
         given_up: Cause | None,
-        continuable: bool = False,
     ) -> Entry:
         """What an attempt has produced since its last entry (the hot path)."""
         fields = {b"n": nonce}
@@ -89,8 +88,6 @@ class Entry(NamedTuple):
             fields[b"h"] = _json.encode(head)
         if outputs:
             fields[b"o"] = _json.encode(outputs)
-            if continuable:
-                fields[b"c"] = b""
         if body is not None:
             fields[b"b"] = body
         fields[b"e"] = b"%d" % events
@@ -169,11 +166,6 @@ class Entry(NamedTuple):
     def outputs(self) -> bytes | None:
         """Engine outputs as JSON, if there are any."""
         return self.fields.get(b"o")
-
-    @property
-    def continuable(self) -> bool:
-        """Whether another attempt can continue the one that begins with this output."""
-        return b"c" in self.fields
 
     @property
     def produced(self) -> bool:

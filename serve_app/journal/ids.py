@@ -3,7 +3,6 @@
 0-1            the client's request
 k-0            attempt k is opened by a worker (k = 1, 2, ...)
 k-1, k-2, ...  output of attempt k
-k-(max-1)      attempt k has yielded its place: its outputs are fenced, its seal is not
 k-max          attempt k has ended the request: its seal, which a newer epoch still fences
 max-max        the terminal entry: nothing can follow it
 """
@@ -62,14 +61,6 @@ def opening_id(epoch: int) -> EntryId:
 
 
 FIRST_OPENING_ID = opening_id(1)
-
-
-def yield_id(epoch: int) -> EntryId:
-    """The id of the entry that ends an attempt from outside, so that another continues the request
-    later: after all of its outputs, and before its seal. So an attempt that ends the request at the
-    same moment still does (docs/adr/0017).
-    """
-    return EntryId(epoch, MAX_ID_PART - 1)
 
 
 def seal_id(epoch: int) -> EntryId:

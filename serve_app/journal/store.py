@@ -16,7 +16,6 @@ from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ende
 from serve_app.journal.facts import RequestFacts, RequestLine, Summary
 from serve_app.journal.ids import BEGINNING, REQUEST_ID, EntryId, following, opening_id, seal_id
 from serve_app.journal.wakes import encode_wakes, wake_of
-from serve_app.journal.yielding import Yielding, end_attempt
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import body_key, journal_key
 from serve_app.redis.link import RedisLink
@@ -196,15 +195,6 @@ class JournalStore:
         voided = Entry.void(EntryId(epoch, opening.seq + 1), nonce, Cause.NOT_OPENED)
         await self._link.call([("XADD", key, "NOMKSTREAM", str(voided.id), *flatten(voided))])
         return True
-
-    async def end_attempt(self, request_id: str, epoch: int) -> Yielding:
-        """Take its place away from an attempt; see `yielding`.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached, or it is unknown whether the attempt has
-                ended.
-        """
-        return await end_attempt(self._link, self.key(request_id), epoch)
 
     async def end(
         self, request_id: str, state: State, reason: Reason | None, entries: list[Entry]

@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 
 from serve_app import __version__
-from serve_app.contract import Because, Cause, Reason, State
+from serve_app.contract import Because, Reason, State
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -159,8 +159,7 @@ class Telemetry:
 
     def attempted(self, epoch: int, cause: str = "") -> None:
         """An attempt was sent to a worker. `cause`: why the one before ended."""
-        kind = "first" if epoch == 1 else "retry" if cause != Cause.YIELDED else "continuation"
-        self._attempts.labels(kind).inc()
+        self._attempts.labels("first" if epoch == 1 else "retry").inc()
 
     def engines_ready(self, engines: int) -> None:
         """How many engines this ingress can send work to."""

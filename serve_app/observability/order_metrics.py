@@ -11,18 +11,9 @@ from serve_app.observability.prediction_metrics import PredictionTelemetry
 from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Scheduler
-from serve_app.policy.room import Room
-from serve_app.policy.running import Running, Settled
+from serve_app.policy.waiting import Running, Settled
 
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-_ROOM = {
-    "engines_tokens": "Tokens that fit into the KV caches of all engines; 0 if one does not say.",
-    "engines_used_tokens": "What running sequences occupy of them.",
-    "share_tokens": "What this ingress may reserve of them.",
-    "reserved_tokens": "What its running requests have reserved.",
-    "overcommit": "How much more than fits for certain is given out; it follows preemptions.",
-}
 
 
 class OrderTelemetry:
@@ -32,12 +23,17 @@ class OrderTelemetry:
         self.tenants = TenantTelemetry(registry)
         self._slots_allowed = Gauge(
             "hermes_slots_allowed",
-            "Requests that this ingress may run at the same time: its share of the engines'.",
+            "Sequences that this ingress may run at the same time: its share of the engines'.",
             registry=registry,
         )
         self._slots_reserved = Gauge(
             "hermes_slots_reserved",
-            "Requests that this ingress has started and that have not ended.",
+            "Sequences of the requests that this ingress has started and that have not ended.",
+            registry=registry,
+        )
+        self._slots_long = Gauge(
+            "hermes_slots_long",
+            "How many of them are of requests that have no right to a spare slot.",
             registry=registry,
         )
         self._claims = Histogram(
@@ -52,15 +48,6 @@ class OrderTelemetry:
             "Requests that went before a more urgent class because of their age.",
             registry=registry,
         )
-        self._yields = Counter(
-            "hermes_yields",
-            "Requests that gave their place to another one and continued later.",
-            ["class", "to"],
-            registry=registry,
-        )
-        for place, name in enumerate(CLASSES):
-            for to in CLASSES[: place + 1]:
-                self._yields.labels(name, to)
         self._claimed_waiting = Gauge(
             "hermes_claimed_waiting",
             "Requests that this ingress has claimed and not started.",
@@ -73,16 +60,6 @@ class OrderTelemetry:
             ["class"],
             registry=registry,
         )
-        self._room = {
-            name: Gauge(f"hermes_kv_{name}", about, registry=registry)
-            for name, about in _ROOM.items()
-        }
-        self._overtakings = Counter(
-            "hermes_overtakings",
-            "Requests that started before one whose turn it was and for which there was no room.",
-            registry=registry,
-        )
-        self._overtaken = 0
         self.waiting({}, 0)
         self._promoted = 0
 
@@ -112,26 +89,11 @@ class OrderTelemetry:
     def order(self, scheduler: Scheduler[Any]) -> None:
         """Where the order of work stands now."""
         self._slots_allowed.set(scheduler.capacity)
-        self._slots_reserved.set(len(scheduler.running))
-        self._predictions.error(scheduler.estimates.lengths.error_ratio)
+        self._slots_reserved.set(scheduler.sequences)
+        self._slots_long.set(scheduler.long_sequences)
+        self._predictions.error(scheduler.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
-        self._tell_room(scheduler.room, scheduler.overtaking.passes)
-
-    def _tell_room(self, room: Room, passes: int) -> None:
-        """What this ingress may use of the engines' memory, and uses; `passes` since its start."""
-        bounded = room.bounded
-        self._room["share_tokens"].set(room.capacity_tokens if bounded else 0)
-        self._room["reserved_tokens"].set(room.reserved_tokens)
-        self._room["engines_tokens"].set(room.total_tokens if bounded else 0)
-        self._room["engines_used_tokens"].set(room.used_tokens)
-        self._room["overcommit"].set(room.factor)
-        self._overtakings.inc(passes - self._overtaken)
-        self._overtaken = passes
-
-    def yielded(self, request_class: str, to: str) -> None:
-        """A running request gave its place to one of another class, or of its own."""
-        self._yields.labels(request_class, to).inc()
 
     def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.

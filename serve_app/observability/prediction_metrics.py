@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
-from serve_app.policy.prediction import Prediction
+from serve_app.policy.waiting import Prediction
 
 _TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
 
@@ -13,14 +13,6 @@ class PredictionTelemetry:
     """The predictions of one ingress."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._lengths = Counter(
-            "hermes_predicted_lengths",
-            "Requests whose output was at most the predicted p50, at most the p90, or above.",
-            ["within"],
-            registry=registry,
-        )
-        for within in ("p50", "p90", "above"):
-            self._lengths.labels(within)
         self._ratio = Histogram(
             "hermes_prediction_ratio",
             "Real output tokens over predicted ones (the mean).",
@@ -40,8 +32,6 @@ class PredictionTelemetry:
 
     def compare(self, predicted: Prediction, tokens: int) -> None:
         """An answer has ended by itself after this many tokens."""
-        within = "above" if tokens > predicted.p90 + 0.5 else "p90"
-        self._lengths.labels("p50" if tokens <= predicted.p50 + 0.5 else within).inc()
         self._ratio.observe(tokens / max(1.0, predicted.mean))
 
     def error(self, over_a_constants: float) -> None:

@@ -1,14 +1,24 @@
-"""How many requests may run at the same time, and the share of one ingress. Pure."""
+"""How many sequences may run at the same time, the share of one ingress, and what to claim from the
+queue. Pure.
+
+Each worker says how many sequences its engine may run, and how many of them may be of requests that
+have no right to a spare slot (`workers/window.py`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from serve_app.contract import IngressLease
 
 _HARDLY_ANY = 1 / 8
 """Of the engines' capacity; more than is free between the end of one request and the next claim."""
+_AT_ONCE = 256
+"""Entries of each class in one claim: reading a thousand takes some 20 ms of the event loop, in
+which no stream goes on.
+"""
 
 
 def share(capacity: int, ingresses: int) -> int:
@@ -21,7 +31,7 @@ def share(capacity: int, ingresses: int) -> int:
 
 
 def allowance(capacity: int, others: Iterable[IngressLease], waiting: bool) -> int:
-    """How many requests one ingress may run at the same time.
+    """How many sequences one ingress may run at the same time.
 
     Without waiting requests it has its share. An ingress in which requests wait divides with those
     like it what the others leave unused, so that no engine is idle while requests wait. What others
@@ -59,11 +69,9 @@ def hardly_any_elsewhere(capacity: int, others: Iterable[IngressLease], mine: in
     return free <= _HARDLY_ANY * capacity
 
 
-def in_tokens(use: IngressLease) -> IngressLease:
-    """The use of the engines' memory in place of their places, to divide it in the same way."""
-    if use.reserved_tokens is None:
-        return use._replace(running=0, waiting=None)
-    return use._replace(running=use.reserved_tokens)
+def in_long(use: IngressLease) -> IngressLease:
+    """The use of long slots in place of that of all, to divide them in the same way."""
+    return use._replace(running=use.running_long)
 
 
 def _used(capacity: int, others: Sequence[IngressLease]) -> int:
@@ -72,3 +80,38 @@ def _used(capacity: int, others: Sequence[IngressLease]) -> int:
     """
     each = capacity // (len(others) + 1)
     return sum(each if use.waiting is None else use.running for use in others)
+
+
+class Claim(NamedTuple):
+    """What to claim from the queue: up to `of_each` entries of each of `classes`."""
+
+    classes: Sequence[str]
+    of_each: int
+    wait: bool
+    """Whether to wait for an arrival if the queue is empty."""
+
+
+def what_to_claim(
+    capacity: int, running: int, waiting: Mapping[str, int], ahead: int, stuck: bool
+) -> Claim | None:
+    """What to claim next, if anything.
+
+    While much is free, here or elsewhere, the free capacity is divided among the classes, rounded
+    up. When little is free, or some wait already, each class is filled up to its bound.
+
+    Args:
+        capacity: sequences that may run at the same time.
+        running: how many do; fewer than `capacity`.
+        waiting: how many requests of each class have been claimed and have not started.
+        ahead: how many of each class may wait so; 0 while much is free elsewhere.
+        stuck: whether none of those that wait may take what is free, so that only an arrival can.
+    """
+    free, empty = capacity - running, not any(waiting.values())
+    if empty and (free > max(1, capacity / 4) or not ahead):
+        return Claim(tuple(waiting), min(math.ceil(free / len(waiting)), _AT_ONCE), wait=True)
+    room = {name: ahead - count for name, count in waiting.items() if count < ahead}
+    if not room:
+        return None
+    # Little by little, so that several ingresses get similar parts of a sudden backlog.
+    of_each = min(min(room.values()), 2 * capacity, _AT_ONCE)
+    return Claim(tuple(room), of_each, wait=empty or stuck)

@@ -1,52 +1,79 @@
 """The order of work: which claimed request starts now, and what to claim next. Pure.
 
-Three questions, each answered by one policy: which class goes next
-(`serve_app/policy/classes.py`), which of its tenants (`tenants.py`), and which of that tenant's
-requests: one that must start now to meet its deadline (`pace.py`), else the one with the least
-predicted work (`prediction.py`), and older ones before younger ones. A request ranks by the time of
-its arrival plus `short_first_ms_per_token` for each token of its predicted cost, of which its
-prompt counts a quarter. So only requests that arrive within that time can pass it, and that time is
-at most a quarter of the time that it has until its deadline. Where predictions are of no use, the
-oldest goes first.
+A request starts when one of the engines' slots is free. Three questions, each answered by one
+policy: which class goes next (`serve_app/policy/classes.py`), which of its tenants (`tenants.py`),
+and which of that tenant's requests: one that must start now to meet its deadline, else the one with
+the least predicted work (`prediction.py`), and older ones before younger ones. A request ranks by
+the time of its arrival plus `short_first_ms_per_token` for each token of its predicted cost, of
+which its prompt counts a quarter. So only requests that arrive within that time can pass it, and
+that time is at most a quarter of the time that it has until its deadline. Where predictions are of
+no use, the oldest goes first.
+
+An eighth of the slots are spare: `critical` and `realtime` requests may take them, and `standard`
+ones that will probably write no more than the mean of all. So neither a batch nor long answers hold
+every slot. A request of a kind that has never ended counts as short, but only one of its kind at a
+time, because it may be endless.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.contract import EngineReport, Written
-from serve_app.policy.claims import Claim, what_to_claim
-from serve_app.policy.classes import CLASSES, URGENCY, ClassOrder
-from serve_app.policy.estimates import Estimates
+from serve_app.contract import Written
+from serve_app.policy.capacity import Claim, what_to_claim
+from serve_app.policy.classes import CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
 from serve_app.policy.heap import Heap
-from serve_app.policy.overtaking import Overtaking
-from serve_app.policy.room import Room
-from serve_app.policy.rules import DEFAULT_RULES, Rules
-from serve_app.policy.running import Running, Settled
-from serve_app.policy.tenants import TenantLines
-from serve_app.policy.waiting import Claimed, Waiting
-from serve_app.policy.yields import Yields
+from serve_app.policy.prediction import Lengths, Pace
+from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
+from serve_app.policy.waiting import Claimed, Running, Settled, Waiting
 
 C = TypeVar("C", bound=Claimed)
 
-_TENANTS = 4
-"""How many tenants' next requests are considered before nobody yields."""
+_URGENT = (CRITICAL, "realtime")
+_TENANTS = 8
+"""How many tenants' shortest requests are considered for a spare slot."""
+_PASSED_FOR = 1 / 4
+"""The part of the time until its deadline in which later requests can pass a long one. Without this
+bound, a prompt of 60,000 tokens would wait behind all that comes in its first ten minutes.
+"""
+_PROMPTS_COUNT = 1 / 4
+"""The part of a prompt's cost that ranks a request. An engine reads thousands of prompt tokens in
+the time in which it writes a few, and prompts differ more than answers do: with all of their cost,
+long prompts would wait for much longer than first come, first served.
+"""
+
+
+class Rules(NamedTuple):
+    """The settings of all policies."""
+
+    classes: ClassRules = ClassRules()
+    tenants: TenantRules = TenantRules()
+    claim_ahead: float = 4.0
+    """Requests of each class that are claimed and wait, in multiples of the capacity."""
+    short_first_ms_per_token: float = 2.0
+
+
+DEFAULT_RULES = Rules()
 
 
 class Scheduler(Generic[C]):
     """Decides the order in which one ingress starts the requests that it has claimed.
 
-    At most `capacity` requests run at the same time. Up to `claim_ahead` times as many of each
-    class are claimed in addition (`ahead`), so that there is a choice. All others wait in Redis,
-    where every ingress can reach them.
+    A request that would run beyond `capacity` waits; one of several sequences starts when one slot
+    is free, and its engine takes the rest as slots become free. Up to `claim_ahead` times as many
+    requests of each class are claimed in addition (`ahead`), so that there is a choice. All others
+    wait in Redis, where every ingress can reach them.
     """
 
     def __init__(self, rules: Rules = DEFAULT_RULES) -> None:
         self.capacity = 0
-        """Requests that may run at the same time; 0 if there is no engine."""
+        """Sequences that may run at the same time; 0 if there is no engine."""
+        self.long_capacity: float = math.inf
+        """How many of them may be of requests that have no right to a spare slot."""
+        self.engine_slots = 1
+        """The most that one request can use."""
         self.claiming = True
         """Whether anything may be claimed. A newer Ray cluster takes new requests otherwise."""
         self.ahead = True
@@ -57,16 +84,20 @@ class Scheduler(Generic[C]):
         self.lines: dict[str, TenantLines[C]] = {
             name: TenantLines(rules.tenants) for name in CLASSES
         }
-        self._rules = rules
         self.running: dict[Running[C], None] = {}
         """The requests that have started and not ended, in the order of their starts."""
+        self.sequences = 0
+        """The slots that they hold."""
+        self.long_sequences = 0
+        """How many of these are of long requests."""
+        self.lengths = Lengths()
+        self.pace = Pace()
+        self._rules = rules
         self._running_cost = 0.0
-        self.estimates: Estimates[C] = Estimates(rules)
-        self.room = Room()
-        self.overtaking: Overtaking[C] = Overtaking()
         self._stuck = False
-        """Whether nothing that waits fits into the engines' memory, as far as is known."""
-        self._yields: Yields[C] = Yields(rules.slice_tokens, self.estimates.pace)
+        """Whether slots are free, but spare for all that wait."""
+        self._tried: set[tuple[str, str]] = set()
+        """Tenants and kinds of which a first request holds a spare slot."""
         self._by_deadline: Heap[Waiting[C]] = Heap()
 
     def __len__(self) -> int:
@@ -80,12 +111,7 @@ class Scheduler(Generic[C]):
     @property
     def full(self) -> bool:
         """Whether no request may start before another has ended."""
-        return len(self.running) >= self.capacity
-
-    @property
-    def yielding(self) -> bool:
-        """Whether requests yield their places at all."""
-        return self._rules.slice_tokens > 0
+        return self.sequences >= self.capacity
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """How many of each class have not started, and when the oldest was enqueued, in Unix
@@ -93,31 +119,30 @@ class Scheduler(Generic[C]):
         """
         return {name: (len(line), line.oldest_ms) for name, line in self.lines.items() if len(line)}
 
-    def room_changed(
-        self, engines: Sequence[EngineReport], share_tokens: float, others_tokens: int
-    ) -> None:
-        """The engines have reported, see `Room.reported`; none if memory is to be no bound."""
-        self.room.reported(engines, share_tokens, others_tokens, self.overtaking.short)
-        self._stuck = False
-
     def wanted(self) -> Claim | None:
-        """What to claim before calling `next`, if anything.
-
-        Where requests yield, also while nothing is free: what comes may interrupt others.
-        """
-        if self._stuck or not self.claiming:
-            return None
-        if self.full and not (self.yielding and self.capacity):
+        """What to claim before calling `next`, if anything."""
+        if self.full or not self.claiming:
             return None
         waiting = {name: len(line) for name, line in self.lines.items()}
-        short = self.overtaking.short
-        places = max(1, len(self.running)) if short else self.capacity
-        ahead = math.ceil(self._rules.claim_ahead * places) if self.ahead or short else 0
-        return what_to_claim(self.capacity, len(self.running), waiting, ahead, places)
+        ahead = self.ahead or self._stuck
+        most = math.ceil(self._rules.claim_ahead * self.capacity) if ahead else 0
+        return what_to_claim(self.capacity, self.sequences, waiting, most, self._stuck)
 
     def add(self, entry: C) -> None:
         """A request has been claimed."""
-        self._wait(self.estimates.waiting(entry))
+        predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
+        late_ms = self._handicap_ms(entry, predicted.mean) if self.lengths.useful else 0.0
+        waiting = Waiting(
+            entry,
+            rank_ms=entry.enqueued_ms + late_ms,
+            latest_ms=entry.deadline_ms - self.pace.predict_ms(prompt_tokens, predicted.mean),
+            size=int(predicted.mean).bit_length(),
+        )
+        line = self.lines[entry.request_class]
+        if not len(line):
+            self.classes.begins_to_wait(entry.request_class, self._running_cost)
+        line.add(waiting)
+        self._by_deadline.push(entry.deadline_ms, waiting)
 
     def next(self, now_ms: int) -> Running[C] | None:
         """The request that starts now; it runs until `ended` is called.
@@ -126,90 +151,27 @@ class Scheduler(Generic[C]):
         tenant pays nothing: one whose requests expire would be pushed back ever further.
         """
         first_due = self._by_deadline.first()
+        self._stuck = False
         if first_due is None:
             return None
         if first_due.entry.deadline_ms <= now_ms:
             return self._start(first_due, now_ms, uses_engine=False)
         if self.full:
             return None
-        oldest_ms, soon_ms = self._oldest_ms(), self.estimates.pace.mean_ms
-        head = self.lines[self.classes.choose(oldest_ms, now_ms)].next(now_ms, soon_ms)
-        waiting = self.overtaking.choose(head, self.lines, self.room, now_ms, soon_ms)
-        self._stuck = waiting is None
-        if waiting is None:
-            return None
+        oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
+        waiting = self._head(self.classes.choose(oldest_ms, now_ms), now_ms)
+        if self.long_sequences >= self.long_capacity and not self._may_take_spare(waiting.entry):
+            spared = self._for_spare_slot(oldest_ms, now_ms)
+            self._stuck = spared is None
+            if spared is None:
+                return None
+            waiting = spared
         self.classes.starts(waiting.entry.request_class, oldest_ms)
         return self._start(waiting, now_ms)
 
-    def to_yield(self, now_ms: int) -> list[Running[C]]:
-        """The requests that shall yield their places, so that those that go next need not wait.
-        For each, `suspended`, `ended` or `stays` is called later.
-        """
-        named: list[Running[C]] = []
-        while self.yielding and len(self) and len(self.running) == self.capacity:
-            running = self._next_to_yield(now_ms)
-            if running is None:
-                break
-            named.append(running)
-        return named
-
-    def _next_to_yield(self, now_ms: int) -> Running[C] | None:
-        """For a request of the class that goes next. Its tenant need not be the next one, because
-        that may have nothing but long requests; but it must not have been served more by a slice
-        than the one that loses its place.
-        """
-        name = self.classes.choose(self._oldest_ms(), now_ms)
-        line = self.lines[name]
-        ahead = self._rules.tenants.output_weight * self._rules.slice_tokens
-        for tenant in line.first_tenants(_TENANTS):
-            if self._yields.to((name, tenant), now_ms) >= line.size_of(tenant):
-                continue
-            waiting = line.next_of(tenant, now_ms, self.estimates.pace.mean_ms)
-            needs = self.room.need(waiting.prompt_tokens, waiting.output_tokens)
-            fair = partial(self._is_fair, name, line.counters[tenant] - ahead, needs)
-            left = self.estimates.left(waiting)
-            running = self._yields.choose(self.running, waiting, left, now_ms, fair)
-            if running is not None:
-                return running
-        return None
-
-    def _is_fair(self, name: str, most: float, needs: int, running: Running[C]) -> bool:
-        if not self.room.fits(max(0, needs - running.reserved_tokens)):
-            return False  # its place would be of no use
-        of_class, tenant = running.entry.request_class, running.entry.tenant
-        return of_class != name or most <= self.lines[name].counters[tenant]
-
-    def stays(self, running: Running[C], now_ms: int, *, always: bool) -> None:
-        """A request that was to yield goes on. `always`: it can never be interrupted."""
-        self._yields.stays(running, now_ms, always=always)
-
-    def suspended(self, running: Running[C], written: Written, now_ms: int) -> Running[C] | None:
-        """A request has yielded its place. If it was to one of its own class, its slice was over,
-        and it waits behind all of its tenant's requests that wait now; if it was to a more urgent
-        one, it is the next of its tenant, and finds more of its KV. Its tenant pays for what it has
-        written so far.
-
-        Returns:
-            The request that starts in its place, if any still waits.
-        """
-        own = running.entry.request_class
-        name, tenant = self._yields.over(running) or (own, "")
-        line, rank_ms = self.lines[name], now_ms if name == own else running.entry.enqueued_ms
-        self.estimates.learn_pace(running, written, now_ms)
-        self._settle(running, written)
-        running.slices += 1
-        running.tokens, running.paid = written.tokens, self._used(running.entry, written)
-        starts = None
-        if line.size_of(tenant) and not self.full:
-            first = line.next_of(tenant, now_ms, self.estimates.pace.mean_ms)
-            if self.room.fits(self.room.need(first.prompt_tokens, first.output_tokens)):
-                starts = self._start(first, now_ms)
-        self._wait(self.estimates.again(running, rank_ms, now_ms))
-        return starts
-
     def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
         """Start requests that were taken over while they ran, in order, whatever else runs."""
-        return [self._run(self.estimates.new(entry)) for entry in sorted(entries, key=_urgency)]
+        return [self._run(entry) for entry in sorted(entries, key=_urgency)]
 
     def ended(
         self, running: Running[C], written: Written | None = None, now_ms: int | None = None
@@ -225,74 +187,99 @@ class Scheduler(Generic[C]):
         Returns:
             What it has cost; None if that is not known.
         """
-        self._yields.over(running)
-        cost = self._settle(running, written)
+        del self.running[running]
+        self._count(running, -1)
         if written is None:
             return None
-        self.estimates.learn(running, written, now_ms)
-        return Settled(running.entry, running.predicted, written, cost)
-
-    def _settle(self, running: Running[C], written: Written | None) -> float:
-        """A request runs no more, and its tenant pays what it owes. Returns what it has cost."""
-        del self.running[running]
-        self.room.give_back(running.reserved_tokens)
-        self._stuck = False
-        self._running_cost -= running.cost
-        if written is None:
-            return running.paid + running.cost
-        used = self._used(running.entry, written)
-        self._add_cost(running.entry, used - running.paid - running.cost)
-        return used
-
-    def _used(self, entry: C, written: Written) -> float:
+        entry = running.entry
         cost = self._rules.tenants.cost(entry.prompt_tokens, written.tokens)
-        return cost if written.begun else 0.0
+        used = cost if written.begun else 0.0
+        self._add_cost(entry, used - running.cost)
+        # The length of an answer that was broken off is learnt only if it is already longer than
+        # expected: otherwise a tenant whose answers all break off would always look like a short
+        # one.
+        if written.whole or written.tokens > running.predicted.mean:
+            self.lengths.learn(entry, running.predicted, written.tokens)
+        if written.whole and now_ms is not None and running.started_ms is not None:
+            self.pace.learn(_prompt(entry), written.tokens, now_ms - running.started_ms)
+        return Settled(entry, running.predicted, written, used)
 
-    def _oldest_ms(self) -> dict[str, int]:
-        return {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
+    def _head(self, name: str, now_ms: int) -> Waiting[C]:
+        return self.lines[name].next(now_ms, self.pace.mean_ms)
 
-    def _wait(self, waiting: Waiting[C]) -> None:
-        entry = waiting.entry
-        line = self.lines[entry.request_class]
-        if not len(line):
-            self.classes.begins_to_wait(entry.request_class, self._running_cost)
-        line.add(waiting)
-        self._by_deadline.push(entry.deadline_ms, waiting)
+    def _for_spare_slot(self, oldest_ms: dict[str, int], now_ms: int) -> Waiting[C] | None:
+        """Of the requests that may take a spare slot, the one that goes next."""
+        first = {name: self._head(name, now_ms) for name in _URGENT if name in oldest_ms}
+        for waiting in self.lines["standard"].least_of_each(_TENANTS):
+            if self._may_take_spare(waiting.entry):
+                first["standard"] = waiting
+                break
+        if not first:
+            return None
+        return first[self.classes.choose({name: oldest_ms[name] for name in first}, now_ms)]
+
+    def _may_take_spare(self, entry: C) -> bool:
+        short = self._is_short(entry)
+        return _alike(entry) not in self._tried if short is None else short
+
+    def _is_short(self, entry: C) -> bool | None:
+        """Whether a request has a right to a spare slot; None if nothing like it has ended."""
+        if entry.request_class in _URGENT:
+            return True
+        return entry.request_class != "batch" and self.lengths.short(entry)
 
     def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
         entry = waiting.entry
         line = self.lines[entry.request_class]
         line.remove(waiting)
-        running = self._run(waiting.resumes or self.estimates.new(entry), uses_engine, now_ms)
-        self.overtaking.started(waiting, running.reserved_tokens)
+        running = self._run(entry, uses_engine, now_ms)
         if not len(line):
             others = {name: len(other) for name, other in self.lines.items() if len(other)}
             self.classes.waits_no_more(entry.request_class, others)
         return running
 
-    def _run(
-        self, running: Running[C], uses_engine: bool = True, now_ms: int | None = None
-    ) -> Running[C]:
-        entry = running.entry
-        tokens = running.expected(running.tokens)
-        if self.yielding:  # whoever may be interrupted pays for each slice
-            tokens = min(tokens, running.tokens + self._rules.slice_tokens)
-        expected = self._rules.tenants.cost(entry.prompt_tokens, tokens)
-        running.cost = max(0.0, expected - running.paid) if uses_engine else 0.0
+    def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:
+        running = Running(entry, self.lengths.predict(entry))
         running.started_ms = now_ms
-        reads_tokens = running.prompt_tokens + running.tokens
-        needs_tokens = self.room.need(reads_tokens, running.left_at_most)
-        running.reserved_tokens = needs_tokens if uses_engine else 0
-        self.room.take(running.reserved_tokens)
+        if uses_engine:
+            running.sequences = min(entry.sequences, self.engine_slots)
+            short = self._is_short(entry)
+            running.tries = short is None and self.long_sequences >= self.long_capacity
+            running.long = not (short or running.tries)
+            running.cost = self._rules.tenants.cost(entry.prompt_tokens, running.predicted.mean)
         self.running[running] = None
-        self._running_cost += running.cost
+        self._count(running, 1)
         self._add_cost(entry, running.cost)
-        self._yields.started(running)
         return running
+
+    def _count(self, running: Running[C], times: int) -> None:
+        """A request takes its slots, or gives them back."""
+        entry = running.entry
+        self.sequences += times * running.sequences
+        self._running_cost += times * running.cost
+        if running.long:
+            self.long_sequences += times * running.sequences
+        if running.tries:
+            (self._tried.add if times > 0 else self._tried.discard)(_alike(entry))
 
     def _add_cost(self, entry: C, cost: float) -> None:
         self.classes.charge(entry.request_class, cost)
         self.lines[entry.request_class].counters.charge(entry.tenant, cost)
+
+    def _handicap_ms(self, entry: C, output_tokens: float) -> float:
+        """By how much later a request ranks than one that needs no work."""
+        rules = self._rules
+        cost = rules.tenants.cost(int(_PROMPTS_COUNT * entry.prompt_tokens), output_tokens)
+        most = max(0.0, _PASSED_FOR * (entry.deadline_ms - entry.enqueued_ms))
+        return min(rules.short_first_ms_per_token * cost, most)
+
+
+def _alike(entry: Claimed) -> tuple[str, str]:
+    return entry.tenant, entry.kind
+
+
+def _prompt(entry: Claimed) -> int:
+    return min(entry.prompt_tokens, MOST_PROMPT_TOKENS)
 
 
 def _urgency(entry: Claimed) -> tuple[int, int]:

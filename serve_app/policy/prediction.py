@@ -1,22 +1,24 @@
-"""How much a request will write, learnt from those that have ended. Pure.
+"""How much a request will write and how long it will run, learnt from those that have ended. Pure.
 
 Requests are grouped by what shows before they are computed, from coarse to fine: all; the same kind
 (endpoint, streamed or not, turns so far); the same tenant and kind; and of these, the same class
 and about the same prompt and limit. Each group keeps a mean of the latest few hundred lengths and
 of their logarithms. A group that has seen little leans on the coarser one (shrinkage).
 
-The estimate of the 90th percentile is corrected by how often it was too low, so that it covers nine
-of ten requests whatever the lengths look like. While the predictions are no better than one and
-the same number for all, `useful` is False, and nobody should order by them.
+While the predictions are no better than one and the same number for all, `useful` is False, and
+nobody should order by them.
+
+A request takes so much time for each token that it reads and so much for each that it writes: the
+least squares of the latest few hundred. How busy the engines are is part of it, so it changes with
+the load.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from serve_app.policy.waiting import Claimed
+from serve_app.policy.waiting import Claimed, Prediction
 
 _LEAN = 10.0
 """How many requests a group must have seen to count as much as the coarser one."""
@@ -26,32 +28,26 @@ _GROUPS = 10_000
 _JUDGED_AFTER = 100
 _BETTER = 0.9
 """Predictions are useful if their error is below this part of a constant's error."""
-_FIRST = (math.log(256), 1.0, 256.0)
-_NORMAL_P90 = 1.28
-
-
-class Prediction(NamedTuple):
-    """What a request will probably write, in tokens."""
-
-    p50: float
-    p90: float
-    mean: float
+_FIRST = (math.log(256), 256.0)
+_NOISE, _LONGER = 1.1, 2.0
+"""By so much the mean of a tenant and kind, and that of its requests with the same prompt and
+limit, differ from the mean of all by chance.
+"""
 
 
 class _Group:
     """The lengths of similar requests."""
 
-    __slots__ = ("log", "log_square", "mean", "seen")
+    __slots__ = ("log", "mean", "seen")
 
     def __init__(self) -> None:
         self.seen = 0
-        self.log = self.log_square = self.mean = 0.0
+        self.log = self.mean = 0.0
 
     def learn(self, tokens: int) -> None:
         self.seen = min(self.seen + 1, _MEMORY)
         part, log = 1 / self.seen, math.log(tokens + 1)
         self.log += part * (log - self.log)
-        self.log_square += part * (log * log - self.log_square)
         self.mean += part * (tokens - self.mean)
 
 
@@ -60,7 +56,6 @@ class Lengths:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[object, ...], _Group] = {}
-        self._p90_above = _NORMAL_P90
         self._judged = 0
         self._error = self._constant_error = 0.0
 
@@ -76,11 +71,22 @@ class Lengths:
 
     def predict(self, request: Claimed) -> Prediction:
         """What is known of requests like this one."""
-        log, variance, mean = self._shrunk(_groups_of(request))
-        above = math.sqrt(variance) * self._p90_above
+        log, mean = self._shrunk(_groups_of(request))
         most = float(request.max_output_tokens or math.inf)
-        tokens = (math.exp(log) - 1, math.exp(min(log + above, 30.0)) - 1, mean)
-        return Prediction(*(min(max(0.0, count), most) for count in tokens))
+        return Prediction(min(max(0.0, math.exp(log) - 1), most), min(max(0.0, mean), most))
+
+    def short(self, request: Claimed) -> bool | None:
+        """Whether a request will probably write no more than the mean of all; None if nothing of
+        its tenant and kind has ended yet.
+        """
+        _, mean = self._shrunk(())
+        if 0 < request.max_output_tokens <= mean:
+            return True
+        if (request.tenant, request.kind) not in self._groups:
+            return None
+        *coarse, _ = _groups_of(request)
+        _, of_kind = self._shrunk(coarse)
+        return of_kind <= _NOISE * mean and self.predict(request).mean <= _LONGER * mean
 
     def learn(self, request: Claimed, predicted: Prediction, tokens: int) -> None:
         """A request has ended.
@@ -89,46 +95,78 @@ class Lengths:
             predicted: what was predicted when it started.
             tokens: what it has written.
         """
-        # Against what would be predicted now: a correction that comes a request's time too late
-        # swings ever further when many requests run.
-        self._correct(self.predict(request).p90, tokens)
         self._judge(predicted, tokens)
-        for key in _groups_of(request):
+        for key in ((), *_groups_of(request)):
             group = self._groups.pop(key, None) or _Group()
             self._groups[key] = group  # at the end, as the latest used
             group.learn(tokens)
         while len(self._groups) > _GROUPS:
             del self._groups[next(iter(self._groups))]
 
-    def _correct(self, p90: float, tokens: int) -> None:
-        too_low = tokens > p90 + 0.5
-        self._p90_above = min(max(self._p90_above + 0.05 * (too_low - 0.1), 0.0), 5.0)
-
     def _judge(self, predicted: Prediction, tokens: int) -> None:
         log = math.log(tokens + 1)
-        constant, _, _ = self._shrunk([()])
+        constant, _ = self._shrunk(())
         self._judged += 1
         part = max(0.01, 1 / self._judged)
         self._error += part * (abs(log - math.log(predicted.p50 + 1)) - self._error)
         self._constant_error += part * (abs(log - constant) - self._constant_error)
 
-    def _shrunk(self, keys: Sequence[tuple[object, ...]]) -> tuple[float, float, float]:
-        """Mean and variance of the logarithm, and the mean itself."""
-        log, variance, mean = _FIRST
+    def _shrunk(self, keys: Sequence[tuple[object, ...]]) -> tuple[float, float]:
+        """Means of the logarithm and of the length itself, from those of all requests on."""
+        whole = self._groups.get(())
+        log, mean = (whole.log, whole.mean) if whole else _FIRST
         for key in keys:
             group = self._groups.get(key)
             if group is None:
                 break
             own = group.seen / (group.seen + _LEAN)
-            spread = max(0.0, group.log_square - group.log * group.log)
-            variance += own * (spread - variance)
             log += own * (group.log - log)
             mean += own * (group.mean - mean)
-        return log, variance, mean
+        return log, mean
 
 
 def _groups_of(request: Claimed) -> list[tuple[object, ...]]:
     """From coarse to fine; sizes by powers of two."""
     kind, tenant = request.kind, request.tenant
     prompt, limit = request.prompt_tokens.bit_length(), request.max_output_tokens.bit_length()
-    return [(), (kind,), (tenant, kind), (tenant, kind, request.request_class, prompt, limit)]
+    return [(kind,), (tenant, kind), (tenant, kind, request.request_class, prompt, limit)]
+
+
+class Pace:
+    """Milliseconds per token. Until a request has ended, nothing takes any time."""
+
+    def __init__(self) -> None:
+        self.mean_ms = 0.0
+        """Of all requests: in this time, about as many start as run at a time."""
+        self._seen = 0
+        self._prompt_ms = self._output_ms = 0.0
+        self._products = [0.0] * 5
+
+    def predict_ms(self, prompt_tokens: float, output_tokens: float) -> float:
+        """How long a request with so many tokens will run."""
+        return self._prompt_ms * prompt_tokens + self._output_ms * output_tokens
+
+    def learn(self, prompt_tokens: float, output_tokens: float, took_ms: float) -> None:
+        """A request has ended after so long."""
+        self._seen = min(self._seen + 1, _MEMORY)
+        p, o, t = prompt_tokens, output_tokens, max(0.0, took_ms)
+        part, new = 1 / self._seen, (p * p, p * o, o * o, p * t, o * t)
+        self.mean_ms += part * (t - self.mean_ms)
+        self._products = [
+            mean + part * (value - mean) for mean, value in zip(self._products, new, strict=True)
+        ]
+        self._prompt_ms, self._output_ms = _slopes(*self._products)
+
+
+def _slopes(pp: float, po: float, oo: float, pt: float, ot: float) -> tuple[float, float]:
+    """Time per token read and written, neither below 0, by the means of the products of tokens read
+    (p), tokens written (o) and time (t).
+    """
+    determinant = pp * oo - po * po
+    if determinant > 1e-6 * pp * oo:
+        prompt, output = (pt * oo - ot * po) / determinant, (ot * pp - pt * po) / determinant
+        if prompt >= 0 and output >= 0:
+            return prompt, output
+        if output < 0:
+            return pt / pp, 0.0
+    return (0.0, ot / oo) if oo else (pt / pp if pp else 0.0, 0.0)

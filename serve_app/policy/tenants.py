@@ -43,13 +43,15 @@ class _Line(Generic[C]):
     def __init__(self) -> None:
         self.by_rank: Heap[Waiting[C]] = Heap()
         self._by_latest: Heap[Waiting[C]] = Heap()
-        self.size = 0
+        self.by_size: Heap[Waiting[C]] = Heap()
+        self.count = 0
 
     def push(self, waiting: Waiting[C]) -> None:
         """A request begins to wait."""
         self.by_rank.push(waiting.rank_ms, waiting)
         self._by_latest.push(waiting.latest_ms, waiting)
-        self.size += 1
+        self.by_size.push(waiting.size, waiting)
+        self.count += 1
 
     def next(self, now_ms: float, soon_ms: float) -> Waiting[C] | None:
         """See `TenantLines.next`."""
@@ -69,7 +71,6 @@ class TenantLines(Generic[C]):
         self.counters = VirtualCounters(rules.weights)
         self._lines: dict[str, _Line[C]] = {}
         self._by_age: Heap[Waiting[C]] = Heap()
-        self._by_tokens: Heap[Waiting[C]] = Heap()
         self._size = 0
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class TenantLines(Generic[C]):
         """Since when the oldest of them waits, in Unix milliseconds; some must wait."""
         oldest = self._by_age.first()
         assert oldest is not None
-        return oldest.since_ms
+        return oldest.entry.enqueued_ms
 
     def add(self, waiting: Waiting[C]) -> None:
         """A request begins to wait."""
@@ -95,8 +96,7 @@ class TenantLines(Generic[C]):
             line = self._lines[tenant] = _Line()
             self.counters.begins(tenant)
         line.push(waiting)
-        self._by_age.push(waiting.since_ms, waiting)
-        self._by_tokens.push(waiting.prompt_tokens + waiting.output_tokens, waiting)
+        self._by_age.push(waiting.entry.enqueued_ms, waiting)
         self._size += 1
 
     def next(self, now_ms: float, soon_ms: float) -> Waiting[C]:
@@ -105,36 +105,26 @@ class TenantLines(Generic[C]):
         Of a tenant's requests, those go first that must start within `soon_ms` to meet their
         deadlines, the most urgent first; not those for which it is too late.
         """
-        return self.next_of(self.counters.least(), now_ms, soon_ms)
-
-    def next_of(self, tenant: str, now_ms: float, soon_ms: float) -> Waiting[C]:
-        """The request of a tenant that goes next; some of it must wait."""
-        chosen = self._lines[tenant].next(now_ms, soon_ms)
+        chosen = self._lines[self.counters.least()].next(now_ms, soon_ms)
         assert chosen is not None, "a tenant without requests has no line"
         return chosen
 
-    def least(self) -> Waiting[C]:
-        """The one that needs the least room; some must wait."""
-        least = self._by_tokens.first()
-        assert least is not None
-        return least
-
-    def first_tenants(self, count: int) -> list[str]:
-        """Those that were served least, of the tenants of which some wait."""
+    def least_of_each(self, tenants: int) -> Iterator[Waiting[C]]:
+        """Of each of the tenants that were served least, the request that will probably write
+        least, in about; the oldest of equals.
+        """
         counters = self.counters.waiting()
-        return nsmallest(count, counters, key=counters.__getitem__)
-
-    def size_of(self, tenant: str) -> int:
-        """How many of a tenant wait."""
-        line = self._lines.get(tenant)
-        return 0 if line is None else line.size
+        for name in nsmallest(tenants, counters, key=counters.__getitem__):
+            least = self._lines[name].by_size.first()
+            assert least is not None
+            yield least
 
     def remove(self, waiting: Waiting[C]) -> None:
         """A request waits no more."""
         waiting.left = True
         self._size -= 1
         tenant = waiting.entry.tenant
-        self._lines[tenant].size -= 1
-        if not self._lines[tenant].size:
+        self._lines[tenant].count -= 1
+        if not self._lines[tenant].count:
             del self._lines[tenant]
             self.counters.ends(tenant)

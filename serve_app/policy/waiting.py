@@ -1,11 +1,10 @@
-"""A claimed request that waits for its start, and what the policies consider of it. Pure."""
+"""A claimed request while it waits and while it runs, and what policies know of it. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from serve_app.policy.running import Running
+from serve_app.contract import Written
 
 
 class Claimed(Protocol):
@@ -42,6 +41,11 @@ class Claimed(Protocol):
         ...
 
     @property
+    def sequences(self) -> int:
+        """How many sequences an engine runs for it at a time, at least 1."""
+        ...
+
+    @property
     def kind(self) -> str:
         """What else shows of its length before it is computed, see `Work`."""
         ...
@@ -50,42 +54,55 @@ class Claimed(Protocol):
 C = TypeVar("C", bound=Claimed)
 
 
+class Prediction(NamedTuple):
+    """What a request will probably write, in tokens."""
+
+    p50: float
+    mean: float
+
+
 class Waiting(Generic[C]):
-    """One of them, from its claim to its start, or from the end of a slice to the next."""
+    """A request from its claim to its start."""
 
-    __slots__ = (
-        "entry",
-        "latest_ms",
-        "left",
-        "output_tokens",
-        "prompt_tokens",
-        "rank_ms",
-        "resumes",
-        "since_ms",
-    )
+    __slots__ = ("entry", "latest_ms", "left", "rank_ms", "size")
 
-    def __init__(
-        self,
-        entry: C,
-        rank_ms: float,
-        latest_ms: float,
-        since_ms: int,
-        prompt_tokens: float = 0.0,
-        output_tokens: float = 0.0,
-        resumes: Running[C] | None = None,
-    ) -> None:
+    def __init__(self, entry: C, rank_ms: float, latest_ms: float, size: int) -> None:
         self.entry = entry
-        self.latest_ms = latest_ms
-        """Until when it must start to meet its deadline, as predicted."""
         self.rank_ms = rank_ms
         """Its place among its tenant's requests: the least goes first."""
-        self.since_ms = since_ms
-        """Since when it waits, in Unix milliseconds."""
-        self.prompt_tokens = prompt_tokens
-        """What it will probably read, for the room in the engines' memory."""
-        self.output_tokens = output_tokens
-        """What it will probably write at most."""
-        self.resumes = resumes
-        """If it has run before: that request."""
+        self.latest_ms = latest_ms
+        """Until when it must start to meet its deadline, as predicted."""
+        self.size = size
+        """The binary order of magnitude of its predicted output."""
         self.left = False
         """Whether it has started."""
+
+
+class Running(Generic[C]):
+    """A request from its start to its end. Each is itself: a duplicate queue entry has its own."""
+
+    __slots__ = ("cost", "entry", "long", "predicted", "sequences", "started_ms", "tries")
+
+    def __init__(self, entry: C, predicted: Prediction) -> None:
+        self.entry = entry
+        self.predicted = predicted
+        """What it was expected to write when it started."""
+        self.sequences = 0
+        """The slots that it holds; 0 if it uses no engine."""
+        self.long = False
+        """Whether it had no right to a spare slot when it started."""
+        self.tries = False
+        """Whether it is the first of its kind, and holds a spare slot."""
+        self.cost = 0.0
+        """What its tenant has paid in advance."""
+        self.started_ms: int | None = None
+        """Unix milliseconds, by Redis's clock. None if it was taken over while it ran."""
+
+
+class Settled(NamedTuple):
+    """A request that has ended: what was expected when it started, and what it has written."""
+
+    entry: Claimed
+    predicted: Prediction
+    written: Written
+    cost: float

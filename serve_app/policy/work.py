@@ -31,6 +31,8 @@ class Work(NamedTuple):
     """Endpoint, whether it is streamed, and about how many turns the conversation has had: requests
     of the same kind have similar lengths.
     """
+    sequences: int = 1
+    """How many sequences an engine runs for it at a time."""
 
     @property
     def cost_tokens(self) -> int:
@@ -47,7 +49,25 @@ def work_of(path: str, body: bytes, request: Mapping[str, Any]) -> Work:
         for size in _media_sizes(body, request.get("messages", request.get("input"))):
             prompt_tokens += _MEDIA_TOKENS - size // 4
     most_tokens = _limit(request) if writes_tokens(kind) else _MOST_OF_OTHERS
-    return Work(max(0, prompt_tokens), most_tokens, kind)
+    return Work(max(0, prompt_tokens), most_tokens, kind, sequences(path, request))
+
+
+def sequences(path: str, request: Mapping[str, Any]) -> int:
+    """How many answers an engine writes at a time, or how many texts it embeds."""
+    prompts = 1
+    if path == "/v1/completions":
+        prompts = prompts_in(request.get("prompt"))
+    elif path == "/v1/embeddings":
+        prompts = prompts_in(request.get("input", request.get("messages")))
+    counts = [request.get(name) for name in ("n", "best_of")]
+    return prompts * max(1, *(one for one in counts if isinstance(one, int)), 1)
+
+
+def prompts_in(value: Any) -> int:
+    """Each text or list of token ids is one prompt; a flat list of token ids is one."""
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        return len(value)
+    return 1
 
 
 def _limit(request: Mapping[str, Any]) -> int:

@@ -132,7 +132,7 @@ class IngressProcess:
             self._cluster,
             base.clock,
             base.loops,
-            order_rules(self.settings.order, self.settings.journal.fencing),
+            order_rules(self.settings.order),
             OrderTelemetry(base.telemetry.registry),
         )
 
@@ -229,7 +229,7 @@ class IngressProcess:
 
     def _on_members(self, members: Members) -> None:
         self.dispatcher.on_members(members)
-        mine = self._replicas.mine(members.workers)
+        mine = {one.name for one in self._replicas.mine(members.workers)}
         longest = [one.max_model_len for one in members.engines if one.name in mine]
         self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
         self.base.telemetry.engines_ready(len(mine))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from serve_app.policy.classes import ClassRules
-from serve_app.policy.rules import Rules
+from serve_app.policy.order import Rules
 from serve_app.policy.tenants import TenantRules
 from serve_app.settings.order import OrderSettings
 
 
-def order_rules(settings: OrderSettings, fencing: bool = True) -> Rules:
-    """The rules of one ingress's scheduler. Without `fencing`, nobody can be interrupted."""
+def order_rules(settings: OrderSettings) -> Rules:
+    """The rules of one ingress's scheduler."""
     return Rules(
         ClassRules(
             settings.interactive_share,
@@ -20,6 +20,4 @@ def order_rules(settings: OrderSettings, fencing: bool = True) -> Rules:
         TenantRules(settings.tenant_weights, settings.prompt_weight, settings.output_weight),
         settings.claim_ahead,
         settings.short_first_ms_per_token,
-        settings.kv_room,
-        settings.slice_tokens if fencing else 0,
     )

@@ -36,6 +36,8 @@ class QueueEntry:
     """0 if the client gave no limit."""
     kind: str = ""
     """See `Work`."""
+    sequences: int = 1
+    """See `Work`."""
     taken_over: bool = False
     """Whether another ingress had claimed it earlier, and may be working on it."""
 
@@ -61,6 +63,8 @@ def encode_entry(
     """The fields of an entry, as `XADD` takes them. `deadline_ms`: Unix milliseconds."""
     fields = {"r": request_id, "t": tenant, "s": session, "d": deadline_ms, "c": work.cost_tokens}
     fields |= {"i": work.prompt_tokens, "o": work.max_output_tokens, "k": work.kind}
+    if work.sequences > 1:
+        fields["n"] = work.sequences
     return {**fields, "p": trace} if trace else fields
 
 
@@ -95,6 +99,7 @@ def decode_entry(
         prompt_tokens=_number(fields.get(b"i", cost)),
         max_output_tokens=_number(fields.get(b"o", b"0")),
         kind=fields.get(b"k", b"")[:_LONGEST_KIND].decode(errors="replace"),
+        sequences=max(1, _number(fields.get(b"n", b"1"))),
     )
 
 

@@ -55,21 +55,18 @@ class RequestQueue:
         of_each: int,
         classes: Sequence[str] = CLASSES,
         wait: bool = True,
-        briefly: bool = False,
     ) -> list[QueueEntry]:
         """Claim up to `of_each` entries of each class, oldest first, in one round trip.
 
         Args:
             wait: if there is nothing, wait a second for the first arrival.
-            briefly: wait for much less than that.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
         await self._streams.prepare()
         streams = [self._streams.by_class[name] for name in classes]
-        block_ms = timings.CLAIM_BRIEF_MS if briefly else timings.CLAIM_BLOCK_MS
-        return await self._read(streams, of_each, block_ms if wait else None)
+        return await self._read(streams, of_each, timings.CLAIM_BLOCK_MS if wait else None)
 
     async def are_ours(self, entries: Sequence[QueueEntry]) -> list[bool]:
         """Whether nobody has taken these claims over; checks many in one round trip.

@@ -51,20 +51,6 @@ class OrderSettings(Section):
         "had come so much later for each token of its predicted cost, of which its prompt counts "
         "a quarter. 0: the oldest goes first",
     )
-    kv_room: bool = Field(
-        True,
-        description="A request starts only when there is room for it in the engines' KV cache, as "
-        "they report it",
-    )
-    slice_tokens: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="A running request that has written about this many tokens since it started "
-        "or continued may have to give its place to a shorter one that waits; it continues later. "
-        "`batch` gives its place to more urgent requests after a sixteenth of it. 0: nobody is "
-        "interrupted",
-    )
     claim_ahead: float = Field(
         4.0,
         ge=0.25,

@@ -72,7 +72,7 @@ async def test_a_request_costs_no_more_commands(
         each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
         assert Counter(each) == EACH + Counter(xrevrange=older)
         assert paid(d) == pytest.approx((1 + MANY) * first)
-        assert d.ingress.dispatcher._scheduler.estimates.lengths._judged == 1 + MANY
+        assert d.ingress.dispatcher._scheduler.lengths._judged == 1 + MANY
 
 
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(
@@ -102,7 +102,7 @@ async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_no
         assert 0 < written.tokens < 10_000
         assert not written.whole
         assert 2 * written.tokens < paid(d) < 2 * written.tokens + 1_000, "and the prompt"
-        assert d.ingress.dispatcher._scheduler.estimates.lengths._judged == 0
+        assert d.ingress.dispatcher._scheduler.lengths._judged == 0
 
 
 async def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled_before(

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import dead_letters as command
+from serve_app.contract import WorkerLease
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import merge_pages
 from serve_app.observability.snapshots import Snapshots
@@ -157,7 +158,7 @@ async def test_an_unreadable_member_hides_no_others(redis_url: str, namespace: s
         await redis.zadd(ingresses_key(namespace), {b"\xff\xfe": later, b"": later})
         looked = ingress.membership._trust._looked_s
         await eventually(lambda: ingress.membership._trust._looked_s > looked)
-        assert (REPLICA, 8) in ingress.membership.members.workers
+        assert WorkerLease(REPLICA, 8, 8) in ingress.membership.members.workers
         assert "ingress-1" in ingress.membership.members.names
         await redis.aclose()
 

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.leases import Membership
-from serve_app.contract import IngressLease, Reason, State, WorkerLost
+from serve_app.contract import IngressLease, Reason, State, WorkerLease, WorkerLost
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, ingresses
@@ -204,7 +204,7 @@ async def test_requests_taken_over_while_held_back_run_once(
             worker.busy |= {"s": asyncio.Event(), "b": asyncio.Event()}
         await paused.membership.leave()  # as if it could not renew its lease
         spare = Membership(w.redis, namespace)
-        await spare.join_as_worker("replica-2", 8)
+        await spare.join_as_worker(lambda _: WorkerLease("replica-2", 8, 8))
         seen = (REPLICA, "replica-2")
         async with ingress_of(w, "ingress-2", worker, seen) as other:
             await eventually(lambda: {("s", 1), ("b", 1)} <= {*worker.calls})

@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from serve_app.policy.classes import ClassRules
-from serve_app.policy.rules import Rules
+from serve_app.policy.order import Rules
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 8, 1_000.0

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Written
-from serve_app.policy.order import Scheduler
-from serve_app.policy.pace import Pace
-from serve_app.policy.rules import Rules
+from serve_app.policy.order import Rules, Scheduler
+from serve_app.policy.prediction import Pace
 from serve_app.policy.tenants import TenantLines, TenantRules
 from serve_app.policy.waiting import Waiting
 from tests.unit.virtual_order import NEVER_MS, Entry, Served, VirtualService, cost, seeds

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.contract import EngineReport, Written
-from serve_app.policy.claims import Claim
+from serve_app.contract import Written
+from serve_app.policy.capacity import Claim
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
-from serve_app.policy.order import Scheduler
-from serve_app.policy.rules import DEFAULT_RULES
-from serve_app.policy.running import Settled
+from serve_app.policy.order import DEFAULT_RULES, Scheduler
+from serve_app.policy.waiting import Settled
 from tests.tables import each
 from tests.unit.virtual_order import Entry
 
@@ -164,6 +163,50 @@ def test_while_some_wait_every_class_is_filled_up_without_waiting_for_arrivals()
     assert its.wanted() == Claim(CLASSES[:3], 16, wait=False)
 
 
+def test_a_slot_that_is_spare_for_all_that_wait_is_kept_for_what_comes() -> None:
+    """A batch and long answers leave it, and the next claim waits for an arrival."""
+    its = scheduler(4, *(Entry("batch", n) for n in range(9)))
+    its.long_capacity = 3
+    assert [one.enqueued_ms for one in started(its)] == [0, 1, 2]
+    wanted = its.wanted()
+    assert wanted is not None
+    assert wanted.wait
+    assert "realtime" in wanted.classes
+    its.add(urgent := Entry("realtime", 10))
+    assert started(its) == [urgent]
+    assert its.wanted() is None, "all slots are taken"
+
+
+def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> None:
+    its = scheduler(8, *(Entry("standard", n, "long", kind="chat") for n in range(20)))
+    its.long_capacity = 4
+    assert [one.tenant for one in started(its)] == ["long"] * 5, "one of them tries"
+    for number in range(6):
+        its.add(Entry("standard", 30 + number, "short", kind="chat"))
+    (first,) = started(its)
+    assert first.tenant == "short"
+    end(its, first, Written(20))
+    assert [one.tenant for one in started(its)] == ["short"] * 3, "what is alike is short"
+    assert its.full
+    tries = next(one for one in its.running if one.tries)
+    its.ended(tries, Written(5_000))
+    (next_one,) = started(its)
+    assert next_one.tenant == "short", "what is alike is long"
+
+
+def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
+    its = scheduler(8)
+    its.engine_slots = 8
+    for number, sequences in enumerate((3, 100, 1)):
+        its.add(Entry("standard", number, sequences=sequences))
+    first, second = started(its)
+    assert (first.sequences, second.sequences) == (3, 100)
+    assert its.sequences == 3 + 8, "it starts in what is free, and no engine runs more"
+    end(its, second, Written(1))
+    (third,) = started(its)
+    assert its.sequences == 3 + third.sequences == 4
+
+
 def test_while_another_ingress_has_much_room_nothing_is_claimed_ahead() -> None:
     its = scheduler(8, *(Entry("standard", n) for n in range(8)))
     its.ahead = False
@@ -224,7 +267,7 @@ def test_a_tenant_pays_nothing_for_requests_that_are_cancelled_before_an_attempt
         assert settled.cost == 0
     assert served_cost(its, "hasty") == its._running_cost == 0
     assert its.classes._groups["interactive"] == pytest.approx(0, abs=1e-6)
-    assert its.estimates.lengths._judged == 0, "and nothing is learnt"
+    assert its.lengths._judged == 0, "and nothing is learnt"
     its.capacity = 1
     for entry in (last := Entry(tenant="hasty", enqueued_ms=6)), Entry(tenant="other"):
         its.add(entry)
@@ -245,10 +288,10 @@ def test_an_answer_that_is_broken_off_is_paid_and_teaches_only_that_it_is_long(
     started(its)
     end(its, entry, None if tokens is None else Written(tokens, whole=False))
     assert served_cost(its, "t") == paid
-    assert its.estimates.lengths._judged == learnt
+    assert its.lengths._judged == learnt
     its.adopt([whole := Entry()])
     end(its, whole, Written(3))
-    assert its.estimates.lengths._judged == learnt + 1
+    assert its.lengths._judged == learnt + 1
 
 
 @pytest.mark.parametrize("running", [0, 8_191])
@@ -283,16 +326,18 @@ class Steps:
 
 
 def steps_of_a_decision(waiting: int, tenants: int) -> float:
-    """With its share of an arrival and an end, while most of what waits finds no room."""
+    """With its share of an arrival and an end, while most of what waits may take no spare slot."""
     chance, steps, decisions, now_ms = random.Random(1), Steps(), 0, 0
-    its = scheduler(200)
-    engines = [EngineReport("e", 60_000, 4096)]
-    its.room_changed(engines, 60_000, 0)
+    its = scheduler(40)
+    its.long_capacity = 35
 
     def request() -> Entry:
-        name, tenant = chance.choice(CLASSES[1:]), f"t{chance.randrange(tenants)}"
+        name, tenant = chance.choice(CLASSES[2:]), f"t{chance.randrange(tenants)}"
         due_ms = now_ms + chance.randrange(1_000, 100_000)
-        return Entry(name, now_ms, tenant, chance.randrange(20, 2_000), deadline_ms=due_ms)
+        kind = chance.choice("ab")
+        return Entry(
+            name, now_ms, tenant, chance.randrange(20, 2_000), deadline_ms=due_ms, kind=kind
+        )
 
     while len(its) < waiting:
         its.add(request())
@@ -305,9 +350,8 @@ def steps_of_a_decision(waiting: int, tenants: int) -> float:
             its.wanted()
             decisions += 1 + len(started(its, now_ms))
             for running in list(its.running)[:20]:
-                its.ended(running, Written(chance.randrange(10, 400)), now_ms + 50)
-            its.room_changed(engines, 60_000, 0)
-    assert its.overtaking.short, "something waits for room"
+                tokens = chance.randrange(10, 400) * (10 if running.entry.kind == "a" else 1)
+                its.ended(running, Written(tokens), now_ms + 50)
     assert decisions > 100
     return steps.count / decisions
 

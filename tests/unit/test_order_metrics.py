@@ -8,27 +8,21 @@ from serve_app.contract import Written
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.observability.tenant_metrics import OTHER_TENANTS, TenantTelemetry
 from serve_app.policy.order import Scheduler
-from serve_app.policy.prediction import Prediction
-from serve_app.policy.running import Settled
+from serve_app.policy.waiting import Prediction, Settled
 from tests.unit.virtual_order import Entry
 
 
 def settled(tokens: int, tenant: str = "t", whole: bool = True) -> Settled:
-    predicted = Prediction(100.0, 200.0, 120.0)
+    predicted = Prediction(100.0, 120.0)
     return Settled(Entry(tenant=tenant), predicted, Written(tokens, whole), 5.0)
 
 
-def test_lengths_are_counted_against_the_prediction() -> None:
+def test_what_has_ended_is_counted_against_the_prediction() -> None:
     registry = CollectorRegistry()
     telemetry = OrderTelemetry(registry)
     for tokens in (1, 100, 150, 200, 201, 900):
         telemetry.ended(settled(tokens), lengths_useful=True, promotions=3)
     telemetry.ended(settled(1, whole=False), lengths_useful=True, promotions=3)
-    found = [
-        registry.get_sample_value("hermes_predicted_lengths_total", {"within": within})
-        for within in ("p50", "p90", "above")
-    ]
-    assert found == [2, 2, 2]
     assert registry.get_sample_value("hermes_prediction_ratio_count") == 6
     served = registry.get_sample_value(
         "hermes_tenant_served_cost_total", {"class": "standard", "tenant": "t"}
@@ -133,8 +127,9 @@ def test_the_waits_of_each_tenant_and_the_slots_are_shown() -> None:
 
     assert (shown("sum", "a"), shown("count", "a")) == (17, 2), "not of one that ran already"
     assert (shown("sum", "b"), shown("count", "b")) == (1, 1)
-    slots = [registry.get_sample_value(f"hermes_slots_{name}") for name in ("allowed", "reserved")]
-    assert slots == [3, 4]
+    names = ("allowed", "reserved", "long")
+    slots = [registry.get_sample_value(f"hermes_slots_{name}") for name in names]
+    assert slots == [3, 4, 4]
 
 
 def test_claims_that_brought_nothing_do_not_count() -> None:
@@ -157,8 +152,6 @@ def test_the_error_of_predictions_is_compared_with_a_constants() -> None:
     assert shown() == 1
     for number in range(400):
         entry = Entry(kind=("short", "long")[number % 2])
-        its.estimates.lengths.learn(
-            entry, its.estimates.lengths.predict(entry), (10, 1_000)[number % 2]
-        )
+        its.lengths.learn(entry, its.lengths.predict(entry), (10, 1_000)[number % 2])
     assert shown() < 0.3
-    assert its.estimates.lengths.useful
+    assert its.lengths.useful

@@ -18,7 +18,7 @@ from scripts.simulation.service import Outcome
 from scripts.simulation.simulate import simulate
 from serve_app.errors import SettingsError
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.rules import DEFAULT_RULES
+from serve_app.policy.order import DEFAULT_RULES
 from tests.tables import each
 from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService, seeds
 
@@ -64,9 +64,6 @@ def test_more_requests_keep_their_objectives_than_first_come_first_served(seed: 
     }
     print(f"in their objectives: {good['hermes']:.1%}, first come, first served {good['fcfs']:.1%}")
     assert good["hermes"] >= 1.2 * good["fcfs"]
-    found = figures(outcomes["hermes"], seed, {})
-    # Redis's round trip, and the pause of the dispatcher that waits for arrivals
-    assert found.idle_slot_s < len(outcomes["hermes"].records) * 2 * its.cluster.claim_ms / 1e3
 
 
 @pytest.mark.nightly  # test_tenants.py: a noisy tenant does not delay a light one
@@ -139,7 +136,7 @@ def test_nothing_that_has_not_ended_changes_a_decision(seed: int) -> None:
     again.run(until_ms)
     place = {id(entry): number for number, entry in enumerate(changed)}
     order = [entries.index(entry) for entry in begun]
-    assert service.scheduler.estimates.lengths.useful
+    assert service.scheduler.lengths.useful
     assert order != sorted(order), "the predictions decide"
     assert [place[id(one.entry)] for one in again.served[: len(order)]] == order
     assert len(waiting) > 50

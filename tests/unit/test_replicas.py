@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Cause
+from serve_app.contract import Cause, WorkerLease
 
 
 def watched() -> tuple[Replicas, list[tuple[str, str]]]:
@@ -91,8 +91,9 @@ def test_if_calls_failed_everywhere_no_replica_is_avoided() -> None:
 
 def test_only_the_engines_that_serve_here_count_as_room() -> None:
     replicas, _ = watched()
-    assert replicas.mine([("a", 16), ("b", 8), ("of another cluster", 64)]) == {"a": 16, "b": 8}
-    assert Replicas().mine([("of another cluster", 64)]) == {}
+    mine, other = [WorkerLease("a", 16, 14), WorkerLease("b", 8, 7)], WorkerLease("other", 64, 56)
+    assert replicas.mine([*mine, other]) == mine
+    assert Replicas().mine([other]) == []
 
 
 def test_work_goes_on_where_both_views_say_so_and_an_empty_view_says_nothing() -> None:

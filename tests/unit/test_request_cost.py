@@ -193,7 +193,7 @@ def test_only_what_writes_tokens_is_charged_for_an_unknown_output(path: str) -> 
         work = work_of(path, b"x" * 40, request)
         entry = Entry(prompt_tokens=10, max_output_tokens=work.max_output_tokens, kind=work.kind)
         expected = Lengths().predict(entry)
-        assert (work.cost_tokens > 200) == (expected.mean > 200) == (expected.p90 > 200) == writes
+        assert (work.cost_tokens > 200) == (expected.mean > 200) == writes
         assert work.prompt_tokens == 10
         assert writes or work.cost_tokens == 11
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.policy.fairness import VirtualCounters
-from serve_app.policy.rules import Rules
+from serve_app.policy.order import Rules
 from serve_app.policy.tenants import TenantRules
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 

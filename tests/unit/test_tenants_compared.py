@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from serve_app.policy.fairness import VirtualCounters
-from serve_app.policy.rules import Rules
+from serve_app.policy.order import Rules
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost
 
 pytestmark = pytest.mark.nightly  # with an order of work that is not ours

@@ -14,9 +14,8 @@ import pytest
 
 from serve_app.contract import Written
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import Scheduler
-from serve_app.policy.rules import DEFAULT_RULES, Rules
-from serve_app.policy.running import Running
+from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
+from serve_app.policy.waiting import Running
 
 NEVER_MS = 10**15
 
@@ -38,6 +37,7 @@ class Entry:
     max_output_tokens: int = 0
     deadline_ms: int = NEVER_MS
     kind: str = ""
+    sequences: int = 1
 
 
 class Served(NamedTuple):

@@ -16,6 +16,7 @@ import msgspec
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.structure import too_many
+from serve_app.policy.work import prompts_in
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 
 _LENGTHS = {
@@ -160,12 +161,12 @@ def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimit
     """Check how many answers an engine would write at a time, or how many texts it would embed."""
     prompts = 1
     if path == "/v1/completions":
-        prompts = _prompts(request.get("prompt"))
+        prompts = prompts_in(request.get("prompt"))
     elif path == "/v1/embeddings":
-        inputs = _prompts(request.get("input", request.get("messages")))
+        inputs = prompts_in(request.get("input", request.get("messages")))
         if inputs > limits.max_inputs:
             raise too_many("texts", limits.max_inputs, "input")
-    elif path == "/v1/responses" and _prompts(request.get("input")) > limits.max_messages:
+    elif path == "/v1/responses" and prompts_in(request.get("input")) > limits.max_messages:
         raise too_many("items", limits.max_messages, "input")
     for name in ("n", "best_of"):
         count = request.get(name)
@@ -180,15 +181,6 @@ def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimit
             raise _refused(f"A beam search may have '{name}' up to {limits.max_beams} here.", name)
     if request.get("use_beam_search") and not limits.max_beams:
         raise _refused("Beam search is not allowed here.", "use_beam_search")
-
-
-def _prompts(value: Any) -> int:
-    """The prompts of a request. Each text or list of token ids is one prompt; a flat list of token
-    ids is one.
-    """
-    if isinstance(value, list) and value and not isinstance(value[0], int):
-        return len(value)
-    return 1
 
 
 def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:

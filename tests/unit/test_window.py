@@ -1,0 +1,187 @@
+"""How many sequences an engine may run, and what follows in virtual time on modelled engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+import pytest
+
+from scripts.benchmark.stats import percentile
+from scripts.simulation.presets import PRESETS, Plan, cluster_of
+from scripts.simulation.service import Outcome
+from scripts.simulation.simulate import simulate
+from scripts.simulation.workloads import Kind, Lengths, open_loop, poisson
+from serve_app.contract import EngineReport
+from tests.unit.virtual_order import seeds
+from workers.window import Window
+
+KV, MOST = 10_000, 128
+WARM_S = 15.0
+
+
+def report(used: float, running: int, waiting: int = 0, preemptions: int = 0) -> EngineReport:
+    return EngineReport("e", KV, 4096, int(used * KV), running, waiting, preemptions)
+
+
+def test_a_window_shrinks_once_by_what_runs_and_grows_again_while_it_is_used() -> None:
+    its = Window(MOST)
+    assert (its.slots, its.long_slots) == (128, 112)
+    its.reported(report(1.0, 60, 20, preemptions=1))
+    assert its.long_slots == 45
+    its.reported(report(1.0, 60, 20, preemptions=2))
+    assert its.long_slots == 45, "what was started before still runs"
+    for _ in range(20):
+        its.reported(report(0.5, 45, preemptions=2))
+    assert its.long_slots > 45
+    grown = its.long_slots
+    its.reported(report(0.5, 10, preemptions=2))
+    assert its.long_slots == grown, "it is not used"
+    its.reported(report(0.9, 128, preemptions=2))
+    assert its.long_slots == grown, "the cache is"
+    for _ in range(100):
+        its.reported(report(0.5, 128, preemptions=2))
+    assert its.slots == MOST
+
+
+def test_sequences_that_wait_in_the_engine_shrink_it_if_they_wait_for_two_readings() -> None:
+    its = Window(MOST)
+    for waiting in (50, 0, 50, 0):
+        its.reported(report(0.5, 100, waiting))
+    assert its.slots == MOST
+    for _ in range(2):
+        its.reported(report(0.5, 100, 50))
+    assert its.long_slots == 75
+
+
+def test_an_engine_that_is_started_again_or_keeps_no_kv_has_its_slots() -> None:
+    its = Window(MOST)
+    its.reported(report(0.5, 1, preemptions=0))
+    its.reported(EngineReport("encoder", 0, 512, 0, 200, 300, 0))
+    assert its.slots == MOST
+    alone = Window(1)
+    assert (alone.slots, alone.long_slots) == (1, 1)
+    alone.reported(report(1.0, 1, 9, preemptions=1))
+    assert alone.slots == 1
+
+
+def plan(name: str, seed: int, ingresses: int = 1, engine: str = "tiny-cpu") -> Plan:
+    chosen = PRESETS[name]
+    return chosen.make(cluster_of(chosen, engine, 1, 0, ingresses), seed)
+
+
+def run(its: Plan, policy: str = "hermes") -> Outcome:
+    return simulate(its.cluster, its.sources, policy, its.until_s)
+
+
+def preempted(outcome: Outcome) -> float:
+    """The share of the requests."""
+    begun = [one for one in outcome.records if one.started_s is not None]
+    return sum(one.preemptions > 0 for one in begun) / len(begun)
+
+
+def waiting_inside(outcome: Outcome) -> float:
+    """Sequences that wait in the engine: the median over time."""
+    (engine,) = outcome.engines
+    samples = engine.samples.taken
+    return median(
+        waits
+        for (now_s, _, _, waits), (next_s, *_) in pairwise(samples)
+        for _ in range(round(100 * (next_s - now_s)))
+        if now_s >= WARM_S
+    )
+
+
+def ttft_s(outcome: Outcome, percent: float, *of: str) -> float:
+    return percentile(
+        [
+            one.ttft_s
+            for one in outcome.records
+            if one.first_token_s is not None
+            and (not of or one.work.request_class in of or one.work.tenant in of)
+        ],
+        percent,
+    )
+
+
+def tokens(outcome: Outcome) -> int:
+    return sum(one.tokens for one in outcome.records)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 2, 3))
+@pytest.mark.parametrize("preset", ["kv-bound", "long-prompts"])
+def test_what_has_no_room_waits_outside_of_the_engine_at_no_cost(preset: str, seed: int) -> None:
+    its = plan(preset, seed)
+    order, oldest = run(its), run(its, "fcfs")
+    print(
+        f"{preset}, seed {seed}: waiting inside {waiting_inside(order):.0f} "
+        f"(first come, first served {waiting_inside(oldest):.0f}), preempted "
+        f"{preempted(order):.1%} ({preempted(oldest):.1%}), tokens × "
+        f"{tokens(order) / tokens(oldest):.3f}, TTFT p50 × "
+        f"{ttft_s(order, 50) / ttft_s(oldest, 50):.3f}"
+    )
+    assert preempted(oldest) > 0.1, "there is memory for all, so nothing is tested"
+    assert waiting_inside(oldest) > 10
+    assert waiting_inside(order) <= 2
+    assert preempted(order) <= 0.05
+    assert tokens(order) >= 0.98 * tokens(oldest)
+    assert ttft_s(order, 50) <= 1.05 * ttft_s(oldest, 50)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 2, 3))
+def test_urgent_requests_do_not_wait_for_batch_requests_that_fill_the_memory(seed: int) -> None:
+    """An engine holds three of the batch requests."""
+    its = plan("held-batch", seed)
+    order, oldest = run(its), run(its, "fcfs")
+    found = [ttft_s(order, 99, name) for name in ("critical", "realtime")]
+    print(
+        f"seed {seed}: TTFT p99 critical {found[0]:.2f} s, realtime {found[1]:.2f} s, preempted "
+        f"{preempted(order):.1%}, tokens × {tokens(order) / tokens(oldest):.3f}"
+    )
+    assert max(found) < 0.8
+    assert waiting_inside(order) <= 2
+    assert preempted(order) < 0.6 * preempted(oldest)
+    assert tokens(order) >= 0.97 * tokens(oldest)
+
+
+def among_long(seed: int, rate_per_s: float, long_tokens: int) -> tuple[Plan, Plan]:
+    """Half as many long answers again as there are slots, and short requests of half a second; and
+    the short ones alone.
+    """
+    cluster = cluster_of(None, "estimate-h100-llama-8b", 1, 64, 1)
+    engine = msgspec.structs.replace(cluster.engine, num_gpu_blocks=600_000, max_model_len=110_000)
+    cluster = replace(cluster, engine=engine)
+    long = Kind(Lengths(100, 1.0), Lengths(long_tokens, 1.0), tenant="long")
+    short = Kind(Lengths(60, 1.5, 300), Lengths(40, 1.5, 200), tenant="short")
+    long_ones = open_loop([0.01 * number for number in range(96)], long, f"{seed}/long")
+    short_ones = open_loop(poisson(rate_per_s, 60, f"{seed}/short"), short, f"{seed}/short")
+    return Plan(cluster, [long_ones, short_ones], 60), Plan(cluster, [short_ones], 60)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 2, 3))
+@pytest.mark.parametrize("long_tokens", [3_500, 100_000])
+def test_while_spare_slots_last_short_requests_wait_for_no_long_answer(
+    seed: int, long_tokens: int
+) -> None:
+    """Seven of 64 slots are left to them, because one of the eight has a long answer that tries.
+    What is left of the difference to being alone is the longer steps of an engine that has more to
+    do.
+    """
+    among, alone = among_long(seed, 3.0, long_tokens)
+    order, oldest, quiet = run(among), run(among, "fcfs"), run(alone)
+    for outcome in (order, oldest, quiet):  # until the first has ended, one at a time tries
+        outcome.records[:] = [one for one in outcome.records if one.arrived_s > 5]
+    short = [one for one in order.records if one.work.tenant == "short"]
+    wait_ms = 1e3 * percentile([one.wait_s for one in short if one.started_s is not None], 99)
+    ttft_ms = [1e3 * ttft_s(one, 99, "short") for one in (order, oldest, quiet)]
+    print(
+        f"{long_tokens} tokens, seed {seed}: p99 of the wait {wait_ms:.1f} ms, of TTFT "
+        f"{ttft_ms[0]:.0f} ms, first come, first served {ttft_ms[1]:.0f} ms, alone "
+        f"{ttft_ms[2]:.0f} ms"
+    )
+    assert len(short) > 100
+    assert all(one.first_token_s is not None for one in short if one.arrived_s < 59)
+    assert wait_ms < 2
+    assert not ttft_ms[1] < 20 * ttft_ms[0], "without spare slots they wait"

@@ -1,0 +1,74 @@
+"""How many sequences an engine may run at a time. Pure.
+
+vLLM takes what it is given: what does not fit into its KV cache waits in it, where tenants and
+classes count no more, or is preempted and computed again. So the window follows what the engine
+says of itself twice a second: it grows by a thirty-second while all of it is used and the cache is
+not, and shrinks by a quarter, from what runs, after a preemption or while sequences wait in it.
+
+Beside the window there are spare slots, an eighth of `max_num_seqs`, for urgent or predictedly
+short requests (`serve_app/policy/order.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from serve_app.contract import EngineReport
+
+_SPARE = 1 / 8
+"""Of `max_num_seqs`, rounded down."""
+_FULL = 0.85
+"""The share of its cache at which the window grows no more. What is free beyond it is needed until
+the next reading.
+"""
+_IN_USE = 0.9
+"""The part of the window that counts as all of it."""
+_MORE = 1 / 32
+_LESS = 3 / 4
+_WAITING = 2
+"""So many sequences wait between two steps of an engine that is not short of anything."""
+_CALM_READINGS = 20
+"""For so many readings after it was cut the window stays: what was started before still runs."""
+
+
+class Window:
+    """The window of one engine.
+
+    Args:
+        most: `max_num_seqs`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._spare = math.floor(_SPARE * most)
+        self._preemptions = 0
+        self._waited = False
+        self._calm = 0
+        self.long_slots = most - self._spare
+        """The window: how many sequences may be of requests without a right to a spare slot."""
+
+    @property
+    def slots(self) -> int:
+        """How many sequences may run in all."""
+        return self.long_slots + self._spare
+
+    def reported(self, engine: EngineReport) -> None:
+        """Twice a second: what the engine says."""
+        if not engine.kv_tokens:  # an encoder keeps no KV
+            return
+        preempted = engine.preemptions > self._preemptions
+        waited, self._waited = self._waited, engine.waiting > _WAITING
+        self._preemptions = engine.preemptions
+        self._calm -= 1
+        if preempted or (waited and self._waited):
+            if self._calm <= 0:
+                used = min(self.long_slots, engine.running)
+                self.long_slots = max(1, math.floor(_LESS * used))
+                self._calm = _CALM_READINGS
+        elif (
+            self._calm <= 0
+            and engine.running >= _IN_USE * self.long_slots
+            and engine.used_tokens < _FULL * engine.kv_tokens
+        ):
+            more = math.ceil(_MORE * self.long_slots)
+            self.long_slots = min(self._most - self._spare, self.long_slots + more)
