@@ -1,8 +1,8 @@
 """What `scripts/bench` runs: load on OpenAI endpoints, and an honest account of what it cost.
 
-In the order a run meets the files: `arguments` and `options` (the command line) → `systems` (who is
-measured; `peer_venv` and `children` start them, `interrupts` ends them early) → `rounds` (who is
-measured when) → `load`, `prompts`, `pool`, `connection`, `sse` (one run) → `measurement`,
-`processes` (one row) → `stats`, `comparison`, `cost_model` → `table`, `report`, `plot`. With
-`--batching`, the package `batching` compares batchers in front of one system.
+`options` (the command line) → `systems` (who is measured) → one of `compare` (systems side by
+side), `batching` (batchers in front of one system) and `order` (the order of work on one). All of
+them use `run` (a load through one of the `batchers`, on a server by `client` or on the model of an
+engine), `measurement` (the row of a run; `processes` and `engine_page` for what the system says of
+itself), `stats`, `tables`, `plot` and `report`.
 """

@@ -1,58 +1,57 @@
-"""One row of the table: one load on one system, with latencies, throughput and CPU by kind of
-process.
-"""
+"""One row of every table: what one run measured. How a system is got ready for that."""
 
+import math
+import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .connection import Exchange
-from .load import Generator, Load, LoadResult
+from . import interrupts
+from .client import RequestMaker, Shape
+from .errors import SystemFailed
+from .options import Options
 from .processes import GENERATOR, Kind, Scope, cpu_by_kind, members, own_cpu_s, read_processes
-from .prompts import RequestMaker
-from .stats import percentile
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Two percentiles of a time, in milliseconds."""
-
-    p50_ms: float
-    p99_ms: float
-
-    @classmethod
-    def of_seconds(cls, values_s: Sequence[float]) -> "Latency":
-        """Percentiles of times given in seconds."""
-        return cls(
-            round(percentile(values_s, 50) * 1e3, 3), round(percentile(values_s, 99) * 1e3, 3)
-        )
+from .run import Load, Ran, Run, Served, one_exchange, put
+from .stats import Latency
+from .systems import System
 
 
 @dataclass
 class Row:
-    """What one run measured. CPU covers the whole run, throughput the window in which load was kept
-    up.
+    """Throughput and the mean numbers are those of the window, in which load was kept up; latencies
+    and CPU those of the whole run. ``unfinished`` were never sent, or broken off: they count in the
+    latencies with the time that they had waited by then, which is a lower bound.
     """
 
-    system: str
+    name: str
     load: str
-    concurrency: int
     round: int
-    max_tokens: int
     requests: int
+    unfinished: int
     errors: int
     error_kinds: dict[str, int]
     tokens: int
-    prompt_tokens: int
-    wall_s: float
     requests_per_s: float
     tokens_per_s: float
     ttft: Latency
     inter_token: Latency
     end_to_end: Latency
+    interactive: Latency
+    in_flight: float
+    slots: float
+    engine_running: float
+    busy: float
+    kv_used: float
+    rss_mib: float = math.nan
+    wall_s: float = math.nan
     cpu_s: dict[Kind, float] = field(default_factory=dict)
-    generator_share: float = 0.0
-    others_cores: float = 0.0
+    generator_share: float = math.nan
+    others_cores: float = math.nan
+
+    @property
+    def slots_used(self) -> float:
+        """Mean share of the batcher's slots in use; NaN for a batcher without a bound."""
+        return self.in_flight / self.slots if self.slots else math.nan
 
     @property
     def server_cpu_s(self) -> float:
@@ -60,80 +59,129 @@ class Row:
         return sum(cpu_s for kind, cpu_s in self.cpu_s.items() if kind != GENERATOR)
 
     @property
+    def cores(self) -> float:
+        """Cores that the system used; NaN in virtual time."""
+        return self.server_cpu_s / self.wall_s if self.cpu_s else math.nan
+
+    @property
     def cpu_per_token_us(self) -> float:
         """Microseconds of the system's CPU per generated token; NaN when nothing was generated."""
-        return self.server_cpu_s / self.tokens * 1e6 if self.tokens else float("nan")
+        return self.server_cpu_s / self.tokens * 1e6 if self.tokens else math.nan
+
+    @property
+    def cpu_per_request_ms(self) -> float:
+        """Milliseconds of the system's CPU per request; NaN when there was none."""
+        return self.server_cpu_s / self.requests * 1e3 if self.requests else math.nan
 
 
 async def measure(
-    system: str,
-    maker: RequestMaker,
-    load: Load,
-    scope: Scope,
-    others: Sequence[Scope],
-    round_number: int,
+    name: str, round_number: int, run: Run, scope: Scope, others: Sequence[Scope] = ()
 ) -> Row:
-    """Put ``load`` on a system and describe what happened as a row."""
+    """Run to the end and describe what happened, with the CPU and the memory of the processes in
+    ``scope``, and the CPU of those of ``others`` meanwhile.
+    """
     before, own_before_s = read_processes(), own_cpu_s()
-    result = await Generator(maker, load).run()
+    ran = await run.measure()
     after, generator_s = read_processes(), own_cpu_s() - own_before_s
 
     mine = members(after, scope, others)
-    row = _describe(system, maker, load, result, round_number)
+    row = describe(name, round_number, ran)
+    row.rss_mib = round(sum(after[pid].rss_bytes for pid in mine) / 2**20, 1)
     row.cpu_s = cpu_by_kind(before, after, mine)
-    strangers = (
-        set().union(*(members(after, other) for other in others if not other.is_open)) - mine
-    )
-    row.others_cores = round(sum(cpu_by_kind(before, after, strangers).values()) / result.wall_s, 3)
+    closed = [members(after, other) for other in others if not other.is_open]
+    strangers = set().union(*closed) - mine
+    row.others_cores = round(sum(cpu_by_kind(before, after, strangers).values()) / row.wall_s, 3)
     row.generator_share = round(generator_s / max(generator_s + row.server_cpu_s, 1e-9), 4)
     row.cpu_s[GENERATOR] = round(generator_s, 3)
     return row
 
 
-def _describe(
-    system: str, maker: RequestMaker, load: Load, result: LoadResult, round_number: int
-) -> Row:
-    shape = maker.shape
-    for exchange in result.exchanges:
-        if exchange.error is None and shape.ignore_eos and 0 < exchange.tokens < shape.max_tokens:
-            exchange.error = f"short body: {exchange.tokens} of {shape.max_tokens} tokens"
-        elif exchange.error is None and exchange.tokens == 0:
-            exchange.error = "short body: no tokens"
-    good = [exchange for exchange in result.exchanges if exchange.error is None]
-    errors = Counter(exchange.error for exchange in result.exchanges if exchange.error is not None)
-    tokens = sum(exchange.tokens for exchange in result.exchanges)
-    tokens_per_s = _tokens_per_s(result, good, tokens, shape.stream)
+def describe(name: str, round_number: int, ran: Ran) -> Row:
+    """The row of a run, without what its processes used."""
+    for one in ran.served:
+        exchange, wanted = one.exchange, one.job.output_tokens
+        if exchange and one.ended.is_set() and not exchange.error and exchange.tokens != wanted:
+            exchange.error = f"wrong length: {exchange.tokens} of {wanted} tokens"
+    whole = [one.exchange for one in ran.served if one.exchange and one.ended.is_set()]
+    good = [one for one in whole if one.error is None]
+    errors = Counter(one.error for one in whole if one.error is not None)
+    events, tokens = (sum(getattr(one, what) for one in good) for what in ("events", "tokens"))
+    # Events in the window, weighted by the number of tokens of an event.
+    tokens_per_s = ran.window_events * (tokens / events if events else 1.0) / ran.window_s
+    # From the tokens: a count of the answers that ended in the window would miss what those that
+    # were under way at its end had got.
+    lengths = [one.job.output_tokens for one in ran.served]
+    running = [one.running for one in ran.readings]
     return Row(
-        system=system,
-        load=f"{load.rate_per_s:g}/s" if load.rate_per_s else str(load.concurrency),
-        concurrency=load.concurrency,
+        name=name,
+        load=ran.load.name,
         round=round_number,
-        max_tokens=shape.max_tokens,
-        requests=len(result.exchanges),
+        requests=len(ran.served),
+        unfinished=sum(not one.ended.is_set() for one in ran.served),
         errors=sum(errors.values()),
         error_kinds=dict(errors.most_common(5)),
-        tokens=tokens,
-        prompt_tokens=sum(exchange.prompt_tokens for exchange in good),
-        wall_s=round(result.wall_s, 3),
-        requests_per_s=round(tokens_per_s * len(good) / tokens, 3) if tokens else 0.0,
+        tokens=sum(one.tokens for one in whole),
+        requests_per_s=round(tokens_per_s * len(lengths) / max(1, sum(lengths)), 3),
         tokens_per_s=round(tokens_per_s, 2),
         ttft=Latency.of_seconds(
-            [e.first_token_s - e.started_s for e in good if e.first_token_s is not None]
+            [one.first_token_s - one.started_s for one in good if one.first_token_s is not None]
         ),
-        inter_token=Latency.of_seconds([gap_s for e in good for gap_s in e.gaps_s]),
-        end_to_end=Latency.of_seconds(
-            [e.finished_s - e.started_s for e in good if e.finished_s is not None]
-        ),
+        inter_token=Latency.of_seconds([gap_s for one in good for gap_s in one.gaps_s]),
+        end_to_end=_waits(ran, ran.served),
+        interactive=_waits(ran, [one for one in ran.served if one.job.interactive]),
+        in_flight=round(ran.in_flight, 3),
+        slots=round(ran.slots, 3),
+        engine_running=max(running, default=math.nan),
+        busy=sum(map(bool, running)) / len(running) if running else math.nan,
+        kv_used=max((one.kv_used for one in ran.readings), default=math.nan),
+        wall_s=round(ran.ended_s - ran.started_s, 3),
     )
 
 
-def _tokens_per_s(result: LoadResult, good: Sequence[Exchange], tokens: int, stream: bool) -> float:
-    """Tokens per second while the load was kept up.
+def _waits(ran: Ran, served: Sequence[Served]) -> Latency:
+    """Times to the end; of what is unfinished, how long it has waited."""
+    times_s: list[float] = []
+    for one in served:
+        if one.exchange is None or not one.ended.is_set():
+            times_s.append(ran.ended_s - one.job.arrived_s)
+        elif one.exchange.error is None and one.exchange.finished_s is not None:
+            times_s.append(one.exchange.finished_s - one.job.arrived_s)
+    return Latency.of_seconds(times_s)
 
-    Events in the window, weighted by the true number of tokens per event; without a stream there
-    are no events, and the whole run with its tail has to do.
+
+def warm_up(options: Options, system: System, shape: Shape, users: int) -> None:
+    """First requests pay for lazy imports, connections and kernels; nobody's row should."""
+    seed = random.Random().randrange(2**31)
+    maker = maker_for(options, system, replace(shape, max_tokens=16), seed)
+    load = Load(users=users, window_s=None)
+    row = describe(system.name, 0, interrupts.run(put(maker, load, requests=2 * users)))
+    if row.errors == row.requests:
+        raise SystemFailed(f"{system.name}: every request of the warm-up failed: {row.error_kinds}")
+
+
+def maker_for(options: Options, system: System, shape: Shape, seed: int) -> RequestMaker:
+    """Makes requests of ``shape`` for a system's own model."""
+    return RequestMaker(system.url, options.api_key, replace(shape, model=system.model), seed)
+
+
+def wanted_shape(options: Options, system: System) -> Shape:
+    """The run's shape, with the prompt's length in characters that makes the wanted number of
+    tokens.
     """
-    if not stream:
-        return sum(exchange.tokens for exchange in good) / result.wall_s
-    events = sum(exchange.events for exchange in result.exchanges)
-    return result.window_events * (tokens / events) / result.window_s if events else 0.0
+    base = Shape(system.model, options.max_tokens, prompt_chars=0, sessions=options.sessions)
+
+    async def tokens_of(chars: int) -> int:
+        shape = replace(base, prompt_chars=chars, max_tokens=2)
+        return (await one_exchange(maker_for(options, system, shape, options.seed))).prompt_tokens
+
+    async def both() -> tuple[int, int]:
+        return await tokens_of(100), await tokens_of(300)
+
+    few, many = interrupts.run(both())
+    per_char = (many - few) / 200
+    if per_char <= 0:
+        # No usage in the answers: four characters a token is what English text has.
+        return replace(base, prompt_chars=4 * options.prompt_tokens)
+    template_tokens = few - 100 * per_char
+    chars = round((options.prompt_tokens - template_tokens) / per_char)
+    return replace(base, prompt_chars=max(1, chars))

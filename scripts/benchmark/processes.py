@@ -69,6 +69,7 @@ class Process:
     born: int
     cpu_s: float
     command_line: str
+    rss_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ def _read_process(process: psutil.Process) -> Process:
     command_line = " ".join(process.cmdline()).strip()
     # The hash is of pid and start time, where psutil allows for changes of the machine's clock.
     born = hash(process)
-    return Process(process.pid, process.ppid(), born, times.user + times.system, command_line)
+    cpu_s, rss_bytes = times.user + times.system, process.memory_info().rss
+    return Process(process.pid, process.ppid(), born, cpu_s, command_line, rss_bytes)
 
 
 def _environment(pid: int) -> str:

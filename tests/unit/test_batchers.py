@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.benchmark.batching.batcher import Batcher
-from scripts.benchmark.batching.batches import Batches
-from scripts.benchmark.batching.hybrid import Hybrid
-from scripts.benchmark.batching.job import Job, mix
-from scripts.benchmark.batching.occupancy import Occupancy
-from scripts.benchmark.batching.specification import DEFAULT, parse
-from scripts.benchmark.batching.split import Split
-from scripts.benchmark.batching.tuned import LARGEST, LOOK_EVERY_S, SMALLEST, Tuned
-from scripts.benchmark.batching.window import Window
+from scripts.benchmark.batchers import (
+    DEFAULT,
+    LARGEST,
+    LOOK_EVERY_S,
+    SMALLEST,
+    Batcher,
+    Batches,
+    Hybrid,
+    Job,
+    Split,
+    Tuned,
+    mix,
+    parse,
+)
+from scripts.benchmark.run import Occupancy
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # a tool
@@ -49,14 +55,14 @@ def _play(batcher: Batcher, jobs: Sequence[Job], until_s: float = 1e9) -> dict[i
 
 class TestWindow:
     def test_serial_runs_one_at_a_time_in_the_order_of_arrival(self) -> None:
-        assert _play(Window(1), [_job(n) for n in range(3)]) == {0: 0, 1: 10, 2: 20}
+        assert _play(Batcher(1), [_job(n) for n in range(3)]) == {0: 0, 1: 10, 2: 20}
 
     def test_a_place_that_becomes_free_is_taken_at_once(self) -> None:
         jobs = [_job(0, tokens=3), _job(1, tokens=10), _job(2)]
-        assert _play(Window(2), jobs) == {0: 0, 1: 0, 2: 3}
+        assert _play(Batcher(2), jobs) == {0: 0, 1: 0, 2: 3}
 
     def test_continuous_keeps_nothing_waiting(self) -> None:
-        assert set(_play(Window(None), [_job(n) for n in range(300)]).values()) == {0}
+        assert set(_play(Batcher(None), [_job(n) for n in range(300)]).values()) == {0}
 
 
 class TestBatches:
@@ -159,7 +165,7 @@ class TestHybrid:
 
 class TestSplit:
     def test_neither_kind_uses_the_slots_of_the_other(self) -> None:
-        split = Split(Window(3), Batches(4, 0.0, None))
+        split = Split(3, Batches(4, 0.0, None))
         for number in range(20):
             split.add(_job(number, interactive=False))
         assert [job.number for job in split.next(0.0)] == [0, 1, 2, 3]
@@ -170,7 +176,7 @@ class TestSplit:
     def test_a_batch_is_closed_and_a_window_is_not(self) -> None:
         jobs = [_job(n, tokens=5 + 10 * n, interactive=False) for n in range(3)]
         jobs += [_job(10 + n, tokens=5 + 10 * n) for n in range(3)]
-        started = _play(Split(Window(2), Batches(2, 0.5, None)), jobs)
+        started = _play(Split(2, Batches(2, 0.5, None)), jobs)
         assert started == {0: 0, 1: 0, 2: 15, 10: 0, 11: 0, 12: 5}
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark.__main__ import main
-from scripts.benchmark.batching.row import BatchRow
-from scripts.benchmark.batching.run import Pressure
-from scripts.benchmark.batching.specification import parse
-from scripts.benchmark.batching.summary import ratios
-from scripts.benchmark.batching.table import line
-from scripts.benchmark.batching.virtual_run import VirtualRun
+from scripts.benchmark.batchers import parse
+from scripts.benchmark.batching import COLUMNS, ratios, virtually
+from scripts.benchmark.measurement import Row
 from scripts.benchmark.options import parse as parse_options
+from scripts.benchmark.run import Load
+from scripts.benchmark.tables import line
 from scripts.simulation.engines import FOLDER, load_engine
 
 pytestmark = pytest.mark.nightly  # a tool
@@ -32,16 +31,13 @@ def _rows(
     rate_per_s: float = 0.0,
     engine: str = "tiny-cpu",
     seed: int = 1,
-) -> dict[str, BatchRow]:
-    pressure = Pressure("load", users, rate_per_s, 10.0, 60.0, str(seed))
-    parameters = load_engine(engine)
-    return {
-        one.name: VirtualRun(one, parameters, pressure, 32, 64).measure(1)
-        for one in parse(",".join(batchers))
-    }
+) -> dict[str, Row]:
+    load = Load(users, rate_per_s, window_s=10.0, grace_s=10.0, seed=str(seed))
+    measure = virtually(load_engine(engine), 32, 64)
+    return {one.name: measure(one, load, 1) for one in parse(",".join(batchers))}
 
 
-def _speed(rows: dict[str, BatchRow], name: str) -> float:
+def _speed(rows: dict[str, Row], name: str) -> float:
     return rows[name].tokens_per_s
 
 
@@ -81,7 +77,7 @@ class TestPromises:
 class TestVirtualRuns:
     def test_the_same_seed_gives_the_same_row(self) -> None:
         (first,), (again,) = (_rows(["tuned"], users=12).values() for _ in range(2))
-        assert line(first) == line(again)
+        assert line(COLUMNS, first) == line(COLUMNS, again)
         (other,) = _rows(["tuned"], users=12, seed=2).values()
         assert first.tokens_per_s != other.tokens_per_s
 
@@ -92,7 +88,7 @@ class TestVirtualRuns:
         (row,) = _rows([batcher], users=6).values()
         assert row.engine_running == most
         assert row.in_flight == pytest.approx(most, rel=0.01)
-        assert row.unfinished == 6, "each of the users had asked for one more"
+        assert row.unfinished == 6 - most, "what had reached the engine has got its time to end"
 
     def test_a_request_that_meets_an_idle_engine_takes_the_time_of_its_steps(self) -> None:
         (row,) = _rows(["continuous"], rate_per_s=0.5).values()
@@ -132,7 +128,7 @@ def test_the_command_prints_what_it_knows(capsys: pytest.CaptureFixture[str]) ->
     words = ["--virtual", "--batching", "async:8,hybrid:8", "--load-percent", "500"]
     assert main([*words, "--duration-s", "2", "--rounds", "2", "--concurrency", "4,16"]) == 0
     said = capsys.readouterr().out
-    assert "| 500 % | hybrid:8 | async:8 | 1.0" in said
+    assert "| 500 % | hybrid:8 | async:8 | tokens/s | 1.0" in said
     assert "nan" not in said
     assert not math.isnan(float(said.split("100 %: ")[1].split()[0]))
 

@@ -1,48 +1,36 @@
 """`scripts/bench --batching` against a small server: what is sent when, and what a row says."""
 
 import asyncio
-import os
+from dataclasses import fields
 
 import pytest
 
-from scripts.benchmark.batching.engine_gauges import EngineGauges
-from scripts.benchmark.batching.front import Front
-from scripts.benchmark.batching.job import Job
-from scripts.benchmark.batching.row import BatchRow, describe
-from scripts.benchmark.batching.run import Pressure, Run
-from scripts.benchmark.batching.server import Server
-from scripts.benchmark.batching.specification import parse
-from scripts.benchmark.batching.summary import ratios
-from scripts.benchmark.batching.table import line, summary
-from scripts.benchmark.batching.window import Window
-from scripts.benchmark.measurement import Latency
+from scripts.benchmark.batchers import Batcher, Job, alike, mix, parse
+from scripts.benchmark.batching import COLUMNS, ratios
+from scripts.benchmark.client import Exchange, RequestMaker, Shape
+from scripts.benchmark.measurement import Row, describe
 from scripts.benchmark.options import parse as parse_options
-from scripts.benchmark.prompts import RequestMaker, Shape
+from scripts.benchmark.run import Endpoint, HttpEndpoint, Load, Run
+from scripts.benchmark.stats import Latency
+from scripts.benchmark.tables import line, summary
+from scripts.benchmark.tables import ratios as ratios_table
 from tests.http_server import serving
 from tests.unit.bench_engine import Engine
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.nightly  # a tool
 
-_PAGE = """\
-# HELP vllm:num_requests_running Number of requests in model execution batches.
-vllm:num_requests_running{engine="0",model_name="m"} 12.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 3.0
-vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
-vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
-"""
-
 
 async def _measure(
     batcher: str, engine: Engine, *, users: int = 0, rate_per_s: float = 0.0, window_s: float = 0.3
-) -> BatchRow:
+) -> Row:
     (specification,) = parse(batcher)
-    pressure = Pressure("load", users, rate_per_s, window_s, timeout_s=60.0, seed="s")
+    load = Load(users, rate_per_s, window_s, grace_s=window_s, seed="s", label="load")
     with serving(engine) as server:
-        shape = Shape("chat/completions", "m", max_tokens=16, prompt_chars=10)
-        maker = RequestMaker(f"{server.url}/v1", "k", shape, 1)
-        ran = await Run(specification, maker, pressure, 5, Server([os.getpid()])).measure()
-    return describe(batcher, pressure, 1, ran, EngineGauges(server.url), 2**20)
+        maker = RequestMaker(f"{server.url}/v1", "k", Shape("m", 16, prompt_chars=10), 1)
+        made = specification.make(users or None)
+        ran = await Run(made, HttpEndpoint(maker), load, mix("s", 16, 5)).measure()
+    return describe(batcher, 1, ran)
 
 
 @pytest.mark.clock
@@ -59,19 +47,13 @@ class TestRuns:
         assert row.errors == 0, row.error_kinds
         assert 0.3 * most < row.in_flight <= most
 
-    async def test_a_row_says_how_much_of_a_core_the_server_took(self) -> None:
-        """In a window that is long beside the steps in which the system counts CPU time."""
-        row = await _measure("continuous", Engine(0.001), users=6, window_s=2.0)
-        assert 0 < row.cores < 2
-        assert row.tokens_per_cpu_s > row.tokens_per_s / 2 > 0
-
     async def test_what_the_batcher_kept_waiting_is_unfinished_and_counts_with_its_wait(
         self,
     ) -> None:
         row = await _measure("serial", Engine(10.0), users=20)
         assert row.unfinished == row.requests == 20
         assert row.end_to_end.p50_ms >= 300, "less than the window for which they waited"
-        assert "≥" in line(row)
+        assert "≥" in line(COLUMNS, row)
 
     async def test_what_does_not_end_in_time_is_broken_off_at_the_server_too(self) -> None:
         engine = Engine(1000.0)
@@ -88,45 +70,36 @@ class TestRuns:
         assert row.requests > 10
 
 
-class TestFront:
-    async def test_a_failure_to_send_reaches_who_waits_and_frees_the_place(self) -> None:
-        async def send(job: Job) -> None:
-            if job.number == 0:
-                raise ValueError("broken")
-
-        front = Front(Window(1), send)
-        first = asyncio.create_task(front.perform(Job(0, 0.0, 1, 1, True)))
-        second = asyncio.create_task(front.perform(Job(1, 0.0, 1, 1, True)))
-        with pytest.raises(ValueError, match="broken"):
-            await first
-        assert await second
-
-    async def test_a_front_that_closes_tells_those_who_wait_that_nothing_was_sent(self) -> None:
-        async def send(_: Job) -> None:
-            await asyncio.Event().wait()
-
-        front = Front(Window(1), send)
-        tasks = [asyncio.create_task(front.perform(Job(n, 0.0, 1, 1, True))) for n in range(2)]
-        await asyncio.sleep(0)
-        await front.close(0.01)
-        late = front.perform(Job(2, 0.0, 1, 1, True))
-        sent = await asyncio.wait_for(asyncio.gather(*tasks, late), 60)
-        assert sent == [True, False, False]
+class _Failing(Endpoint):
+    async def answer(self, job: Job, exchange: Exchange) -> None:
+        raise ValueError("broken")
 
 
-def test_the_gauges_of_the_engine_are_found_on_its_page() -> None:
-    gauges = EngineGauges("http://h:1/v1")
-    assert gauges.take(_PAGE)
-    assert (gauges.most_running, gauges.most_waiting, gauges.most_kv_used) == (12.0, 3.0, 0.25)
-    assert not gauges.take("another_metric 1\n")
+class _Silent(Endpoint):
+    async def answer(self, job: Job, exchange: Exchange) -> None:
+        await asyncio.Event().wait()
 
 
-def _row(batcher: str, round_number: int, tokens_per_s: float) -> BatchRow:
-    none = Latency(1.0, 2.0)
-    rest: list[float] = [1.0, 4.0, *[0.0] * 4, 0.5, *[0.0] * 3]
-    return BatchRow(
-        *(batcher, "8", round_number, 10, 0, 0, {}, 1.0, tokens_per_s, none, none, none), *rest
-    )
+class TestEnds:
+    async def test_a_failure_to_send_ends_the_run(self) -> None:
+        run = Run(Batcher(1), _Failing(), Load(users=2, window_s=60.0), alike(1))
+        with pytest.raises(ExceptionGroup) as failed:
+            await asyncio.wait_for(run.measure(), 60)
+        assert str(failed.value.exceptions[0]) == "broken"
+
+    async def test_a_run_that_ends_tells_what_was_not_sent_from_what_was_broken_off(self) -> None:
+        load = Load(users=2, window_s=0.01, grace_s=0.01)
+        ran = await asyncio.wait_for(Run(Batcher(1), _Silent(), load, alike(1)).measure(), 60)
+        assert [one.exchange is not None for one in ran.served] == [True, False]
+        assert not any(one.ended.is_set() for one in ran.served)
+
+
+def _row(name: str, round_number: int, tokens_per_s: float) -> Row:
+    values: dict[str, object] = {field.name: 0.0 for field in fields(Row)} | {
+        **{"name": name, "load": "8", "round": round_number, "tokens_per_s": tokens_per_s},
+        **{"error_kinds": {}, "end_to_end": Latency(1.0, 2.0), "interactive": Latency(1.0, 2.0)},
+    }
+    return Row(**values)  # type: ignore[arg-type]
 
 
 class TestSummary:
@@ -145,7 +118,9 @@ class TestSummary:
         assert found["tuned", "async:16"].median == 0.95
         assert found["hybrid:64", "async:16"].low == 1.5
         assert ("tuned", "async:8") not in found
-        assert "| 8 | continuous | serial | 8.00 (8.00–8.00) | 8.00 (8.00–8.00) |" in summary(rows)
+        said = ratios_table(ratios(rows))
+        assert "| 8 | continuous | serial | tokens/s | 8.00 (8.00–8.00) |" in said
+        assert "| 8 | continuous | 0.0 | 160 (80–240) | 1 | 2 |" in summary(COLUMNS, rows)
 
 
 class TestCommandLine:

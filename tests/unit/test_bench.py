@@ -4,34 +4,33 @@ tokens.
 
 import math
 import os
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
 
-from scripts.benchmark.comparison import ratios
-from scripts.benchmark.cost_model import TOTAL, cost_model
-from scripts.benchmark.measurement import Latency, Row
+from scripts.benchmark.compare import TOTAL, cost_model, ratios
+from scripts.benchmark.measurement import Row
 from scripts.benchmark.processes import Process, Scope, classify, cpu_by_kind, descendants, members
-from scripts.benchmark.stats import median, percentile, poisson_arrivals_s, round_ratios, split_cost
+from scripts.benchmark.stats import (
+    Latency,
+    median,
+    percentile,
+    poisson_arrivals_s,
+    round_ratios,
+    split_cost,
+)
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # a tool
 
 
-def _row(system: str, *, round: int, tokens_per_s: float = 1.0, **changes: object) -> Row:
+def _row(name: str, *, round: int, tokens_per_s: float = 1.0, **changes: object) -> Row:
     none = Latency(0.0, 0.0)
-    values: dict[str, object] = {
-        **{"system": system, "load": "8", "concurrency": 8, "round": round, "max_tokens": 128},
-        **{
-            "requests": 10,
-            "errors": 0,
-            "error_kinds": {},
-            "tokens": 1280,
-            "prompt_tokens": 0,
-            "wall_s": 1.0,
-        },
-        **{"requests_per_s": 1.0, "tokens_per_s": tokens_per_s},
-        **{"ttft": none, "inter_token": none, "end_to_end": none},
+    values: dict[str, object] = {field.name: 0.0 for field in fields(Row)} | {
+        **{"name": name, "load": "8", "round": round, "tokens_per_s": tokens_per_s},
+        **{"requests": 10, "error_kinds": {}, "tokens": 1280, "wall_s": 1.0, "cpu_s": {}},
+        **{"ttft": none, "inter_token": none, "end_to_end": none, "interactive": none},
     }
     return Row(**(values | changes))  # type: ignore[arg-type]
 
@@ -66,8 +65,8 @@ class TestFigures:
         ]
         found = {ratio.theirs: ratio for ratio in ratios(rows) if ratio.measure == "tokens/s"}
         assert found["b"].per_round == (2.0, 2.0, 3.0)
-        assert found["b"].median == 2.0
-        assert found["c"].median == 0.5
+        assert found["b"].spread.median == 2.0
+        assert found["c"].spread.median == 0.5
 
 
 class TestCostModel:
@@ -87,8 +86,8 @@ class TestCostModel:
             ingress, redis = requests * 1e-3 + tokens * 50e-6, tokens * 10e-6
             return {"ingress replica": ingress, "redis-server": redis, "load generator": 5.0}
 
-        short = _row("own", round=1, max_tokens=2, requests=100, tokens=200, cpu_s=cpu_s(100, 200))
-        long = _row("own", round=1, max_tokens=128, requests=10, tokens=1280, cpu_s=cpu_s(10, 1280))
+        short = _row("own", round=1, requests=100, tokens=200, cpu_s=cpu_s(100, 200))
+        long = _row("own", round=1, requests=10, tokens=1280, cpu_s=cpu_s(10, 1280))
         costs = {cost.kind: cost for cost in cost_model([short, long])}
         assert (costs["ingress replica"].per_token_us, costs["ingress replica"].per_request_ms) == (
             50.0,

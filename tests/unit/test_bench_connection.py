@@ -8,14 +8,11 @@ import signal
 import pytest
 
 from scripts.benchmark import interrupts
-from scripts.benchmark.arguments import make_parser
-from scripts.benchmark.load import Load
-from scripts.benchmark.measurement import measure
-from scripts.benchmark.options import parse
-from scripts.benchmark.processes import Scope
-from scripts.benchmark.prompts import RequestMaker, Shape
+from scripts.benchmark.client import EventCounter, RequestMaker, Shape
+from scripts.benchmark.measurement import describe
+from scripts.benchmark.options import make_parser, parse
 from scripts.benchmark.report import without_secrets
-from scripts.benchmark.sse import EventCounter
+from scripts.benchmark.run import Load, put
 from tests.http_server import END, Script, chunk, cutting, event, head, sending, serving, whole
 from tests.tables import each
 
@@ -46,7 +43,7 @@ class TestStreams:
         self, size: int, newline: bytes
     ) -> None:
         body = _CHAT.replace(b"\n", newline)
-        counter = EventCounter("chat/completions")
+        counter = EventCounter()
         tokens = sum(
             counter.feed(body[start : start + size]) for start in range(0, len(body), size)
         )
@@ -56,69 +53,41 @@ class TestStreams:
         assert counter.error is None
 
     def test_the_role_alone_is_not_the_first_token(self) -> None:
-        counter = EventCounter("chat/completions")
+        counter = EventCounter()
         assert counter.feed(_CHAT[: _CHAT.index(b"id: 2")]) == 0
         assert counter.feed(b"id: 2\n" + _chat_event("one")) == 1
 
     def test_a_stream_that_ends_without_its_last_event_is_not_done(self) -> None:
-        counter = EventCounter("chat/completions")
+        counter = EventCounter()
         counter.feed(_CHAT.removesuffix(b"data: [DONE]\n\n"))
         assert not counter.done
 
     def test_an_error_event_is_an_error_even_when_the_stream_ends_well(self) -> None:
-        counter = EventCounter("chat/completions")
+        counter = EventCounter()
         counter.feed(
             _chat_event("one") + b'data: {"error":{"message":"engine died"}}\n\ndata: [DONE]\n\n'
         )
         assert counter.error == "error event: engine died"
 
     def test_a_token_that_completes_no_character_still_counts(self) -> None:
-        counter = EventCounter("completions")
-        assert (
-            counter.feed(b'data: {"choices":[{"text":""}]}\n\ndata: {"choices":[{"text":"b"}]}\n\n')
-            == 2
-        )
-
-    def test_responses_count_deltas_and_end_with_their_terminal_event(self) -> None:
-        counter = EventCounter("responses")
-        delta = (
-            b"event: response.output_text.delta\ndata: "
-            b'{"type":"response.output_text.delta","delta":"a"}\n\n'
-        )
-        done = (
-            b'{"type":"response.completed",'
-            b'"response":{"usage":{"input_tokens":4,"output_tokens":2}}}'
-        )
-        assert (
-            counter.feed(
-                b'event: response.created\ndata: {"type":"response.created"}\n\n' + delta + delta
-            )
-            == 2
-        )
-        assert not counter.done
-        counter.feed(b"event: response.completed\ndata: " + done + b"\n\n")
-        assert counter.done
-        assert counter.usage == {"input_tokens": 4, "output_tokens": 2}
+        assert EventCounter().feed(_chat_event("") + _chat_event("b")) == 2
 
 
 class TestRequests:
     def test_equal_seeds_make_equal_requests_and_no_two_of_a_run_are_alike(self) -> None:
-        shape = Shape("chat/completions", "m", max_tokens=8, prompt_chars=200)
+        shape = Shape("m", max_tokens=8, prompt_chars=200)
         first, again = (RequestMaker("http://h:1/v1", "k", shape, seed=5) for _ in range(2))
         requests = [first.next() for _ in range(20)]
         assert requests == [again.next() for _ in range(20)]
         assert len(set(requests)) == 20
 
     def test_a_request_says_how_long_its_body_is(self) -> None:
-        head, _, body = (
-            RequestMaker("http://h:1/v1", "k", Shape("responses", "m", 8, 50, sessions=3), 0)
-            .next()
-            .partition(b"\r\n\r\n")
-        )
-        assert head.startswith(b"POST /v1/responses HTTP/1.1\r\nhost: h:1\r\n")
+        maker = RequestMaker("http://h:1/v1", "k", Shape("m", 8, 50, sessions=3), 0)
+        head, _, body = maker.next().partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h:1\r\n")
         assert f"content-length: {len(body)}".encode() in head
         assert b"\r\nx-session-id: bench-0-" in head
-        assert json.loads(body)["max_output_tokens"] == 8
+        assert json.loads(body)["max_tokens"] == 8
 
 
 class TestCommandLine:
@@ -147,11 +116,9 @@ def _chunked(body: bytes) -> bytes:
 
 
 async def _errors_of(script: Script, *, max_tokens: int = 3) -> list[str | None]:
-    shape = Shape("chat/completions", "m", max_tokens, 10)
-    load = Load(concurrency=2, requests=4, timeout_s=60)
     with serving(script) as server:
-        maker = RequestMaker(f"{server.url}/v1", "k", shape, 0)
-        row = await measure("s", maker, load, Scope(), [], 1)
+        maker = RequestMaker(f"{server.url}/v1", "k", Shape("m", max_tokens, 10), 0)
+        row = describe("s", 1, await put(maker, Load(users=2, window_s=None), requests=4))
     assert row.requests == 4
     return [error for error, count in row.error_kinds.items() for _ in range(count)]
 
@@ -173,7 +140,7 @@ class TestErrors:
     async def test_fewer_tokens_than_asked_for_are_an_error(self) -> None:
         assert (
             await _errors_of(sending(_chunked(_CHAT)), max_tokens=4)
-            == ["short body: 3 of 4 tokens"] * 4
+            == ["wrong length: 3 of 4 tokens"] * 4
         )
 
     async def test_another_status_than_200_is_an_error_with_what_the_server_said(self) -> None:

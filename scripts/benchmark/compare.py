@@ -1,0 +1,195 @@
+"""Systems side by side: who is measured when, the ratios of the first to its peers, and what a
+token and a request cost. The systems take turns at every load, so that noise meets all alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from . import interrupts, tables
+from .batchers import Batcher, alike
+from .client import Shape
+from .measurement import Row, maker_for, measure, wanted_shape, warm_up
+from .options import Options
+from .processes import GENERATOR, Kind
+from .report import write_document, write_picture
+from .run import HttpEndpoint, Load, Run
+from .stats import Measure, Ratio, loads_of, median, names_of, ratio, select, split_cost
+from .systems import System
+from .tables import Column
+
+# One token is no stream, and engines answer it on a path of its own; two are the shortest true
+# stream.
+SHORT_TOKENS = 2
+TOTAL: Kind = "all of it"
+_WARM_UP_USERS = 8
+
+MEASURES: dict[str, Measure] = {
+    "tokens/s": lambda row: row.tokens_per_s,
+    "TTFT p50": lambda row: row.ttft.p50_ms,
+    "end-to-end p99": lambda row: row.end_to_end.p99_ms,
+    "CPU per token": lambda row: row.cpu_per_token_us,
+}
+COLUMNS = (
+    Column("req/s", lambda row: row.requests_per_s, ",.1f"),
+    Column("tok/s", lambda row: row.tokens_per_s, spread=True),
+    Column("TTFT p50 ms", lambda row: row.ttft.p50_ms, ",.1f", spread=True),
+    Column("p99", lambda row: row.ttft.p99_ms, ",.1f"),
+    Column("gap p50 ms", lambda row: row.inter_token.p50_ms, ",.1f"),
+    Column("p99", lambda row: row.inter_token.p99_ms, ",.1f"),
+    Column("end-to-end p50 ms", lambda row: row.end_to_end.p50_ms),
+    Column("p99", lambda row: row.end_to_end.p99_ms),
+    Column("errors", lambda row: row.errors),
+    Column("µs/tok", lambda row: row.cpu_per_token_us),
+    Column("ms/req", lambda row: row.cpu_per_request_ms, ",.1f"),
+    Column("gen %", lambda row: row.generator_share, ".1%"),
+    Column("idle", lambda row: row.others_cores, ".2f"),
+)
+_LEGEND = """\
+µs/tok, ms/req: CPU of the system over all its processes; gen %: the load generator's share of the
+CPU used; idle: cores that the systems waiting for their turn used meanwhile"""
+
+
+def compare(options: Options, arguments: Sequence[str], systems: Sequence[System]) -> int:
+    """Measure, print and write; the command's exit status."""
+    shape = wanted_shape(options, systems[0])
+    loads = _loads(options)
+    for system in systems:
+        warm_up(options, system, shape, max(load.users for load in loads) or _WARM_UP_USERS)
+    print(tables.heading(COLUMNS), flush=True)
+    rows = [row for load in loads for row in _rounds(options, systems, load, [shape])]
+    cost_rows: list[Row] = []
+    if options.cost_model:
+        long_tokens = max(options.max_tokens, 2 * SHORT_TOKENS)
+        shapes = [replace(shape, max_tokens=tokens) for tokens in (SHORT_TOKENS, long_tokens)]
+        cost_rows = list(_rounds(options, systems, loads[-1], shapes))
+    print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}\n\n{cpu_by_kind(rows)}")
+    if len(systems) > 1:
+        print(f"\n{tables.ratios(ratios(rows))}")
+    if cost_rows:
+        print(f"\n{_cost_table(cost_model(cost_rows))}")
+    found = {
+        "rows": [asdict(row) for row in rows],
+        "ratios": [asdict(one) for one in ratios(rows)],
+        "cost_rows": [asdict(row) for row in cost_rows],
+        "costs": [asdict(cost) for cost in cost_model(cost_rows)],
+    }
+    write_document(options.json_path, arguments, found)
+    first_token = ("Time to first token, p50 in ms · lower is better", lambda row: row.ttft.p50_ms)
+    write_picture(options.plot_path, rows, first_token)
+    return 1 if any(row.errors for row in rows + cost_rows) else 0
+
+
+def _loads(options: Options) -> list[Load]:
+    common = Load(window_s=options.duration_s, seed=str(options.seed))
+    if options.rate_per_s:
+        return [replace(common, rate_per_s=options.rate_per_s)]
+    # At least one answer for every user.
+    return [replace(common, users=users, least=2 * users) for users in options.concurrency]
+
+
+def _rounds(
+    options: Options, systems: Sequence[System], load: Load, shapes: Sequence[Shape]
+) -> Iterable[Row]:
+    for number in range(1, options.rounds + 1):
+        for shape in shapes:
+            # Every system gets the same prompts in a round; no round repeats another's, or caches
+            # would answer.
+            seed = hash((options.seed, number, load.users, shape.max_tokens)) & 0x7FFFFFFF
+            for system in systems:
+                row = interrupts.run(_one(options, systems, system, load, shape, seed, number))
+                print(tables.line(COLUMNS, row), flush=True)
+                yield row
+
+
+async def _one(
+    options: Options,
+    systems: Sequence[System],
+    system: System,
+    load: Load,
+    shape: Shape,
+    seed: int,
+    number: int,
+) -> Row:
+    endpoint = HttpEndpoint(maker_for(options, system, shape, seed))
+    run = Run(Batcher(None), endpoint, load, alike(shape.max_tokens))
+    others = [other.scope for other in systems if other is not system]
+    return await measure(system.name, number, run, system.scope, others)
+
+
+def ratios(rows: Sequence[Row]) -> list[Ratio]:
+    """Every measure at every load, the first system against each of the others."""
+    ours, *peers = names_of(rows)
+    found = [
+        ratio(rows, load, ours, theirs, measure)
+        for measure in MEASURES.items()
+        for theirs in peers
+        for load in loads_of(rows)
+    ]
+    return [one for one in found if one is not None]
+
+
+def cpu_by_kind(rows: Sequence[Row]) -> str:
+    """CPU by system and kind of process, over the loads; medians of the rounds."""
+    loads, lines = loads_of(rows), list[list[str]]()
+    for name in names_of(rows):
+        kinds = sorted({kind for row in rows if row.name == name for kind in row.cpu_s})
+        for kind in sorted(kinds, key=lambda kind: kind == GENERATOR):
+            cells = [_cost_cell(select(rows, name, load), kind) for load in loads]
+            lines.append([name, kind, *cells])
+    head = ["CPU per token in µs (per request in ms)", "", *(f"load {load}" for load in loads)]
+    return tables.markdown(head, lines)
+
+
+def _cost_cell(rows: Sequence[Row], kind: Kind) -> str:
+    used = [(row.cpu_s.get(kind, 0.0), row) for row in rows]
+    per_token_us = median([cpu_s / row.tokens * 1e6 for cpu_s, row in used if row.tokens])
+    per_request_ms = median([cpu_s / row.requests * 1e3 for cpu_s, row in used if row.requests])
+    return f"{per_token_us:.0f} ({per_request_ms:.1f})"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU of one kind of process: microseconds per token and milliseconds per request."""
+
+    system: str
+    kind: Kind
+    per_token_us: float
+    per_request_ms: float
+
+
+def cost_model(rows: Sequence[Row]) -> list[Cost]:
+    """What a token and a request cost, from runs of two lengths: medians over the rounds of the
+    split, by system and kind, the sum over a system's kinds last.
+    """
+    costs: list[Cost] = []
+    for system in names_of(rows):
+        mine = [row for row in rows if row.name == system and row.requests > row.errors]
+        pairs = [
+            (short, long)
+            for short in mine
+            for long in mine
+            if short.round == long.round and _point(short, TOTAL)[0] < _point(long, TOTAL)[0]
+        ]
+        for kind in [*sorted({kind for row in mine for kind in row.cpu_s}), TOTAL]:
+            splits = [
+                split_cost(*_point(short, kind), *_point(long, kind)) for short, long in pairs
+            ]
+            if splits:
+                per_token_us = median([per_token_s * 1e6 for _, per_token_s in splits])
+                per_request_ms = median([fixed_s * 1e3 for fixed_s, _ in splits])
+                costs.append(Cost(system, kind, round(per_token_us, 1), round(per_request_ms, 3)))
+    return costs
+
+
+def _point(row: Row, kind: Kind) -> tuple[float, float]:
+    """Tokens and CPU seconds of a request."""
+    cpu_s = row.server_cpu_s if kind == TOTAL else row.cpu_s.get(kind, 0.0)
+    return row.tokens / row.requests, cpu_s / row.requests
+
+
+def _cost_table(found: Iterable[Cost]) -> str:
+    lines = [
+        [cost.system, cost.kind, f"{cost.per_token_us:.1f}", f"{cost.per_request_ms:.3f}"]
+        for cost in found
+    ]
+    return tables.markdown(["system", "kind of process", "µs per token", "ms per request"], lines)

@@ -1,0 +1,357 @@
+"""One run: a load on an endpoint, through a batcher. The endpoint is a server or, in virtual time,
+the model of an engine.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from workers.engine_model.model import EngineModel
+from workers.engine_model.parameters import EngineParameters
+from workers.engine_model.sequence import Sequence as EngineSequence
+from workers.engine_model.step import Step
+
+from .batchers import Batcher, Job, alike
+from .client import ConnectionPool, Exchange, RequestMaker
+from .engine_page import GAUGES, EnginePage, Reading, Watched
+from .errors import SystemFailed
+from .stats import poisson_arrivals_s
+
+TIMEOUT_S = 120.0
+"""For each request."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many jobs come: ``users`` who each wait for an answer before the next request, or
+    ``rate_per_s`` arrivals whatever happens. ``seed`` decides lengths, classes and arrivals.
+
+    Load is kept up for ``window_s`` (None: until the jobs are used up), but not before ``least``
+    jobs have come: a shorter run would measure the ramp. With ``after_ramp`` the window opens when
+    as many answers as users have come. What still runs at its end gets ``grace_s``.
+    """
+
+    users: int = 0
+    rate_per_s: float = 0.0
+    window_s: float | None = 10.0
+    grace_s: float = TIMEOUT_S
+    least: int = 0
+    after_ramp: bool = False
+    seed: str = ""
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The load in a table."""
+        return self.label or (f"{self.rate_per_s:g}/s" if self.rate_per_s else str(self.users))
+
+
+class Endpoint(Watched):
+    """What answers, with a clock of its own."""
+
+    async def answer(self, job: Job, exchange: Exchange) -> None:
+        """Send ``job`` and fill ``exchange`` in."""
+        raise NotImplementedError
+
+    def catch_up(self) -> None:
+        """Bring the events of all exchanges up to date, if they do not count as they come."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+class HttpEndpoint(Endpoint):
+    """A server, and its engine's metrics if it has any. ``keep``: also the bodies of streams."""
+
+    def __init__(
+        self, maker: RequestMaker, page: EnginePage | None = None, keep: bool = False
+    ) -> None:
+        self._maker = maker
+        self._keep = keep
+        self._pool = ConnectionPool(maker, TIMEOUT_S)
+        self._page = page
+
+    async def answer(self, job: Job, exchange: Exchange) -> None:
+        if self._keep:
+            exchange.body = bytearray()
+        await self._pool.perform(self._maker.next(job.output_tokens), exchange)
+
+    async def read(self) -> Reading | None:
+        return None if self._page is None else await self._page.read()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class ModelEndpoint(Endpoint):
+    """The model of an engine on an event loop in virtual time. Steps that differ in their contexts
+    alone are made at once; an arrival cuts them short at the end of the step in which it comes.
+    """
+
+    every_s = 0.05
+
+    def __init__(self, parameters: EngineParameters) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._model = EngineModel(parameters)
+        self._request_s = parameters.timing.request_ms / 1e3
+        self._answers: dict[EngineSequence, tuple[Exchange, asyncio.Event]] = {}
+        self._arrived = asyncio.Event()
+        self._turning: asyncio.Task[None] | None = None
+        self._step: tuple[Step, float] | None = None
+        """The step under way, and when it began."""
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    async def answer(self, job: Job, exchange: Exchange) -> None:
+        await asyncio.sleep(self._request_s)
+        # Each prompt is a text of its own: the prefix cache has none of it.
+        base = -(job.number + 1) << 20
+        sequence = EngineSequence(job.prompt_tokens, job.output_tokens, base=base)
+        self._model.add(sequence)
+        ended = asyncio.Event()
+        self._answers[sequence] = exchange, ended
+        self._arrived.set()
+        if self._turning is None or self._turning.done():
+            self._turning = self._loop.create_task(self._turn())
+        await ended.wait()
+
+    async def read(self) -> Reading:
+        found = self._model.metrics()
+        return Reading(self.now_s(), *(found[f"vllm:{name}"] for name in GAUGES))
+
+    def catch_up(self) -> None:
+        """See `Endpoint`: count the steps that are over of those that are made at once."""
+        step, began_s = self._step or (None, 0.0)
+        over = step.steps_by(self.now_s() - began_s) - 1 if step else 0
+        growing = set(step.decoding) if step else set()
+        for sequence, (exchange, _) in self._answers.items():
+            exchange.events = sequence.produced + (over if sequence in growing else 0)
+
+    async def _turn(self) -> None:
+        """Make steps for as long as there is work."""
+        while (step := self._model.schedule()) is not None:
+            self._arrived.clear()
+            steps = await self._pass(step)
+            for sequence in self._model.complete(step, steps):
+                exchange, ended = self._answers.pop(sequence)
+                exchange.events = exchange.tokens = sequence.produced
+                exchange.finished_s = self.now_s()
+                ended.set()
+
+    async def _pass(self, step: Step) -> int:
+        """Wait until a step has ended, with as many of its repetitions as nobody interrupts."""
+        began_s = self.now_s()
+        self._step = step, began_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(step.duration_s(step.repeats)):
+                await self._arrived.wait()
+        steps = step.steps_by(self.now_s() - began_s)
+        await asyncio.sleep(began_s + step.duration_s(steps) - self.now_s())
+        self._step = None
+        return steps
+
+
+class Occupancy:
+    """Fed with every change of a number; knows its mean over time from the first change on."""
+
+    def __init__(self, now_s: float) -> None:
+        self._started_s = self._changed_s = now_s
+        self._value = 0.0
+        self._area = 0.0
+
+    def note(self, now_s: float, value: float) -> None:
+        """The number is ``value`` from ``now_s`` on."""
+        self._area += self._value * (now_s - self._changed_s)
+        self._changed_s, self._value = now_s, value
+
+    def mean(self, now_s: float) -> float:
+        """The mean from the start to ``now_s``; 0 if no time has passed."""
+        passed_s = now_s - self._started_s
+        area = self._area + self._value * (now_s - self._changed_s)
+        return area / passed_s if passed_s > 0 else 0.0
+
+
+@dataclass
+class Served:
+    """One job and what came of it: nothing, if it was never sent."""
+
+    job: Job
+    ended: asyncio.Event
+    """Set when it has its whole answer, or an error."""
+    exchange: Exchange | None = None
+
+
+@dataclass
+class Ran:
+    """A run; all but ``served`` and ``ended_s`` holds for the window."""
+
+    load: Load
+    served: list[Served]
+    readings: list[Reading]
+    started_s: float
+    window_s: float
+    window_events: int
+    in_flight: float
+    slots: float
+    ended_s: float = 0.0
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Of the jobs that were sent."""
+        return _sent(self.served)
+
+
+def _sent(served: Iterable[Served]) -> list[Exchange]:
+    return [one.exchange for one in served if one.exchange is not None]
+
+
+class Run:
+    """Puts ``load`` on a batcher for its window. Then nothing more is sent, what has been sent gets
+    its grace to end, and the rest is broken off.
+
+    It has no loop that turns the batcher: an arrival, an end and the batcher's own time each cause
+    one turn.
+    """
+
+    def __init__(
+        self, batcher: Batcher, endpoint: Endpoint, load: Load, jobs: Iterator[Job]
+    ) -> None:
+        self._batcher = batcher
+        self._endpoint = endpoint
+        self._load = load
+        self._jobs = jobs
+        self._served: dict[int, Served] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._through = asyncio.Event()
+        self._in_flight = self._answered = 0
+        self._running = Occupancy(endpoint.now_s())
+        self._slots = Occupancy(endpoint.now_s())
+
+    async def measure(self) -> Ran:
+        """Run to the end, and close the endpoint."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                coming = [group.create_task(self._user()) for _ in range(self._load.users)]
+                if self._load.rate_per_s:
+                    coming.append(group.create_task(self._arrivals(self._endpoint.now_s())))
+                ran = await self._window(coming)
+                self._closing = True
+                self._set_alarm(None)
+                for task in coming:
+                    task.cancel()
+                if self._tasks:
+                    _, late = await asyncio.wait(self._tasks, timeout=self._load.grace_s)
+                    for task in late:
+                        task.cancel()
+        finally:
+            self._endpoint.close()
+        ran.ended_s = self._endpoint.now_s()
+        ran.served = list(self._served.values())
+        return ran
+
+    async def _window(self, coming: list[asyncio.Task[None]]) -> Ran:
+        """The time in which load is kept up."""
+        load, endpoint, readings = self._load, self._endpoint, list[Reading]()
+        if load.after_ramp:
+            await self._through.wait()
+        started_s, events_before = endpoint.now_s(), self._events()
+        if load.window_s is None:
+            await asyncio.wait(coming)
+        else:
+            readings = await endpoint.watch(load.window_s)
+            while len(self._served) < load.least and not all(task.done() for task in coming):
+                readings += await endpoint.watch(endpoint.every_s)
+        now_s = endpoint.now_s()
+        endpoint.catch_up()
+        events, window_s = self._events() - events_before, now_s - started_s
+        means = self._running.mean(now_s), self._slots.mean(now_s)
+        return Ran(load, [], readings, started_s, window_s, events, *means)
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Of the jobs that were sent until now."""
+        return _sent(self._served.values())
+
+    def _events(self) -> int:
+        return sum(one.events for one in self.exchanges)
+
+    async def _user(self) -> None:
+        for job in self._jobs:
+            await self._submit(job, self._endpoint.now_s()).ended.wait()
+
+    async def _arrivals(self, started_s: float) -> None:
+        load, seed = self._load, zlib.crc32(self._load.seed.encode())
+        arrivals_s = poisson_arrivals_s(load.rate_per_s, load.window_s or 0.0, seed)
+        for arrival_s, job in zip(arrivals_s, self._jobs, strict=False):
+            await asyncio.sleep(started_s + arrival_s - self._endpoint.now_s())
+            # Latency counts from when the user wanted the answer, not from when the generator got
+            # to it.
+            self._submit(job, started_s + arrival_s)
+
+    def _submit(self, job: Job, arrived_s: float) -> Served:
+        job = job._replace(arrived_s=arrived_s)
+        self._served[job.number] = served = Served(job, asyncio.Event())
+        self._batcher.add(job)
+        self._turn()
+        return served
+
+    def _turn(self) -> None:
+        if self._closing:
+            return
+        now_s = self._endpoint.now_s()
+        for job in self._batcher.next(now_s):
+            task = self._group.create_task(self._send(self._served[job.number]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._in_flight += 1
+        self._set_alarm(self._batcher.wake_s())
+        self._running.note(now_s, self._in_flight)
+        self._slots.note(now_s, self._batcher.slots or 0)
+
+    def _set_alarm(self, wake_s: float | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None
+        if wake_s is not None:
+            delay_s = max(0.0, wake_s - self._endpoint.now_s())
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._turn)
+
+    async def _send(self, served: Served) -> None:
+        # Latency counts from the arrival: the wait for the batcher is part of it.
+        served.exchange = Exchange(served.job.arrived_s)
+        await self._endpoint.answer(served.job, served.exchange)
+        self._batcher.ended(served.job)
+        self._in_flight -= 1
+        served.ended.set()
+        self._answered += 1
+        if self._answered >= self._load.users:
+            # As many answers as users: the first requests, which all began at once, are through.
+            self._through.set()
+        self._turn()
+
+
+async def put(maker: RequestMaker, load: Load, requests: int | None = None) -> Ran:
+    """Put ``load`` of requests that are all alike on a server, straight to its engine's own
+    batching; ``requests`` bounds their number.
+    """
+    jobs = islice(alike(maker.shape.max_tokens), requests)
+    return await Run(Batcher(None), HttpEndpoint(maker), load, jobs).measure()
+
+
+async def one_exchange(maker: RequestMaker) -> Exchange:
+    """A single request on a connection of its own.
+
+    Raises:
+        SystemFailed: it has no good answer.
+    """
+    (exchange,) = (await put(maker, Load(users=1, window_s=None), requests=1)).exchanges
+    if exchange.error is not None:
+        raise SystemFailed(f"http://{maker.host}:{maker.port} does not answer: {exchange.error}")
+    return exchange

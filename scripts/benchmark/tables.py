@@ -1,0 +1,91 @@
+"""Every table that `scripts/bench` prints: a line for each row as it comes, and Markdown."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .stats import Measure, Measured, Ratio, Spread, loads_of, names_of, select
+
+_LABELS = f"{'':<20}{'load':>10}{'round':>6}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a row, and how it is written. A row with ``unfinished`` requests has lower
+    bounds (≥) where ``least`` is set; ``spread`` adds the lowest and the highest round.
+    """
+
+    name: str
+    of: Measure
+    form: str = ",.0f"
+    least: bool = False
+    spread: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters in a line."""
+        return max(len(self.name), 6) + 2
+
+    def cell(self, row: Any) -> str:
+        """What a line has."""
+        return self._write(self.of(row), self._is_least([row]))
+
+    def summary(self, rows: Sequence[Any]) -> str:
+        """The median of the rounds."""
+        found, least = Spread.of([self.of(row) for row in rows]), self._is_least(rows)
+        text = self._write(found.median, least)
+        if not self.spread or math.isnan(found.median):
+            return text
+        return f"{text} ({self._write(found.low, least)}–{self._write(found.high, least)})"
+
+    def _is_least(self, rows: Sequence[Any]) -> bool:
+        return self.least and any(row.unfinished for row in rows)
+
+    def _write(self, value: float, least: bool) -> str:
+        # A dash for what nobody has measured, such as the memory of an engine in virtual time.
+        return "–" if math.isnan(value) else f"{'≥' if least else ''}{value:{self.form}}"
+
+
+def heading(columns: Sequence[Column]) -> str:
+    """The columns' names and a line."""
+    text = _LABELS + "".join(f"{column.name:>{column.width}}" for column in columns)
+    return f"{text}\n{'─' * len(text)}"
+
+
+def line(columns: Sequence[Column], row: Any) -> str:
+    """One row, with what went wrong below it."""
+    labels = f"{row.name:<20}{row.load:>10}{row.round:>6}"
+    text = labels + "".join(f"{column.cell(row):>{column.width}}" for column in columns)
+    wrong = (f"    {count} × {error}" for error, count in row.error_kinds.items())
+    return "\n".join([text, *wrong])
+
+
+def summary(columns: Sequence[Column], rows: Sequence[Measured]) -> str:
+    """Medians of the rounds, by load and name."""
+    found = [
+        [load, name, *(column.summary(of_name) for column in columns)]
+        for load in loads_of(rows)
+        for name in names_of(rows)
+        if (of_name := select(rows, name, load))
+    ]
+    return markdown(["load", "", *(column.name for column in columns)], found)
+
+
+def ratios(found: Iterable[Ratio]) -> str:
+    """Ratios, with the lowest and the highest round."""
+    lines = [
+        [one.load, one.ours, one.theirs, one.measure, spread_text(one.spread)] for one in found
+    ]
+    return markdown(["load", "of", "÷", "figure", "median of the rounds (lowest–highest)"], lines)
+
+
+def spread_text(found: Spread) -> str:
+    """A ratio's spread."""
+    return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    found = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in found)
