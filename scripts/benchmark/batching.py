@@ -126,13 +126,15 @@ def compare_batchers(options: Options, arguments: Sequence[str], system: System 
     print(tables.heading(COLUMNS), flush=True)
     capacity_per_s = _capacity_per_s(options, measures) if options.load_percent else 0.0
     rows = _take_turns(options, measures, capacity_per_s)
-    print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}\n\n{tables.ratios(ratios(rows))}")
+    print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}")
+    if found_ratios := ratios(rows):
+        print(f"\n{tables.ratios(found_ratios)}")
     if capacity_per_s:
         print(f"\n100 %: {capacity_per_s:.1f} requests/s")
     found = {
         "capacity_requests_per_s": capacity_per_s or None,
         "batch_rows": [asdict(row) for row in rows],
-        "batch_ratios": [asdict(one) for one in ratios(rows)],
+        "batch_ratios": [asdict(one) for one in found_ratios],
     }
     write_document(options.json_path, arguments, found)
     latency = ("End to end, p50 in ms · lower is better", lambda row: row.end_to_end.p50_ms)

@@ -15,7 +15,10 @@ from .stats import Measure, Measured, loads_of, names_of, spread
 
 # The first system stands out; peers stay apart from each other and from it for colour-blind readers
 # too.
-COLOURS = ("#0F62FE", "#8D96A5", "#F28E2B", "#76B7B2")
+COLOURS = (
+    *("#0F62FE", "#8D96A5", "#F28E2B", "#76B7B2"),
+    *("#59A14F", "#B07AA1", "#9C755F", "#E15759", "#EDC948"),
+)
 INK, QUIET, FAINT = "#1F2430", "#5B6472", "#E4E7EC"
 STYLE: Any = {
     "font.family": "DejaVu Sans",

@@ -35,7 +35,7 @@ class Column:
         """The median of the rounds."""
         found, least = Spread.of([self.of(row) for row in rows]), self._is_least(rows)
         text = self._write(found.median, least)
-        if not self.spread or math.isnan(found.median):
+        if not self.spread or len(rows) == 1 or math.isnan(found.median):
             return text
         return f"{text} ({self._write(found.low, least)}–{self._write(found.high, least)})"
 
