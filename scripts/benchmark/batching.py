@@ -137,8 +137,7 @@ def compare_batchers(options: Options, arguments: Sequence[str], system: System 
         "batch_ratios": [asdict(one) for one in found_ratios],
     }
     write_document(options.json_path, arguments, found)
-    latency = ("End to end, p50 in ms · lower is better", lambda row: row.end_to_end.p50_ms)
-    write_picture(options.plot_path, rows, latency)
+    write_picture(options.plot_path, rows, "End to end", lambda row: row.end_to_end.p50_ms)
     return 1 if any(row.errors for row in rows) else 0
 
 

@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 import httptools
 
@@ -22,6 +23,18 @@ _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
 # Servers close idle connections (uvicorn after 5 s); one that is older is not worth the race.
 _REUSE_WITHIN_S = 2.0
 _PAUSE_S = 0.2
+_FETCH_TIMEOUT_S = 5.0
+
+
+def fetch(url: str, api_key: str = "") -> str:
+    """What a GET answers now; empty if that is not a 200."""
+    request = Request(url, headers={"authorization": f"Bearer {api_key}"} if api_key else {})
+    try:
+        # No proxy: what is measured is on this machine, or named by its own address.
+        with build_opener(ProxyHandler({})).open(request, timeout=_FETCH_TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)

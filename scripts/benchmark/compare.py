@@ -74,8 +74,7 @@ def compare(options: Options, arguments: Sequence[str], systems: Sequence[System
         "costs": [asdict(cost) for cost in cost_model(cost_rows)],
     }
     write_document(options.json_path, arguments, found)
-    first_token = ("Time to first token, p50 in ms · lower is better", lambda row: row.ttft.p50_ms)
-    write_picture(options.plot_path, rows, first_token)
+    write_picture(options.plot_path, rows, "Time to first token", lambda row: row.ttft.p50_ms)
     return 1 if any(row.errors for row in rows + cost_rows) else 0
 
 
@@ -96,24 +95,12 @@ def _rounds(
             # would answer.
             seed = hash((options.seed, number, load.users, shape.max_tokens)) & 0x7FFFFFFF
             for system in systems:
-                row = interrupts.run(_one(options, systems, system, load, shape, seed, number))
+                endpoint = HttpEndpoint(maker_for(options, system, shape, seed))
+                run = Run(Batcher(None), endpoint, load, alike(shape.max_tokens))
+                others = [other.scope for other in systems if other is not system]
+                row = interrupts.run(measure(system.name, number, run, system.scope, others))
                 print(tables.line(COLUMNS, row), flush=True)
                 yield row
-
-
-async def _one(
-    options: Options,
-    systems: Sequence[System],
-    system: System,
-    load: Load,
-    shape: Shape,
-    seed: int,
-    number: int,
-) -> Row:
-    endpoint = HttpEndpoint(maker_for(options, system, shape, seed))
-    run = Run(Batcher(None), endpoint, load, alike(shape.max_tokens))
-    others = [other.scope for other in systems if other is not system]
-    return await measure(system.name, number, run, system.scope, others)
 
 
 def ratios(rows: Sequence[Row]) -> list[Ratio]:

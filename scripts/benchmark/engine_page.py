@@ -5,11 +5,10 @@ import re
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.request import ProxyHandler, build_opener
 
+from .client import fetch
 from .errors import SystemFailed
 
-_TIMEOUT_S = 5.0
 GAUGES = (
     *("num_requests_running", "num_requests_waiting"),
     *("kv_cache_usage_perc", "num_preemptions_total"),
@@ -67,18 +66,10 @@ class EnginePage(Watched):
     """The first of ``urls`` that has vLLM's metrics, read five times a second."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._url = next((url for url in urls if parse_page(_fetch(url), 0.0)), "")
+        self._url = next((url for url in urls if parse_page(fetch(url), 0.0)), "")
         if not self._url:
             raise SystemFailed(f"no page has vLLM's metrics: {', '.join(urls)}")
 
     async def read(self) -> Reading | None:
-        page = await asyncio.to_thread(_fetch, self._url)
+        page = await asyncio.to_thread(fetch, self._url)
         return parse_page(page, self.now_s())
-
-
-def _fetch(url: str) -> str:
-    try:
-        with build_opener(ProxyHandler({})).open(url, timeout=_TIMEOUT_S) as answer:
-            return str(answer.read().decode())
-    except OSError:  # an endpoint without such a page has no figures of its engine
-        return ""

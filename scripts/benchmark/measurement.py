@@ -12,7 +12,7 @@ from .errors import SystemFailed
 from .options import Options
 from .processes import GENERATOR, Kind, Scope, cpu_by_kind, members, own_cpu_s, read_processes
 from .run import Load, Ran, Run, Served, one_exchange, put
-from .stats import Latency
+from .stats import Latency, percentile
 from .systems import System
 
 
@@ -41,7 +41,13 @@ class Row:
     slots: float
     engine_running: float
     busy: float
+    waiting_p50: float
+    waiting_p99: float
+    preemptions: float
+    preemptions_per_request: float
+    """Of as many requests as the window's tokens make."""
     kv_used: float
+    kv_used_p50: float
     rss_mib: float = math.nan
     wall_s: float = math.nan
     cpu_s: dict[Kind, float] = field(default_factory=dict)
@@ -111,7 +117,12 @@ def describe(name: str, round_number: int, ran: Ran) -> Row:
     # From the tokens: a count of the answers that ended in the window would miss what those that
     # were under way at its end had got.
     lengths = [one.job.output_tokens for one in ran.served]
-    running = [one.running for one in ran.readings]
+    requests_per_s = tokens_per_s * len(lengths) / max(1, sum(lengths))
+    readings = ran.readings
+    running, waiting = [one.running for one in readings], [one.waiting for one in readings]
+    kv_used = [one.kv_used for one in readings]
+    preemptions = readings[-1].preemptions - readings[0].preemptions if readings else math.nan
+    in_window = requests_per_s * ran.window_s
     return Row(
         name=name,
         load=ran.load.name,
@@ -121,7 +132,7 @@ def describe(name: str, round_number: int, ran: Ran) -> Row:
         errors=sum(errors.values()),
         error_kinds=dict(errors.most_common(5)),
         tokens=sum(one.tokens for one in whole),
-        requests_per_s=round(tokens_per_s * len(lengths) / max(1, sum(lengths)), 3),
+        requests_per_s=round(requests_per_s, 3),
         tokens_per_s=round(tokens_per_s, 2),
         ttft=Latency.of_seconds(
             [one.first_token_s - one.started_s for one in good if one.first_token_s is not None]
@@ -133,7 +144,12 @@ def describe(name: str, round_number: int, ran: Ran) -> Row:
         slots=round(ran.slots, 3),
         engine_running=max(running, default=math.nan),
         busy=sum(map(bool, running)) / len(running) if running else math.nan,
-        kv_used=max((one.kv_used for one in ran.readings), default=math.nan),
+        waiting_p50=percentile(waiting, 50),
+        waiting_p99=percentile(waiting, 99),
+        preemptions=preemptions,
+        preemptions_per_request=preemptions / in_window if in_window else math.nan,
+        kv_used=max(kv_used, default=math.nan),
+        kv_used_p50=percentile(kv_used, 50),
         wall_s=round(ran.ended_s - ran.started_s, 3),
     )
 

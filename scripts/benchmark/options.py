@@ -15,6 +15,8 @@ from .batchers import parse as parse_batchers
 PEERS = ("bare-vllm", "ray-serve-llm")
 ORDERS = ("backlog", "long-among-short")
 TINY_MODEL = str(Path(__file__).resolve().parents[2] / "workers/tiny_model")
+SLOTS = 4
+"""With long-among-short: requests that the engine runs at a time."""
 _ORDER_ROUNDS = 7
 _PEER_ROUNDS = 3
 _ENGINE_ARGS = json.dumps({"dtype": "float32", "enforce_eager": True, "max_model_len": 4096})
@@ -28,20 +30,19 @@ round by round, so that they hold on a noisy machine. Whatever this command star
 _ABOUT_ORDER = """\
 the order of work (--order): one system, the real engine, rounds on a service that keeps running.
   backlog                   as many users as the largest --concurrency, which should be more than
-                            the engine can hold, with the output lengths of --batching. Without a
-                            pause between the rounds, the engine's own metrics page is read five
-                            times a second: how many requests wait in the engine, how many it has
-                            preempted, how much of its KV cache is used
+                            the engine can hold, with the output lengths of --batching. The engine's
+                            own metrics page is read five times a second: how many requests wait in
+                            the engine, how many it has preempted, how much of its KV cache is used
   long-among-short          short requests of --max-tokens at --rate (6), in turns alone and
-                            beside as many generations of --long-tokens as the engine has --slots,
+                            beside a generation of 3,500 tokens in each of the engine's four slots,
                             which have all begun before the first short request is sent. The texts
                             of the long ones are compared with those that the same prompts gave
                             before, with nothing beside them
   --set makes the engine small, so that its KV cache is what bounds it:
     scripts/bench --serve --order backlog --concurrency 160 --max-tokens 512 \\
       --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64
-  long-among-short sets workers.max_running_requests to --slots; with --set to more than that, it
-  tells what the long ones cost the short ones where nobody waits for a slot."""
+  long-among-short sets workers.max_running_requests to 4; with --set to more than that, it tells
+  what the long ones cost the short ones where nobody waits for a slot."""
 
 _EPILOG = f"""\
 examples:
@@ -186,12 +187,6 @@ class Options:
         action="append",
         metavar="NAME=VALUE",
     )
-    slots: int = _option(
-        4, "with long-among-short: requests that the engine runs at a time (%(default)s)", type=int
-    )
-    long_tokens: int = _option(
-        3500, "with long-among-short: output of a long generation (%(default)s)", type=int
-    )
 
     cost_model: bool = _option(
         False,
@@ -240,7 +235,7 @@ def parse(arguments: Sequence[str]) -> Options:
         parser.error(wrong)
     if given["order"] == "long-among-short":
         # First, so that one who sets it, too, gets slots that the long ones leave free.
-        given["settings"].insert(0, f"workers.max_running_requests={given['slots']}")
+        given["settings"].insert(0, f"workers.max_running_requests={SLOTS}")
     peers = _PEER_ROUNDS if given["against"] else 1
     given["rounds"] = given["rounds"] or (_ORDER_ROUNDS if given["order"] else peers)
     for name in ("against", "root_pids", "match", "settings"):

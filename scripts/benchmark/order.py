@@ -7,128 +7,51 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 from . import interrupts, tables
 from .batchers import Batcher, alike, mix
 from .client import Exchange, RequestMaker, Shape
-from .engine_page import EnginePage, Reading
-from .errors import SystemFailed
+from .engine_page import EnginePage
 from .measurement import Row, describe, maker_for, wanted_shape, warm_up
-from .options import Options
+from .options import SLOTS, Options
 from .report import write_document
-from .run import HttpEndpoint, Load, Ran, Run, put
-from .stats import Measure, percentile, ratio
+from .run import HttpEndpoint, Load, Run, put
+from .stats import Measure, ratio
 from .systems import System
 from .tables import Column
 
 _SHORT_PER_S = 6.0
+_LONG_TOKENS = 3500
 _LOOK_EVERY_S = 0.02
 _ALONE, _BESIDE = "short alone", "short beside long"
-
-
-@dataclass
-class BacklogRow:
-    """One round with a backlog: the engine's own figures, and what ended meanwhile."""
-
-    round: int
-    load: str
-    requests: int
-    errors: int
-    tokens_per_s: float
-    running_p50: float
-    waiting_p50: float
-    waiting_p99: float
-    held_back_p50: float
-    """Requests that were sent and had not reached the engine."""
-    preemptions: float
-    kv_used_p50: float
-    kv_used_p10: float
-    name: str = "backlog"
-    error_kinds: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def preemptions_per_request(self) -> float:
-        """Of the requests that ended in the round; NaN if none did."""
-        return self.preemptions / self.requests if self.requests else math.nan
-
-    @classmethod
-    def of(
-        cls, number: int, users: int, readings: Sequence[Reading], ended: Sequence[Exchange]
-    ) -> "BacklogRow":
-        """The row of a round; ``ended``: what ended between the first and the last reading."""
-        running, waiting = [one.running for one in readings], [one.waiting for one in readings]
-        kv_used = [one.kv_used for one in readings]
-        held_back = [users - one.running - one.waiting for one in readings]
-        good = [one for one in ended if one.error is None]
-        duration_s = readings[-1].at_s - readings[0].at_s
-        return cls(
-            round=number,
-            load=str(users),
-            requests=len(good),
-            errors=len(ended) - len(good),
-            tokens_per_s=round(sum(one.tokens for one in good) / duration_s, 1),
-            running_p50=percentile(running, 50),
-            waiting_p50=percentile(waiting, 50),
-            waiting_p99=round(percentile(waiting, 99), 2),
-            held_back_p50=percentile(held_back, 50),
-            preemptions=readings[-1].preemptions - readings[0].preemptions,
-            kv_used_p50=round(percentile(kv_used, 50), 4),
-            kv_used_p10=round(percentile(kv_used, 10), 4),
-        )
 
 
 BACKLOG_COLUMNS = (
     Column("requests", lambda row: row.requests),
     Column("tok/s", lambda row: row.tokens_per_s, spread=True),
     Column("errors", lambda row: row.errors),
-    Column("in engine: run", lambda row: row.running_p50, spread=True),
+    Column("in flight", lambda row: row.in_flight, ",.1f"),
+    Column("in engine: run", lambda row: row.engine_running, spread=True),
     Column("wait p50", lambda row: row.waiting_p50, spread=True),
-    Column("wait p99", lambda row: row.waiting_p99, spread=True),
-    Column("held back", lambda row: row.held_back_p50, spread=True),
+    Column("wait p99", lambda row: row.waiting_p99, ",.1f", spread=True),
     Column("preempted", lambda row: row.preemptions),
     Column("per request", lambda row: row.preemptions_per_request, ".2%", spread=True),
     Column("KV p50", lambda row: row.kv_used_p50, ".0%", spread=True),
-    Column("KV p10", lambda row: row.kv_used_p10, ".0%", spread=True),
 )
 
 
 async def backlog(
-    maker: RequestMaker,
-    page: EnginePage,
-    users: int,
-    seed: str,
-    rounds: int,
-    duration_s: float,
-) -> list[BacklogRow]:
-    """``users`` who send their next request as soon as the last one has its answer: the rounds are
-    parts of one load without a pause. The ramp before the first counts for none.
+    maker: RequestMaker, page: EnginePage, users: int, window_s: float, number: int
+) -> Row:
+    """``users`` who send their next request as soon as the last one has its answer; the ramp does
+    not count.
     """
-    load = Load(users, window_s=rounds * duration_s, grace_s=0.0, after_ramp=True)
-    jobs = mix(seed, maker.shape.max_tokens)
-    ran = await Run(Batcher(None), HttpEndpoint(maker, page), load, jobs).measure()
-    return [_round(ran, number, duration_s) for number in range(1, rounds + 1)]
-
-
-def _round(ran: Ran, number: int, duration_s: float) -> BacklogRow:
-    begins_s = ran.started_s + (number - 1) * duration_s
-    within = [one for one in ran.readings if 0 <= one.at_s - begins_s <= duration_s]
-    if len(within) < 2:
-        raise SystemFailed("the engine's metrics page did not answer")
-    first_s, last_s = within[0].at_s, within[-1].at_s
-    ended = [one for one in ran.exchanges if first_s < (one.finished_s or 0.0) <= last_s]
-    return BacklogRow.of(number, ran.load.users, within, ended)
-
-
-def backlog_summary(rows: Sequence[BacklogRow]) -> str:
-    """Medians of the rounds, and the preemptions of all of them: a median would not show the one
-    round in which many were preempted.
-    """
-    requests = sum(row.requests for row in rows)
-    together = sum(row.preemptions for row in rows) / requests if requests else math.nan
-    text = tables.summary(BACKLOG_COLUMNS, rows)
-    return f"{text}\n\npreemptions per request, all rounds together: {together:.2%}"
+    load = Load(users, window_s=window_s, grace_s=0.0, after_ramp=True)
+    jobs = mix(str(number), maker.shape.max_tokens)
+    run = Run(Batcher(None), HttpEndpoint(maker, page), load, jobs)
+    return describe("backlog", number, await run.measure())
 
 
 def text_of(body: bytes | bytearray | None) -> tuple[str, str]:
@@ -263,30 +186,34 @@ def short_summary(rows: Sequence[ShortRow], unbroken: Sequence[Exchange]) -> str
 def measure_order(options: Options, arguments: Sequence[str], system: System) -> int:
     """Measure what ``--order`` names on ``system``; the command's exit status."""
     shape = wanted_shape(options, system)
-    warm_up(options, system, shape, options.slots)
-    rows: Sequence[BacklogRow] | Sequence[ShortRow]
-    if options.order == "backlog":
-        page, users = EnginePage(system.pages), max(options.concurrency)
-        maker = maker_for(options, system, shape, options.seed)
-        times = options.rounds, options.duration_s
-        rows = interrupts.run(backlog(maker, page, users, str(options.seed), *times))
-        print(backlog_summary(rows))
-        wrong = any(row.errors for row in rows)
-    else:
-        rows = interrupts.run(_long_among_short(options, system, shape))
-        wrong = any(row.errors or row.texts_differ for row in rows)
+    warm_up(options, system, shape, SLOTS)
+    run = _backlog if options.order == "backlog" else _long_among_short
+    rows = interrupts.run(run(options, system, shape))
     found = {"order": options.order, "order_rows": [asdict(row) for row in rows]}
     write_document(options.json_path, arguments, found)
-    return 1 if wrong else 0
+    return 1 if any(row.errors or getattr(row, "texts_differ", 0) for row in rows) else 0
 
 
-async def _long_among_short(options: Options, system: System, shape: Shape) -> list[ShortRow]:
+async def _backlog(options: Options, system: System, shape: Shape) -> Sequence[Row]:
+    page, users = EnginePage(system.pages), max(options.concurrency)
+    print(tables.heading(BACKLOG_COLUMNS), flush=True)
+    rows: list[Row] = []
+    for number in range(1, options.rounds + 1):
+        maker = maker_for(options, system, shape, options.seed + number)
+        rows.append(await backlog(maker, page, users, options.duration_s, number))
+        print(tables.line(BACKLOG_COLUMNS, rows[-1]), flush=True)
+    print(f"\n{tables.summary(BACKLOG_COLUMNS, rows)}")
+    return rows
+
+
+async def _long_among_short(options: Options, system: System, shape: Shape) -> Sequence[Row]:
     rate_per_s = options.rate_per_s or _SHORT_PER_S
     load = Load(rate_per_s=rate_per_s, window_s=options.duration_s, seed=str(options.seed))
     short = maker_for(options, system, shape, options.seed)
-    sizes = options.slots, options.long_tokens
     measured = LongAmongShort(
-        short, lambda: maker_for(options, system, shape, options.seed + 1), *sizes, load
+        short,
+        lambda: maker_for(options, system, shape, options.seed + 1),
+        *(SLOTS, _LONG_TOKENS, load),
     )
     print(tables.heading(SHORT_COLUMNS), flush=True)
     rows: list[ShortRow] = []

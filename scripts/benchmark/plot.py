@@ -35,31 +35,31 @@ STYLE: Any = {
 LEGEND: Any = {"frameon": False, "borderpad": 0, "borderaxespad": 0.4, "handlelength": 1.4}
 
 
-def draw(
-    path: Path,
-    rows: Sequence[Measured],
-    throughput: tuple[str, Measure],
-    latency: tuple[str, Measure],
-) -> None:
-    """Write a PNG of two figures, each with its title: bars are medians of the rounds, whiskers the
+def draw(path: Path, rows: Sequence[Measured], latency: str, p50_ms: Measure) -> None:
+    """Write a PNG of the throughput and a latency: bars are medians of the rounds, whiskers the
     lowest and the highest round.
     """
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5.6), dpi=140)
-        _bars(left, rows, *throughput)
-        _bars(right, rows, *latency)
+        _bars(left, rows, lambda row: row.tokens_per_s)
+        title(left, "Throughput", "tokens per second · higher is better")
+        _bars(right, rows, p50_ms)
+        title(right, latency, "p50 in ms · lower is better")
         right.set_yscale("log")
         handles, names = left.get_legend_handles_labels()
         figure.legend(handles, names, loc="upper center", ncol=len(names), **LEGEND)
         rounds = max(row.round for row in rows)
-        caption = f"{rounds} rounds in turn, medians; whiskers: lowest and highest round"
+        caption = (
+            f"{rounds} rounds in turn, medians; whiskers: lowest and highest round · where "
+            "requests had not ended, p50 is a lower bound"
+        )
         figure.text(0.02, 0.02, caption, fontsize=8.5, color=QUIET)
         figure.tight_layout(rect=(0.01, 0.04, 0.99, 0.94), w_pad=3)
         figure.savefig(path)
         plt.close(figure)
 
 
-def _bars(axes: Axes, rows: Sequence[Measured], heading: str, measure: Measure) -> None:
+def _bars(axes: Axes, rows: Sequence[Measured], measure: Measure) -> None:
     names, loads = names_of(rows), loads_of(rows)
     width = 0.84 / len(names)
     for index, name in enumerate(names):
@@ -73,7 +73,6 @@ def _bars(axes: Axes, rows: Sequence[Measured], heading: str, measure: Measure) 
         colour = COLOURS[index % len(COLOURS)]
         axes.bar(places, middles, width * 0.92, color=colour, label=name, zorder=2)
         axes.errorbar(places, middles, whiskers, fmt="none", ecolor=INK, elinewidth=1, zorder=3)
-    axes.set_title(heading, loc="left")
     axes.set_xticks(range(len(loads)), loads)
     axes.set_xlabel("load: concurrent users, arrivals per second or % of the measured capacity")
     axes.grid(axis="y", color=FAINT, zorder=0)

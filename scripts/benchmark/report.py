@@ -32,17 +32,13 @@ def write_document(
     print(f"wrote {path}", file=sys.stderr)
 
 
-def write_picture(
-    path: Path | None, rows: Sequence[Measured], latency: tuple[str, Measure]
-) -> None:
-    """Draw the throughput and a latency (its title, and how to get it), if there is a path."""
+def write_picture(path: Path | None, rows: Sequence[Measured], name: str, p50_ms: Measure) -> None:
+    """Draw the throughput, and a latency with its name, if there is a path."""
     if path is None:
         return
     from . import plot  # matplotlib is among the packages of the tests
 
-    throughput: Measure = lambda row: row.tokens_per_s  # noqa: E731
-    title = "Throughput: tokens per second · higher is better"
-    plot.draw(path, rows, (title, throughput), latency)
+    plot.draw(path, rows, name, p50_ms)
     print(f"wrote {path}", file=sys.stderr)
 
 

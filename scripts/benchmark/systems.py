@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 from scripts.local import processes, surroundings
 from scripts.local.ports import free_port, is_taken
 
+from .client import fetch
 from .errors import SystemFailed
 from .options import TINY_MODEL, Options
 from .processes import Scope
@@ -224,30 +224,20 @@ def _serving(
     try:
         pid = start()
         ready = f"{url}/models"
-        family.wait(ready, lambda: _answers(ready), pid, options.ready_timeout_s)
+        family.wait(ready, lambda: bool(fetch(ready)), pid, options.ready_timeout_s)
     except BaseException:
         family.end()
         raise
     return System(family.name, url, model, family.scope, family.end)
 
 
-def _answers(url: str) -> bool:
-    try:
-        # No proxy: what is started here is on this machine.
-        with build_opener(ProxyHandler({})).open(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
-
-
 def _served_model(url: str, api_key: str) -> str:
     """The first model that an endpoint names."""
-    request = Request(f"{url.rstrip('/')}/models", headers={"authorization": f"Bearer {api_key}"})
+    page = f"{url.rstrip('/')}/models"
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=10) as response:
-            return str(json.load(response)["data"][0]["id"])
-    except (OSError, ValueError, LookupError) as failed:
-        raise SystemFailed(f"{request.full_url} names no model: {failed}") from failed
+        return str(json.loads(fetch(page, api_key))["data"][0]["id"])
+    except (ValueError, LookupError) as failed:
+        raise SystemFailed(f"{page} names no model: {failed}") from failed
 
 
 def _ensure_ray_serve_llm(folder: Path) -> Path:

@@ -4,28 +4,28 @@ import asyncio
 import math
 from array import array
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
+from scripts.benchmark.batchers import alike
 from scripts.benchmark.client import Exchange, RequestMaker, Shape
 from scripts.benchmark.engine_page import EnginePage, Reading, parse_page
 from scripts.benchmark.errors import SystemFailed
-from scripts.benchmark.measurement import describe
+from scripts.benchmark.measurement import Row, describe
 from scripts.benchmark.options import parse
 from scripts.benchmark.order import (
     BACKLOG_COLUMNS,
     SHORT_COLUMNS,
-    BacklogRow,
     LongAmongShort,
     ShortRow,
     backlog,
-    backlog_summary,
     short_summary,
     text_of,
     with_long,
 )
-from scripts.benchmark.run import Load, Ran
-from scripts.benchmark.tables import line
+from scripts.benchmark.run import Load, Ran, Served
+from scripts.benchmark.tables import line, summary
 from tests.http_server import serving
 from tests.unit.bench_engine import Engine
 
@@ -60,52 +60,47 @@ class TestEnginePage:
 
 
 class TestBacklog:
-    def test_a_row_counts_what_ended_and_what_the_engine_did_between_its_readings(self) -> None:
-        readings = [Reading(float(at), 4.0, at, at / 10, 5.0 * at) for at in range(1, 4)]
-        ended = [Exchange(0.0, tokens=10) for _ in range(20)] + [Exchange(0.0, error="broken")]
-        row = BacklogRow.of(1, 32, readings, ended)
-        assert (row.requests, row.errors, row.tokens_per_s) == (20, 1, 100.0)
-        assert (row.running_p50, row.waiting_p50, row.held_back_p50) == (4, 2, 26)
+    @staticmethod
+    def _row(ended: int, readings: list[Reading]) -> Row:
+        load, seconds = Load(users=32), readings[-1].at_s - readings[0].at_s
+        served = [Served(job, asyncio.Event()) for job in islice(alike(10), ended)]
+        for one in served:
+            one.exchange = Exchange(0.0, events=10, tokens=10)
+            one.ended.set()
+        return describe("backlog", 1, Ran(load, served, readings, 0.0, seconds, 200, 26.0, 0.0))
+
+    def test_a_row_says_what_the_engine_did_between_its_readings(self) -> None:
+        row = self._row(20, [Reading(float(at), 4.0, at, at / 10, 5.0 * at) for at in range(1, 4)])
+        assert (row.requests, row.errors, row.tokens_per_s) == (20, 0, 100.0)
+        assert (row.engine_running, row.waiting_p50, row.in_flight) == (4, 2, 26)
         assert row.waiting_p99 == pytest.approx(2.98)
         assert (row.preemptions, row.preemptions_per_request) == (10.0, 0.5)
-        assert row.kv_used_p50 == 0.2
+        assert (row.kv_used_p50, row.kv_used) == (0.2, 0.3)
 
     def test_a_round_in_which_nothing_ended_has_no_preemptions_per_request(self) -> None:
-        row = BacklogRow.of(1, 1, [Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, 2)], [])
+        row = self._row(0, [Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, 2)])
         assert math.isnan(row.preemptions_per_request)
-        assert line(BACKLOG_COLUMNS, row).split()[-3] == "–"
+        assert line(BACKLOG_COLUMNS, row).split()[-2] == "–"
 
     def test_preemptions_of_one_round_among_many_are_not_hidden_by_the_median(self) -> None:
-        quiet, loud = ([Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, many)] for many in (0, 6))
-        ended = [Exchange(0.0) for _ in range(20)]
         rows = [
-            BacklogRow.of(n, 1, readings, ended) for n, readings in enumerate((quiet, quiet, loud))
+            self._row(20, [Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, many)])
+            for many in (0, 0, 6)
         ]
-        text = backlog_summary(rows)
-        assert "| 0.00% (0.00%–30.00%) |" in text
-        assert "preemptions per request, all rounds together: 10.00%" in text
+        assert "| 0.00% (0.00%–30.00%) |" in summary(BACKLOG_COLUMNS, rows)
 
     @pytest.mark.clock
-    async def test_as_many_requests_are_under_way_as_there_are_users_in_every_round(self) -> None:
-        rows, begun_before = await self._measure(slots=2, users=6)
-        assert [row.round for row in rows] == [1, 2]
-        for row in rows:
-            assert (row.running_p50, row.waiting_p50) == (2, 4)
-            assert (row.errors, row.held_back_p50) == (0, 0)
-            assert row.requests > 0
-        assert begun_before >= 6, "the ramp counts for no round"
-        assert "| 0 | 2 (2–2) | 4 (4–4) |" in backlog_summary(rows)
-
-    async def _measure(self, slots: int, users: int) -> tuple[list[BacklogRow], float]:
-        """The rows, and how many requests had begun before the first."""
-        engine = _engine(slots)
+    async def test_as_many_requests_are_under_way_as_there_are_users(self) -> None:
+        engine = _engine(slots=2)
         with serving(engine) as server:
             page = await asyncio.to_thread(
                 EnginePage, [f"{server.url}/nothing", f"{server.url}/metrics"]
             )
-            rows = await backlog(_maker(server.url, 32), page, users, "seed", 2, 0.5)
+            row = await backlog(_maker(server.url, 32), page, 6, 0.5, 1)
+        assert (row.engine_running, row.waiting_p50) == (2, 4)
+        assert (row.errors, row.requests - row.unfinished > 6) == (0, True)
         # The small engine calls each beginning a preemption.
-        return rows, len(engine.begun) - sum(row.preemptions for row in rows)
+        assert len(engine.begun) - row.preemptions >= 6, "the ramp counts for no round"
 
 
 class TestLongAmongShort:
