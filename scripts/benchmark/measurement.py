@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from . import interrupts
 from .client import RequestMaker, Shape
 from .errors import SystemFailed
 from .options import Options
-from .processes import GENERATOR, Kind, Scope, cpu_by_kind, members, own_cpu_s, read_processes
+from .processes import GENERATOR, Kind, Scope, cpu_by_kind, members, read_processes
 from .run import Load, Ran, Run, Served, one_exchange, put
 from .stats import Latency, percentile
 from .systems import System
@@ -86,9 +87,9 @@ async def measure(
     """Run to the end and describe what happened, with the CPU and the memory of the processes in
     ``scope``, and the CPU of those of ``others`` meanwhile.
     """
-    before, own_before_s = read_processes(), own_cpu_s()
+    before, own_before_s = read_processes(), time.process_time()
     ran = await run.measure()
-    after, generator_s = read_processes(), own_cpu_s() - own_before_s
+    after, generator_s = read_processes(), time.process_time() - own_before_s
 
     mine = members(after, scope, others)
     row = describe(name, round_number, ran)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,51 +12,36 @@ import psutil
 Kind = str
 GENERATOR: Kind = "load generator"
 UNKNOWN: Kind = "other"
-_RAY_DAEMONS = ("raylet", "gcs_server", "log_monitor.py", "monitor.py", "dashboard.py", "agent.py")
-_RAY_AGENTS = ("DashboardAgent", "RuntimeEnvAgent")
-_PROXIES = ("ProxyActor", "HTTPProxy", "HAProxyManager")
-_SERVING = ("vllm.entrypoints", "VLLM::APIServer", "vllm serve")
+# A replica's title is ray::ServeReplica:<application>:<deployment>[.method]; only the deployment's
+# own name tells its part.
+_REPLICA = r"ray::ServeReplica:[^:]*:[^:]*"
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    (r"(\S*/)?redis-server(:|\s|$)", "redis-server"),
+    (r"(\S*/)?haproxy(:|\s|$)", "haproxy"),
+    (r"VLLM::EngineCore", "engine core"),
+    (r"VLLM::Worker", "engine worker"),
+    (r".*(vllm\.entrypoints|VLLM::APIServer|vllm serve)", "vllm api server"),
+    (rf"(?i){_REPLICA}ingress", "ingress replica"),
+    (rf"(?i){_REPLICA}(worker|llmserver|engine)", "worker replica"),
+    (r"ray::ServeReplica:", "other replica"),
+    (r"ray::ServeController", "serve controller"),
+    (r"ray::(ProxyActor|HTTPProxy|HAProxyManager)", "serve proxy"),
+    (r"ray::(DashboardAgent|RuntimeEnvAgent)", "ray daemons"),
+    (r"ray::", "ray other"),
+    (
+        r"(\S*/)?(raylet|gcs_server|(log_monitor|monitor|dashboard|agent)\.py)(:|\s|$)",
+        "ray daemons",
+    ),
+    (r".*/ray/(dashboard|_private)/", "ray daemons"),
+)
+"""How a command line begins, and the kind of such a process; the first that fits."""
 
 
 def classify(command_line: str) -> Kind:
     """The kind of a process, from its command line (arguments joined by blanks) or process
     title.
     """
-    program = os.path.basename(command_line.split(" ", 1)[0]).rstrip(":")
-    if program in ("redis-server", "haproxy"):
-        return program
-    if command_line.startswith("VLLM::EngineCore"):
-        return "engine core"
-    if command_line.startswith("VLLM::Worker"):
-        return "engine worker"
-    if any(name in command_line for name in _SERVING):
-        return "vllm api server"
-    if command_line.startswith("ray::"):
-        return _classify_ray_actor(command_line[len("ray::") :])
-    if program in _RAY_DAEMONS or any(
-        f"/ray/{name}" in command_line for name in ("dashboard/", "_private/")
-    ):
-        return "ray daemons"
-    return UNKNOWN
-
-
-def _classify_ray_actor(title: str) -> Kind:
-    if title.startswith("ServeReplica:"):
-        # ServeReplica:<application>:<deployment>[.method]; only the deployment's own name tells its
-        # part.
-        deployment = title.split(":")[2] if title.count(":") > 1 else title
-        if "ingress" in deployment.lower():
-            return "ingress replica"
-        if any(part in deployment.lower() for part in ("worker", "llmserver", "engine")):
-            return "worker replica"
-        return "other replica"
-    if title.startswith("ServeController"):
-        return "serve controller"
-    if title.startswith(_PROXIES):
-        return "serve proxy"
-    if title.startswith(_RAY_AGENTS):
-        return "ray daemons"
-    return "ray other"
+    return next((kind for form, kind in _KINDS if re.match(form, command_line, re.DOTALL)), UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -178,9 +164,3 @@ def cpu_by_kind(
         since_s = then.cpu_s if then is not None and then.born == now.born else 0.0
         used[classify(now.command_line)] += now.cpu_s - since_s
     return {kind: round(cpu_s, 3) for kind, cpu_s in sorted(used.items()) if cpu_s > 0}
-
-
-def own_cpu_s() -> float:
-    """CPU seconds used by this process so far."""
-    times = os.times()
-    return times.user + times.system

@@ -3,6 +3,7 @@ the model of an engine.
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ from workers.engine_model.step import Step
 
 from .batchers import Batcher, Job, alike
 from .client import ConnectionPool, Exchange, RequestMaker
-from .engine_page import GAUGES, EnginePage, Reading, Watched
+from .engine_page import GAUGES, EnginePage, Reading
 from .errors import SystemFailed
 from .stats import poisson_arrivals_s
 
@@ -49,12 +50,31 @@ class Load:
         return self.label or (f"{self.rate_per_s:g}/s" if self.rate_per_s else str(self.users))
 
 
-class Endpoint(Watched):
-    """What answers, with a clock of its own."""
+class Endpoint:
+    """What answers, with a clock of its own, and says what its engine does."""
+
+    every_s = 0.2
+
+    def now_s(self) -> float:
+        """Its time."""
+        return time.perf_counter()
 
     async def answer(self, job: Job, exchange: Exchange) -> None:
         """Send ``job`` and fill ``exchange`` in."""
         raise NotImplementedError
+
+    async def read(self) -> Reading | None:
+        """What the engine does now; None if nobody knows."""
+        return None
+
+    async def watch(self, duration_s: float) -> list[Reading]:
+        """Read for ``duration_s``; the first and the last reading are at its ends."""
+        ends_s = self.now_s() + duration_s
+        readings = [await self.read()]
+        while (left_s := ends_s - self.now_s()) > 0:
+            await asyncio.sleep(min(self.every_s, left_s))
+            readings.append(await self.read())
+        return [one for one in readings if one is not None]
 
     def catch_up(self) -> None:
         """Bring the events of all exchanges up to date, if they do not count as they come."""
