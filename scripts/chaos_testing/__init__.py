@@ -3,5 +3,5 @@ killed, and a complete count of the results.
 
 In the order of a run: `options` → `parts` (which process is which) → `faults` (what is done to
 them) → `traffic` (strict clients that reconnect) → `account` (lost, duplicated, corrupted; recovery
-times) → `__main__`. `kubernetes` does the same to a release of the Helm chart in a cluster.
+times) → `__main__`. `in_pod` is such a client for a release of the Helm chart, and breaks nothing.
 """

@@ -22,7 +22,6 @@ from scripts.chaos_testing import failover
 from scripts.chaos_testing.account import Account, Strike, as_json, settle, table
 from scripts.chaos_testing.arguments import parse
 from scripts.chaos_testing.faults import FAULTS, LASTING, choose
-from scripts.chaos_testing.kubernetes.command import main as kubernetes
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.prompts import MIXES, PROMPTS
 from scripts.chaos_testing.records import look_up
@@ -255,9 +254,6 @@ def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
 
 def main() -> int:
     """Run the command; returns its exit status."""
-    if "--kubernetes" in sys.argv:
-        # Before `surroundings`: kubectl and helm need this user's environment.
-        return kubernetes([word for word in sys.argv[1:] if word != "--kubernetes"])
     signal.signal(signal.SIGTERM, _as_interrupt)
     if sys.argv[1:2] == ["failover"]:
         return failover.main(sys.argv[2:])

@@ -126,23 +126,38 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
             else f"{'-':>17}"
         )
         lines.append(f"{name:<23}{len(mine):>8}{busy:>12}{shown}")
-    several = sum(count for attempts, count in account.attempts.items() if attempts > 1)
-    failed = (
-        ", ".join(f"{reason} {count}" for reason, count in account.failed.most_common()) or "none"
-    )
     lines += [
         "",
-        f"sent {account.sent}, completed {account.completed}, reconnected {account.reconnected}, "
-        f"with two attempts or more {several}",
-        f"failed by reason: {failed}",
+        *summary(account),
         f"completed by kind: {_kinds(all_told)}",
         f"longest without a movement while Redis answered: {account.longest_still_s:.1f} s",
         f"lost {len(account.lost)}, duplicated {len(account.duplicated)}, corrupted "
         f"{len(account.corrupted)}, stood still for 15 s {len(account.stood_still)}",
+        *damage(account),
     ]
-    for kind in ("lost", "duplicated", "corrupted", "stood_still"):
-        lines += [f"  {kind}: {item}" for item in getattr(account, kind)[:10]]
     return "\n".join(lines)
+
+
+def summary(account: Account) -> list[str]:
+    """How many requests ended how, in two lines."""
+    several = sum(count for attempts, count in account.attempts.items() if attempts > 1)
+    failed = (
+        ", ".join(f"{reason} {count}" for reason, count in account.failed.most_common()) or "none"
+    )
+    return [
+        f"sent {account.sent}, completed {account.completed}, reconnected {account.reconnected}, "
+        f"with two attempts or more {several}",
+        f"failed by reason: {failed}",
+    ]
+
+
+def damage(account: Account) -> list[str]:
+    """A line for each request of which something is wrong, ten of each kind at most."""
+    return [
+        f"  {kind}: {item}"
+        for kind in ("lost", "duplicated", "corrupted", "stood_still")
+        for item in getattr(account, kind)[:10]
+    ]
 
 
 def _kinds(all_told: Sequence[Told]) -> str:

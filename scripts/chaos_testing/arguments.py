@@ -15,9 +15,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="scripts/chaos",
         description="Run mixed traffic on a real service (Ray Serve, Redis, HAProxy) while its "
         "processes are killed at random. Prints the outcome of the requests; exits "
-        "with 1 if one was lost, duplicated or corrupted. With --kubernetes it breaks a release in "
-        "your own cluster instead: see scripts/chaos --kubernetes --help. `scripts/chaos failover` "
-        "kills the primary of three Redis with Sentinel: see scripts/chaos failover --help.",
+        "with 1 if one was lost, duplicated or corrupted. `scripts/chaos failover` kills the "
+        "primary of three Redis with Sentinel: see scripts/chaos failover --help.",
     )
     parser.add_argument("--minutes", type=float, help="how long to inject faults (3)")
     parser.add_argument(

@@ -44,13 +44,8 @@ BY_REDIS_HA = [
 def matches(selector: Document, labels: Document) -> bool:
     """Whether a selector matches, by Kubernetes' rules."""
     for expression in selector.get("matchExpressions", []):
-        there = labels.get(expression["key"])
-        if expression["operator"] == "Exists":
-            if there is None:
-                return False
-            continue
         assert expression["operator"] == "In"
-        if there not in expression["values"]:
+        if labels.get(expression["key"]) not in expression["values"]:
             return False
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 

@@ -1,99 +1,146 @@
-"""The client that `scripts/chaos --kubernetes` runs in a pod: on a real ingress, a real worker with
-the simulated engine, and a real Redis.
+"""The client that judges a release of the chart from a pod (`scripts.chaos_testing.in_pod`): on a
+real ingress, a real worker with the simulated engine, and a real Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import shutil
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
+import yaml
 
-from scripts.chaos_testing.kubernetes.in_pod import control
-from scripts.chaos_testing.kubernetes.in_pod.rounds import Rounds, longest_pause_s
-from scripts.chaos_testing.kubernetes.in_pod.texts import BEFORE, RECORD, Texts
-from scripts.chaos_testing.traffic import Client, Told
+from scripts.chaos_testing.in_pod import BEFORE, RECORD, Judge, main, parse, pause_s, run
+from scripts.chaos_testing.prompts import PROMPTS
+from scripts.chaos_testing.traffic import Client, End, Told
+from scripts.local.environment import ROOT
 from tests.journal.in_process import Door, in_process, settings_of
-from tests.waiting import eventually
+from tests.tables import each
+from tests.waiting import PATIENCE_S
 
-Send = Callable[..., Awaitable[Any]]
-TOKENS = 30
+pytestmark = pytest.mark.nightly  # a tool
+
+FOLDER = ROOT / "scripts" / "chaos_testing"
+CONTAINER = yaml.safe_load((FOLDER / "in_pod.yaml").read_text())["spec"]["template"]["spec"][
+    "containers"
+][0]
 ENGINE = {"kind": "simulated", "args": {"tokens_per_s": 500}}
+Damage = Callable[[list[bytes]], list[bytes]]
 
 
-@asynccontextmanager
-async def client_of(d: Door, compare: str, socket: Path) -> AsyncIterator[tuple[Client, Send]]:
-    """The client's process, and how to send it a word."""
-    client = Client(d.http, "hermes-tiny")
-    rounds = Rounds(client, d.http, Texts(client, d.http, compare), TOKENS, random.Random(1))
-    serving = asyncio.create_task(control.serve(socket, rounds))
+class Network(httpx.AsyncHTTPTransport):
+    """What lies between the service and its client; after the client has asked for every text, it
+    changes the events of the streams.
+    """
 
-    async def send(*words: str) -> Any:
-        return json.loads(await control.send(socket, words))
+    def __init__(self, damage: Damage) -> None:
+        super().__init__()
+        self._damage = damage
+        self._posts = 0
 
-    try:
-        yield client, send
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-
-
-async def until(send: Send, holds: Callable[[Any], Any]) -> None:
-    """Wait for a state of the client."""
-
-    async def look() -> bool:
-        state = await send("state")
-        assert not state["problem"]
-        return bool(holds(state))
-
-    await eventually(look)
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        self._posts += request.method == "POST"
+        if request.method != "POST" or self._posts <= 2 * len(PROMPTS):
+            return answer
+        *events, _ = (await answer.aread()).split(b"\n\n")
+        headers = {"x-request-id": answer.headers["x-request-id"]}
+        body = httpx.ByteStream(b"".join(event + b"\n\n" for event in self._damage(events)))
+        return httpx.Response(answer.status_code, headers=headers, stream=body)
 
 
-async def one_round(send: Send) -> dict[str, Any]:
-    """Three users, two more of them for a while; the account."""
-    await send("begin", "3")
-    await until(send, lambda state: state["begun"] >= 3)
-    await send("strike")
-    await send("users", "5")
-    await until(send, lambda state: state["running"] == 5)
-    await send("end")
-    await until(send, lambda state: state["running"] == 0)
-    result: dict[str, Any] = await send("result")
-    return result
+def options(d: Door, *more: str) -> list[str]:
+    """The client's command line: short streams, and connections that no slow machine breaks."""
+    words = ["--users", "3", "--tokens", "30", "--silent-s", str(PATIENCE_S), *more]
+    return [str(d.http.base_url), *words]
 
 
-@pytest.mark.parametrize(("compare", "words"), [("auto", BEFORE), ("record", RECORD)])
-async def test_every_stream_is_whole_and_damage_shows(
-    redis_url: str, namespace: str, tmp_path: Path, compare: str, words: str
+async def test_a_pod_that_has_only_this_folder_streams_until_sigterm_and_finds_every_text_whole(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    """As the manifest starts it, and as the page makes its ConfigMap: files, no folders."""
+    (mounted,) = CONTAINER["volumeMounts"]
+    folder = tmp_path / mounted["mountPath"].lstrip("/")
+    folder.mkdir(parents=True)
+    for file in FOLDER.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    (path,) = [one["value"] for one in CONTAINER["env"] if one["name"] == "PYTHONPATH"]
+    env = {"PYTHONPATH": str(tmp_path / path.lstrip("/")), "PATH": os.environ["PATH"]}
+    async with in_process(settings_of(redis_url, namespace, engine=ENGINE)) as d:
+        python, *words, _ = CONTAINER["command"]
+        assert python == "python"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *words,
+            *options(d),
+            cwd=tmp_path,
+            env=env,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout
+        first = (await process.stdout.readline()).decode()
+        assert first == f"users=3 compared_with='{BEFORE}'\n"
+        line = (await process.stdout.readline()).decode()
+        assert line.endswith(" workers=1/2 ingresses=1/2\n"), "what /readyz says"
+        process.send_signal(signal.SIGTERM)
+        out = (await process.stdout.read()).decode()
+        assert await process.wait() == 0, out
+    assert "\nlost 0, duplicated 0, corrupted 0, ended by an error 0\n" in out
+
+
+@each(
+    "damage, account, said",
+    [
+        (lambda e: e, "lost 0, duplicated 0, corrupted 0, ended by an error 0", "completed 3"),
+        (
+            lambda e: [*e[:5], *e[6:]],
+            "lost 3, duplicated 0, corrupted 0, ended by an error 0",
+            "event 7 after event 5",
+        ),
+        (
+            lambda e: [*e[:6], *e[5:]],
+            "lost 0, duplicated 3, corrupted 0, ended by an error 0",
+            "event 6 after event 6",
+        ),
+        (
+            lambda e: [*e[:5], e[5].replace(b'"content":"', b'"content":"x'), *e[6:]],
+            "lost 0, duplicated 0, corrupted 3, ended by an error 0",
+            "differs at character",
+        ),
+        (
+            lambda e: [*e[:5], b'id: 6\ndata: {"error": {"code": "attempt_lost"}}'],
+            "lost 0, duplicated 0, corrupted 0, ended by an error 3",
+            "attempt_lost 3",
+        ),
+    ],
+)
+async def test_damage_of_each_kind_is_told_and_is_the_exit_status(
+    redis_url: str,
+    namespace: str,
+    capsys: pytest.CaptureFixture[str],
+    damage: Damage,
+    account: str,
+    said: str,
 ) -> None:
     async with (
         in_process(settings_of(redis_url, namespace, engine=ENGINE)) as d,
-        client_of(d, compare, tmp_path / "socket") as (client, send),
+        httpx.AsyncClient(
+            base_url=d.http.base_url, transport=Network(damage), timeout=PATIENCE_S
+        ) as http,
     ):
-        await send("expect")
-        await until(send, lambda state: state["compared_with"])
-        assert (await send("state"))["compared_with"] == words
-        result = await one_round(send)
-        assert result["whole"] == result["all"] >= 5, result
-        assert result["longest_pause_s"] > 0
-        assert result["reconnected"] == 0
-        await until(send, lambda state: state["ready"]["ready"])
-
-        ask = client.ask
-
-        async def damaged(told: Told) -> None:
-            await ask(told)
-            told.texts = {0: told.text[:-1]}
-
-        client.ask = damaged  # type: ignore[method-assign]
-        result = await one_round(send)
-        assert result["whole"] == 0
-        assert len(result["corrupted"]) == result["all"] >= 5
+        status = await run(parse(options(d, "--minutes", "0")), http)
+    told = capsys.readouterr().out
+    assert account in told.splitlines(), told
+    assert said in told
+    assert status == (0 if said == "completed 3" else 1)
 
 
 async def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_records(
@@ -107,21 +154,37 @@ async def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_re
         async def otherwise(told: Told) -> None:
             asked.append(told)
             await ask(told)
-            told.texts = {0: told.text + ("?" if len(asked) > 8 else "")}
+            told.texts = {0: told.text + ("?" if len(asked) > len(PROMPTS) else "")}
 
         client.ask = otherwise  # type: ignore[method-assign]
-        texts = Texts(client, d.http, "auto")
-        assert await texts.ask(5) == ""
-        assert texts.compared_with == RECORD
+        judge = Judge(client, d.http, 5, "auto", random.Random(1))
+        await judge.expect()
+        assert judge.compared_with == RECORD
+        client.ask = ask  # type: ignore[method-assign]
+        await judge.use(End(0.0))
+        assert judge.report()[1], "the record has what the user saw"
+        client.ask = otherwise  # type: ignore[method-assign]
+        await judge.use(End(0.0))
+        report, whole = judge.report()
+        assert not whole
+        assert "corrupted 1," in report
 
 
-def test_the_longest_pause_counts_from_the_fault_on() -> None:
-    def stream(*arrivals_s: float) -> Told:
-        told = Told("Hello", 10, streamed=True)
+async def test_a_service_that_does_not_answer_before_any_fault_is_no_finding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await main(["http://127.0.0.1:1"]) == 2
+    assert "the service cannot be reached" in capsys.readouterr().err
+
+
+def test_a_pause_is_one_that_ended_since_or_that_lasts() -> None:
+    def stream(*arrivals_s: float, done: bool = True) -> Told:
+        told = Told("Hello", 10, streamed=True, done=done)
         told.arrivals_s.extend(arrivals_s)
         return told
 
     streams = [stream(1.0, 6.0, 9.0), stream(8.9, 9.5, 13.0), stream(1.0, 8.0)]
-    assert longest_pause_s(streams, 8.5) == 3.5
-    assert longest_pause_s([stream(5.0, 11.0)], 8.0) == 3.0, "the fault fell into it"
-    assert longest_pause_s(streams, 20.0) is None
+    assert pause_s(streams, 8.5, 20.0) == 3.5
+    assert pause_s([stream(5.0, 11.0)], 8.0, 20.0) == 6.0, "it began before"
+    assert pause_s([stream(5.0, 11.0)], 12.0, 20.0) == 0.0
+    assert pause_s([stream(5.0, 11.0, done=False)], 12.0, 20.0) == 9.0, "it lasts"
