@@ -23,9 +23,7 @@ from typing import Any
 import httpx
 
 from scripts.chaos_testing.account import damage, settle, summary
-from scripts.chaos_testing.prompts import PROMPTS
-from scripts.chaos_testing.records import look_up
-from scripts.chaos_testing.traffic import Client, End, Told
+from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, look_up
 
 BEFORE = "the texts of before the faults"
 RECORD = "the service's own record of each request"

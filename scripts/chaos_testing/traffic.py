@@ -1,5 +1,5 @@
 """Strict clients: they check every event's number, compare every text, and survive every
-disconnect.
+disconnect. Each prompt has one text, so a mix-up shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,63 @@ import httpx
 
 GIVE_UP_S = 120.0
 _RETRY_S = 0.1
+_LOOK_S = 0.5
 _PASSING = ("journal_unavailable", "storage_full", "queue_full")
+
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"enum": ["tea", "bread"]}, "maxItems": 4},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+_SEARCH = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "maxLength": 60}},
+    "required": ["query"],
+}
+_FORCED = {"type": "function", "function": {"name": "search"}}
+
+MIXES: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {"plain": {"ignore_eos": True}},
+    "real": {
+        "plain": {"ignore_eos": True},
+        "schema": {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "person", "schema": _PERSON},
+            }
+        },
+        "tool": {
+            "tools": [{"type": "function", "function": {"name": "search", "parameters": _SEARCH}}],
+            "tool_choice": _FORCED,
+        },
+        "logprobs": {"logprobs": True, "top_logprobs": 2, "ignore_eos": True},
+        "penalties": {
+            "frequency_penalty": 0.3,
+            "presence_penalty": 0.5,
+            "repetition_penalty": 1.1,
+            "ignore_eos": True,
+        },
+        "n": {"n": 2, "seed": 11, "temperature": 1.0, "ignore_eos": True},
+        "seed": {"seed": 7, "temperature": 1.0, "ignore_eos": True},
+    },
+}
+"""By mix and kind: what a request has beside its prompt, so that its text is determined."""
+
+PROMPTS = [
+    "Tell me a story about a lighthouse.",
+    "Count to ten.",
+    "Explain fencing to a child.",
+    "Write a poem about the sea.",
+    "Say hello in three languages.",
+    "Why is the sky blue?",
+    "How do I bake bread?",
+    "Describe your week.",
+]
 
 
 @dataclass
@@ -29,7 +85,7 @@ class Told:
     streamed: bool
     kind: str = "plain"
     more: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
-    """What the request has beside its prompt (`prompts.MIXES`)."""
+    """What the request has beside its prompt (`MIXES`)."""
     key: str = field(default_factory=lambda: f"chaos-{uuid.uuid4().hex}")
     request_id: str = ""
     accepted: bool = False
@@ -213,3 +269,27 @@ async def keep_busy(
         told = Told(chance.choice(prompts), length, chance.random() < 0.75, kind, mix[kind])
         all_told.append(told)
         await client.ask(told)
+
+
+async def look_up(
+    http: httpx.AsyncClient, told: Told, gate: asyncio.Semaphore, within_s: float = 50.0
+) -> None:
+    """The service's own record of a request afterwards.
+
+    Args:
+        within_s: by then the request must have ended by that record.
+    """
+    for _ in range(round(within_s / _LOOK_S)):
+        try:
+            async with gate:
+                answer = await http.get(f"/v1/requests/{told.request_id}")
+        except httpx.TransportError:
+            await asyncio.sleep(_LOOK_S)
+            continue
+        if answer.status_code == 404:
+            return  # no longer retained
+        if answer.status_code == 200 and answer.json()["ended_at_ms"]:
+            told.state = answer.json()
+            return
+        await asyncio.sleep(_LOOK_S)
+    told.wrong.append("event 0 after event -1: it never ended by the service's own account")

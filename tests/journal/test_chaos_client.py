@@ -18,8 +18,7 @@ import pytest
 import yaml
 
 from scripts.chaos_testing.in_pod import BEFORE, RECORD, Judge, main, parse, pause_s, run
-from scripts.chaos_testing.prompts import PROMPTS
-from scripts.chaos_testing.traffic import Client, End, Told
+from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told
 from scripts.local.environment import ROOT
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.tables import each

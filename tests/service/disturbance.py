@@ -16,8 +16,7 @@ from functools import cache, partial
 import httpx
 
 from scripts.chaos_testing.parts import Parts
-from scripts.chaos_testing.prompts import PROMPTS
-from scripts.chaos_testing.traffic import Client, Told
+from scripts.chaos_testing.traffic import PROMPTS, Client, Told
 from serve_app.cli.serve_api import application_status
 from tests.service.support import Running, together
 from tests.waiting import until

@@ -25,8 +25,7 @@ import yaml
 
 import serve_app
 from scripts.chaos_testing.parts import Parts
-from scripts.chaos_testing.prompts import PROMPTS
-from scripts.chaos_testing.traffic import Client, Told
+from scripts.chaos_testing.traffic import PROMPTS, Client, Told
 from scripts.local import ports, processes, redis_server
 from scripts.local import service as local
 from scripts.local.environment import ROOT

@@ -12,7 +12,6 @@ import pytest
 
 from scripts.chaos_testing import __main__ as chaos
 from scripts.chaos_testing.account import Strike, pause_s
-from scripts.chaos_testing.arguments import parse
 from scripts.chaos_testing.faults import FAULTS, Fault
 from scripts.chaos_testing.traffic import End, Told
 
@@ -29,7 +28,7 @@ class Whole:
 async def test_it_is_over_after_so_many_strikes_each_under_streams_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = parse(
+    options = chaos.parse(
         ["--engine", "vllm", "--faults", "engine", "--strikes", "3", "--every-s", "0.01"]
     )
     assert (options.apart, options.minutes) == (True, 15.0)
