@@ -97,7 +97,7 @@ class Told:
     failure: str = ""
     """The reason of an explicit failure."""
     wrong: list[str] = field(default_factory=list)
-    """A violation: an event twice, or missing."""
+    """A violation: an event twice, or missing; or no end by the service's own account."""
     arrivals_s: list[float] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -292,4 +292,4 @@ async def look_up(
             told.state = answer.json()
             return
         await asyncio.sleep(_LOOK_S)
-    told.wrong.append("event 0 after event -1: it never ended by the service's own account")
+    told.wrong.append("never ended by the service's own account")

@@ -17,8 +17,9 @@ import httpx
 import pytest
 import yaml
 
+from scripts.chaos_testing.account import settle
 from scripts.chaos_testing.in_pod import BEFORE, RECORD, Judge, main, parse, pause_s, run
-from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told
+from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, look_up
 from scripts.local.environment import ROOT
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.tables import each
@@ -174,6 +175,15 @@ async def test_a_service_that_does_not_answer_before_any_fault_is_no_finding(
 ) -> None:
     assert await main(["http://127.0.0.1:1"]) == 2
     assert "the service cannot be reached" in capsys.readouterr().err
+
+
+async def test_a_request_that_never_ends_by_the_services_own_account_is_lost() -> None:
+    told = Told("Hello", 10, streamed=True, request_id="req_1", done=True)
+    async with httpx.AsyncClient() as http:
+        await look_up(http, told, asyncio.Semaphore(), within_s=0)
+    account = settle([told], lambda told: "")
+    assert account.lost == ["req_1: never ended by the service's own account"]
+    assert not account.clean
 
 
 def test_a_pause_is_one_that_ended_since_or_that_lasts() -> None:
