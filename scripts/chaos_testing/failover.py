@@ -91,15 +91,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 @contextmanager
 def group(folder: Path, case: Case) -> Iterator[Sentinels]:
     """Redis and Sentinels, with late replicas if the case wants them."""
-    wires: dict[int, int] = {}
+    cables: dict[int, int] = {}
 
     def announced(port: int) -> int:
-        if case.delay_ms and port not in wires:
-            wires[port] = ports.free_port()
-            command = [sys.executable, "-m", "scripts.chaos_testing.wire", "--delay-s"]
-            command += [str(case.delay_ms / 1000), f"{wires[port]}:{port}"]
-            started.append(processes.start(command, folder / "wire.log", os.environ, ROOT))
-        return wires.get(port, port)
+        if case.delay_ms and port not in cables:
+            cables[port] = ports.free_port()
+            command = [sys.executable, "-m", "scripts.chaos_testing.cable", "--delay-s"]
+            command += [str(case.delay_ms / 1000), str(cables[port]), str(port)]
+            started.append(processes.start(command, folder / "cable.log", os.environ, ROOT))
+        return cables.get(port, port)
 
     started: list[int] = []
     settings = {"min-replicas-to-write": case.min_replicas}
