@@ -197,19 +197,6 @@ class Attempt:
         self.history = [entry for entry in self.history if entry.id <= last] + held
         self.unaccepted = deque(lost + [entry for entry in self.unaccepted if entry.id > last])
 
-    def move_behind(self, last: EntryId) -> None:
-        """Renumber entries that are not accepted yet as if they belonged to another attempt. Only
-        without fencing.
-        """
-        self.epoch, self._seq = last
-        waiting = list(self.unaccepted)
-        self.unaccepted.clear()
-        for entry in waiting:
-            if entry.id.seq != MAX_ID_PART:
-                self._seq += 1
-                entry = entry._replace(id=self.last_built)
-            self.unaccepted.append(entry)
-
     def close(self, fenced: bool) -> None:
         """The terminal entry is accepted, or the attempt is fenced: append nothing more."""
         self.unaccepted.clear()

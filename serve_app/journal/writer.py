@@ -21,7 +21,6 @@ from serve_app.journal.entries import Entry, decode_facts, flatten
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.standing import Standing, last_entries, standing, was_ours
-from serve_app.journal.unfenced import intrude
 from serve_app.journal.wakes import Wake, encode_wakes, wake_of
 from serve_app.loops import Loops, backoff
 from serve_app.observability.logs import Outage
@@ -171,12 +170,7 @@ class JournalWriter:
         else:
             mine = reply is not None
         if not mine:
-            if not self._settings.journal.fencing and await intrude(
-                connection, attempt, self._within_s
-            ):
-                self._again(attempt)
-            else:
-                self._forget(attempt, fenced=True)
+            self._forget(attempt, fenced=True)
             return
         if entry.terminal:
             self._ended(attempt, entry)
@@ -213,8 +207,6 @@ class JournalWriter:
                     await self._look_at(await self._shared.get(), silent)
 
     async def _look_at(self, connection: RespConnection, attempts: Sequence[Attempt]) -> None:
-        if not self._settings.journal.fencing:
-            return
         lasts = await last_entries(connection, attempts, self._within_s)
         for attempt, last in zip(attempts, lasts, strict=True):
             if isinstance(last, Exception) or attempt.closed.done():

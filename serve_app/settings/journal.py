@@ -13,11 +13,6 @@ class JournalSettings(Section):
     retention_s: float = Field(
         900.0, gt=0, description="How long a request can still be read after it has ended"
     )
-    fencing: bool = Field(
-        True,
-        description="Never turn this off in production: it is only for showing that "
-        "`scripts/chaos` detects the damage",
-    )
     transcript_compression_level: int = Field(
         1, ge=0, le=9, description="zlib level for finished answers; 0 stores them uncompressed"
     )

@@ -1,7 +1,7 @@
 """`scripts/chaos` kills processes at random and finds no damage.
 
-tests/journal/test_unfenced.py shows the damage that it finds when fencing is off, and
-docs/performance.md has the command's own result.
+tests/journal/test_chaos_client.py shows the damage that it finds, and docs/performance.md has the
+command's own result.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_an_unknown_key_is_named_with_the_near_one(
 
 
 def test_an_unknown_key_like_no_other_is_answered_with_the_known_ones() -> None:
-    assert "known keys: fencing, retention_s, transcript_compression_level" in refusal(
+    assert "known keys: retention_s, transcript_compression_level" in refusal(
         {"journal": {"zzz": 1}}
     )
 
