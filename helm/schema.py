@@ -85,7 +85,7 @@ SCHEDULING = closed(
 POD = {"cpus": whole(1), "memory": MEMORY, "shmSize": MEMORY, "scheduling": SCHEDULING}
 
 OURS: dict[str, Schema] = {
-    "image": closed(**IMAGE, ownNumbers=BOOL, pullSecrets=listed(NAME)),
+    "image": closed(**IMAGE, pullSecrets=listed(NAME)),
     "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY, metricsKey=KEY),
     "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
     "weights": closed(

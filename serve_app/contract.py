@@ -9,10 +9,9 @@ wake-ups, `request_queue/entry.py` a queue entry.
 
 from __future__ import annotations
 
-from collections import UserString
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class State(StrEnum):
@@ -132,25 +131,20 @@ class Answer(NamedTuple):
     written: Written | None = None
     """What the request has written; None if the worker does not know."""
 
-    def encode(self) -> str | UserString:
-        """The answer as it crosses the process.
-
-        Version 0.1.0 understands nothing but the word of the outcome, and loads no class that it
-        does not have. So this is a text of the standard library, equal to that word, and what was
-        written is an attribute of it.
+    def encode(self) -> str:
+        """The answer as it crosses the process: `<outcome>`, or
+        `<outcome>|<tokens>|<1 or 0: whole>|<1 or 0: begun>|<prompt tokens>`.
         """
-        word = str(self.outcome)
-        if self.written is None:
-            return word
-        text = UserString(word)
-        vars(text)["written"] = tuple(self.written)
-        return text
+        return "|".join([self.outcome, *(str(int(value)) for value in self.written or ())])
 
     @classmethod
-    def decode(cls, text: Any) -> Answer:
-        """Parse an answer; raises ValueError if its word is unknown."""
-        written: tuple[Any, ...] | None = getattr(text, "written", None)
-        return cls(Outcome(text), None if written is None else Written(*written[:4]))
+    def decode(cls, text: str) -> Answer:
+        """Parse an answer; raises ValueError if its word is unknown or it lacks a number."""
+        word, *numbers = str(text).split("|")
+        if not numbers:
+            return cls(Outcome(word))
+        tokens, whole, begun, prompt_tokens = map(int, numbers[:4])
+        return cls(Outcome(word), Written(tokens, bool(whole), bool(begun), prompt_tokens))
 
 
 Execute = Callable[[str, int, str, str], Awaitable[Answer]]

@@ -7,7 +7,6 @@ this module uses Ray Serve.
 from __future__ import annotations
 
 import logging
-from collections import UserString
 from typing import Any
 
 import ray
@@ -51,11 +50,9 @@ class Worker:
         await self._process.start()
         freeze_heap()
 
-    async def execute(
-        self, request_id: str, epoch: int, session: str, cause: str
-    ) -> str | UserString:
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> str:
         """See `WorkerReplica.execute`."""
-        return await self._process.replica.execute(request_id, epoch, session, cause)
+        return str(await self._process.replica.execute(request_id, epoch, session, cause))
 
     async def check_health(self) -> None:
         """Serve calls this; after an exception it replaces the replica."""

@@ -79,12 +79,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--logs", type=Path, help="copy the logs of the service's processes to this folder"
     )
-    parser.add_argument(
-        "--without-fencing",
-        action="store_true",
-        help="turn off the journal's fencing, to check that this command can fail (it must then "
-        "report damage)",
-    )
     options = parser.parse_args(arguments)
     real = options.engine == "vllm"
     if options.mix != "plain" and not real:
@@ -121,8 +115,6 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     if options.engine == "simulated":
         args["engine"] = {"kind": "simulated", "args": {"tokens_per_s": 50, "prefill_ms": 20}}
         args["workers"]["replicas"] = 3
-    if options.without_fencing:
-        args["journal"]["fencing"] = False
     return args
 
 

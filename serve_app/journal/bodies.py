@@ -2,8 +2,7 @@
 body. Pure.
 
 `{ns}:b:<request_id>` is written with entry 0-1, in the same transaction and with the same expiry.
-The worker that opens an attempt reads it, and the end of the request deletes it. Versions before
-0.2 store the body in 0-1 itself.
+The worker that opens an attempt reads it, and the end of the request deletes it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Fields (one letter each, since they are stored with every entry), and the entrie
     o  engine outputs, JSON                           k-1, k-2, ...
        [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...];
        what few requests have follows (`Output` in workers/replay.py)
-    b  response bytes that came of `o`: server-sent   k-1, k-2, ...; in 0-1 of versions before 0.2:
-       events with their `id:` lines                  the request's body, which now has its own key
+    b  response bytes that came of `o`: server-sent   k-1, k-2, ...
+       events with their `id:` lines
     e  number of the last event so far; 0 where       k-1, k-2, ..., k-max, max-max
        the response is no stream
     k  state in which the request ended               k-max, max-max
@@ -125,8 +125,8 @@ class Entry(NamedTuple):
         return cls(TERMINAL_ID, {b"n": nonce, **_ending(state, reason, summary)})
 
     def with_body(self, body: bytes) -> Entry:
-        """Entry 0-1 with the body put back, unless it contains the body, as before version 0.2."""
-        return self if self.has_body else self._replace(fields={**self.fields, b"b": body})
+        """Entry 0-1 with the body, which is stored under a Redis key of its own."""
+        return self._replace(fields={**self.fields, b"b": body})
 
     def request_fields(self) -> dict[bytes, bytes]:
         """The fields that make up a request: line, facts and body, empty if missing."""

@@ -31,7 +31,7 @@ class QueueEntry:
     cost_tokens: int
     trace: str = ""
     prompt_tokens: int = 0
-    """An estimate; a request that was enqueued by an older version counts as all prompt."""
+    """An estimate."""
     max_output_tokens: int = 0
     """0 if the client gave no limit."""
     kind: str = ""
@@ -85,7 +85,6 @@ def decode_entry(
         LookupError, ValueError: it is not one of ours.
     """
     trace = fields.get(b"p", b"")
-    cost = fields[b"c"]
     return QueueEntry(
         stream=stream,
         entry_id=entry_id.decode(),
@@ -94,11 +93,11 @@ def decode_entry(
         tenant=fields[b"t"].decode(),
         session=fields[b"s"].decode(),
         deadline_ms=_number(fields[b"d"]),
-        cost_tokens=_number(cost),
+        cost_tokens=_number(fields[b"c"]),
         trace=trace.decode() if len(trace) <= _LONGEST_NAME else "",
-        prompt_tokens=_number(fields.get(b"i", cost)),
-        max_output_tokens=_number(fields.get(b"o", b"0")),
-        kind=fields.get(b"k", b"")[:_LONGEST_KIND].decode(errors="replace"),
+        prompt_tokens=_number(fields[b"i"]),
+        max_output_tokens=_number(fields[b"o"]),
+        kind=fields[b"k"][:_LONGEST_KIND].decode(errors="replace"),
         sequences=max(1, _number(fields.get(b"n", b"1"))),
     )
 

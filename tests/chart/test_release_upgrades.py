@@ -95,19 +95,3 @@ def test_what_reuse_values_leaves_out_is_refused(path: str) -> None:
         values = {parent: values}
     place = "".join(f"/{parent}" for parent in parents)
     assert f"at '{place}': missing property '{name}'" in refusal(merged(NAMED, values))
-
-
-@each("tag", ["0.1.0", "v0.1.0", "0.1.3-cpu"])
-def test_an_image_without_the_first_containers_command_is_refused(tag: str) -> None:
-    said = refusal(merged(NAMED, {"image": {"tag": tag}}))
-    assert f"image.tag is {tag}, but the pods of this chart run `hermes check-redis`" in said
-
-
-@each("tag", ["", "0.2.0", "0.10.1", "10.1.0", "20.1.5", "prod", "0.1.0f4e2a"])
-def test_the_tags_of_other_images_are_the_operators(tag: str) -> None:
-    assert refusal(merged(NAMED, {"image": {"tag": tag}})) == ""
-
-
-@each("image", [{"ownNumbers": True}, {"digest": "sha256:" + "0" * 64}])
-def test_a_tag_that_is_no_version_of_the_service_is_accepted(image: Document) -> None:
-    assert refusal(merged(NAMED, {"image": {"tag": "0.1.7", **image}})) == ""

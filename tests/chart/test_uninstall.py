@@ -188,33 +188,3 @@ def test_an_install_onto_remains_says_so(
         said = install(cluster)
     assert ('the RayService "hermes" is still being deleted' in said) is going, said
     assert f"GET {PLACE}" in cluster.asked, said
-
-
-@each(
-    "strategy, offered, refused",
-    [
-        ("None", None, True),
-        ("None", "'{\"engine\": 1}'", False),
-        ("NewCluster", None, False),
-    ],
-)
-def test_pods_of_an_older_chart_that_would_stay_are_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
-    offered: str | None,
-    refused: bool,
-) -> None:
-    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
-    groups = [
-        {"groupName": "ingress", "rayStartParams": {"resources": "'{\"ingress\": 1}'"}},
-        {"groupName": "engines", "rayStartParams": {"resources": offered} if offered else {}},
-    ]
-    old = {**there(), "spec": {"rayClusterConfig": {"workerGroupSpecs": groups}}}
-    folder = tmp_path / f"{strategy}, {offered is None}"
-    folder.mkdir()
-    with serving(Cluster(folder, old)) as cluster:
-        said = install(cluster, upgrade={"type": strategy})
-    sentence = "do not offer the Ray resource 'engine', so no engine of this one could start"
-    assert (sentence in said) is refused, said
-    assert ("kubectl delete rayservice/hermes -n prod" in said) is refused

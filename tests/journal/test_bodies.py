@@ -20,7 +20,7 @@ from serve_app.journal.ids import MAX_ID_PART, seal_id
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Tracing
 from serve_app.request_queue.dead_letters import DeadLetters
-from tests.journal.in_process import worker_process
+from tests.journal.in_process import calling, worker_process
 from tests.journal.journal_helpers import OPENED, SUMMARY, World, add, events, finish, world
 from tests.waiting import eventually
 
@@ -127,23 +127,6 @@ async def test_opening_an_attempt_returns_the_body_in_the_same_round_trip(
         assert abs(kept_ms[0] - kept_ms[1]) < 5_000
 
 
-async def test_a_body_in_the_journal_itself_is_still_worked_on(
-    redis_url: str, namespace: str
-) -> None:
-    """Versions before 0.2 wrote it there."""
-    async with world(redis_url, namespace) as w:
-        await admit(w)
-        (first,) = await w.entries()
-        await w.redis.delete(w.store.key("req_1"), w.store.body_key("req_1"))
-        await w.redis.xadd(w.store.key("req_1"), {**first.fields, b"b": BIG}, id="0-1")
-        _, entries = await (await w.writer()).open("req_1", 1, b"n", OPENED)
-        assert entries[0].body == BIG
-        assert not (await w.store.outline("req_1") or [])[0].body
-        request = await w.store.read_request("req_1")
-        assert request is not None
-        assert request.body == BIG
-
-
 @pytest.mark.parametrize("end", [None, State.COMPLETED, State.FAILED])
 async def test_a_body_leaves_with_the_end_of_its_request(
     redis_url: str, namespace: str, end: State | None
@@ -189,7 +172,7 @@ async def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_nev
         await admit(w)
         await w.redis.delete(w.store.body_key("req_1"))
         async with worker_process(w.settings) as worker:
-            assert await worker.replica.execute("req_1", 1, "s") == Outcome.ENDED
+            assert (await calling(worker)("req_1", 1, "s", "")).outcome is Outcome.ENDED
         last = (await w.entries())[-1]
         assert (last.state, last.reason) == ("failed", Reason.JOURNAL_LOST)
 

@@ -20,10 +20,10 @@ from tests.journal.ingresses import REPLICA, ended, ingresses
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 
-GOOD = {"r": "req_good", "t": "t", "s": "s", "d": "1", "c": "7"}
+GOOD = {"r": "req_good", "t": "t", "s": "s", "d": "1", "c": "7", "i": "7", "o": "0", "k": ""}
 MALFORMED: dict[str, dict[str, Any]] = {
     "without fields of ours": {"x": "y"},
-    "without a deadline": {name: GOOD[name] for name in "rtsc"},
+    "without a deadline": {name: GOOD[name] for name in GOOD if name != "d"},
     "a deadline that is no number": {**GOOD, "d": "soon"},
     "a deadline of many digits": {**GOOD, "d": "9" * 5_000},
     "a cost below nothing": {**GOOD, "c": "-1"},

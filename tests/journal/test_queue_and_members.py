@@ -296,16 +296,11 @@ async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admission
         assert await w.queue().written(entry) is None, "and is not repeated"
 
 
-async def test_an_entry_of_an_older_version_counts_as_all_prompt(
-    redis_url: str, namespace: str
-) -> None:
-    """And 0.1.0 reads only the fields that it knows."""
+async def test_an_entry_says_what_its_request_costs(redis_url: str, namespace: str) -> None:
     async with world(redis_url, namespace) as w:
         fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
         assert set(fields) == {*"rtsdciok"}
-        older = {name: fields[name] for name in "rtsdc"}
-        for entry in (fields, older):
-            await w.redis.xadd(w.queue().stream("standard"), entry)
-        new, old = await w.queue().claim(2)
-        assert (new.prompt_tokens, new.max_output_tokens, new.kind) == (7, 9, "chat s1")
-        assert (old.prompt_tokens, old.max_output_tokens, old.kind) == (16, 0, "")
+        await w.redis.xadd(w.queue().stream("standard"), fields)
+        (entry,) = await w.queue().claim(1)
+        assert (entry.prompt_tokens, entry.max_output_tokens, entry.kind) == (7, 9, "chat s1")
+        assert entry.cost_tokens == 16

@@ -1,13 +1,11 @@
-"""What a version of this project leaves in Redis, kept for the tests of later ones.
+"""What the last release leaves in Redis, kept for the tests of the next one.
 
     export HERMES_KEEP_SERVICES=/tmp/kept
     .venv/bin/python -m pytest tests/service/test_upgrade.py -k scaling
     .venv/bin/python -m tests.service.versions /tmp/kept/simulated
 
-writes `tests/service/versions/<version>.json` from a running service with the simulated engine, and
-`<version>.router.pickle`, the router's class as Ray sends it to every ingress. Make the latter in a
-folder with a neutral name, since the class holds its file's path. Commit both with the release, and
-never change them afterwards.
+writes `tests/service/versions/<version>.json` from a running service with the simulated engine.
+Commit it with the release, never change it afterwards, and delete that of the release before.
 """
 
 from __future__ import annotations
@@ -19,13 +17,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray.serve.config import RequestRouterConfig
 from redis import Redis
 
 import serve_app
 from scripts.local.service import Service
-from serve_app.deploy import _worker_options
-from serve_app.settings import Settings
 from tests.service.services import KEYS
 from tests.service.support import Running, Stream
 from tests.waiting import until
@@ -37,15 +32,13 @@ Fields = dict[bytes, bytes]
 
 
 class Left(NamedTuple):
-    """A journal's entries, its entry in a queue, and the request's body where that has a key of its
-    own.
-    """
+    """A journal's entries, its entry in a queue, and its body, empty once the request has ended."""
 
     request_id: str
     entries: list[tuple[str, Fields]]
     queue: str
     queued: Fields
-    body: bytes = b""
+    body: bytes
 
     def put_back(self, redis: Redis, tenant: str, entries: int | None = None) -> None:
         """As if this tenant had just left it: the first `entries` of the journal, and the queue's
@@ -82,7 +75,7 @@ def read(path: Path) -> dict[str, Left]:
             [(e, _bytes(fields)) for e, fields in left["entries"]],
             left["queue"],
             _bytes(left["queued"]),
-            base64.b64decode(left.get("body", "")),
+            base64.b64decode(left["body"]),
         )
         for name, left in json.loads(path.read_text()).items()
     }
@@ -131,8 +124,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{serve_app.__version__}.json"
     path.write_text(json.dumps(record(Running(kept, KEYS)), indent=1) + "\n")
-    print(path)
-    router: RequestRouterConfig = _worker_options(Settings())["request_router_config"]
-    path = path.with_suffix(".router.pickle")
-    path.write_bytes(router._serialized_request_router_cls)
     print(path)

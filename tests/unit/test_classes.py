@@ -135,7 +135,6 @@ def test_critical_requests_go_before_all_others() -> None:
 
 
 def test_an_absurd_estimate_holds_nobody_back_for_long() -> None:
-    """An entry of 0.1.0 with `max_tokens` 2**31 - 1 counts as all prompt."""
     batch = [Entry("batch", number, output_tokens=450) for number in range(3_000)]
     chats = [Entry("realtime", 100 * number, output_tokens=200) for number in range(1_000)]
     absurd = Entry("realtime", 20_000, "other", prompt_tokens=2**31 - 1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ray import cloudpickle
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.config import RequestRouterConfig
 
@@ -32,9 +30,6 @@ class Told:
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         return 0
-
-
-ROUTERS = sorted((Path(__file__).parents[1] / "service" / "versions").glob("*.router.pickle"))
 
 
 def router(deployment: str, ask: Callable[[Told], Any] | None = None) -> SessionRouter:
@@ -116,9 +111,3 @@ def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_rou
     for name in [name for name in sys.modules if name.split(".")[0] == "serve_app"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert config.get_request_router_class().__name__ == "SessionRouter"
-
-
-@pytest.mark.parametrize("path", ROUTERS, ids=lambda path: path.name)
-def test_an_ingress_of_this_version_can_load_the_router_of_an_older_one(path: Path) -> None:
-    """Going back to an older version sends that version's router to the ingresses of this one."""
-    assert cloudpickle.loads(path.read_bytes()).__name__ == "SessionRouter"

@@ -20,19 +20,7 @@
 {{- if .metadata.deletionTimestamp }} {{- /* Helm would patch it, and report success */}}
 {{- fail (printf "the RayService %q is still being deleted, and what is installed now would go with it: wait for `kubectl wait --for=delete rayservice/%s -n %s --timeout=10m`, then repeat this command" $.Release.Name $.Release.Name $.Release.Namespace) }}
 {{- end }}
-{{- /* With `None`, KubeRay gives the pods that run the new Serve config: engines would wait for a place, and Serve would have
-       ended the old ones. */}}
-{{- if and (eq $.Values.upgrade.type "None") (not (include "hermes.offersEngine" .)) }}
-{{- fail (printf "upgrade.type is None, so the pods of the RayService %q would stay, but they are of an older chart and do not offer the Ray resource 'engine', so no engine of this one could start: set upgrade.type=NewCluster for this upgrade (it needs the GPUs twice), or end the service with `kubectl delete rayservice/%s -n %s` and repeat this command" $.Release.Name $.Release.Name $.Release.Namespace) }}
 {{- end }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{/* Whether a RayService's engine pods have the resource that _serve.tpl asks for; empty if not. */}}
-{{- define "hermes.offersEngine" -}}
-{{- range .spec.rayClusterConfig.workerGroupSpecs }}
-{{- if and (eq .groupName "engines") (contains "engine" (dig "rayStartParams" "resources" "" .)) }}true{{ end }}
 {{- end }}
 {{- end }}
 
@@ -53,9 +41,6 @@
 {{- if eq $image.tag "latest" }}
 {{- fail (printf "%s.tag is 'latest', which changes over time: set a version or a digest" $path) }}
 {{- end }}
-{{- end }}
-{{- if and (regexMatch "^v?0[.]1[.][0-9]+([-_].*)?$" .Values.image.tag) (not .Values.image.digest) (not .Values.image.ownNumbers) }}
-{{- fail (printf "image.tag is %s, but the pods of this chart run `hermes check-redis`, which images have from 0.2.0 on: build the image again and set its tag, or set image.ownNumbers=true if the tag is not the version of hermes-serve" .Values.image.tag) }}
 {{- end }}
 {{- end }}
 
