@@ -25,8 +25,8 @@ endings.py                    ends requests without a worker (cancelled, deadlin
                               and notifies listeners
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work
-redis/                        connections and the client; keyspace.py: every key; durability.py:
-                              whether Redis keeps what it accepted
+redis/                        connections and the client; keyspace.py: every key; check.py: whether
+                              it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines
 cli/                          the command hermes: deploy, api-key, check-redis, dead-letters
 processes/, deploy.py         compose one process, and the application

@@ -34,17 +34,13 @@ SENTINEL_ANSWER_S = 0.5
 """How long one Sentinel may take before the next is asked. All of them together must fit into the
 time of an admission.
 """
-DURABILITY_LOOK_S = 2.0
-"""Time between two checks whether Redis has restarted. It is long enough for the append-only file
-to reach the disk (`everysec`) before a write is relied on.
-"""
 CLOCK_GOOD_FOR_S = 10.0
 """The quickest answer of this period sets the clock, because it is the most accurate. Clocks do not
 drift by a millisecond in this time.
 """
 
 REDIS_CHECK_RETRY_S = 1.0
-"""Time between two tries of `hermes check-redis`."""
+"""Time between two tries of `hermes check-redis`, and of an ingress that starts."""
 REDIS_CHECK_NAME_S = 15.0
 """How long a name may take. The system's resolver asks each server twice for five seconds, and only
 then knows that none answers.

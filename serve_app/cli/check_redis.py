@@ -61,7 +61,6 @@ _ENVIRONMENT = {
     Trouble.TLS: "check redis:// or rediss:// in HERMES_REDIS_URL or redis.url, and redis.ca_file",
     Trouble.LOGIN: "check user and password in HERMES_REDIS_URL and in Redis's ACL",
     Trouble.PERMISSION: "give it the permissions in cluster/redis.acl",
-    Trouble.SETTINGS: "cluster/redis.conf has the settings that it needs",
     Trouble.BUSY: "see Redis's own log",
 }
 _DNS_POLICY = (
@@ -80,7 +79,6 @@ _CHART = _ENVIRONMENT | {
     "redis.internal.passwordKey and redis.internal.rayPasswordKey now have in the Secret "
     "redis.internal.existingSecret: restart Redis's pod after a change",
     Trouble.PERMISSION: "settings.namespace differs from that with which Redis was started",
-    Trouble.SETTINGS: "check redis.internal.maxmemory",
     Trouble.BUSY: "see the log of Redis's pod",
 }
 _HA_RELEASE = "the release redis.ha.name (the chart redis-ha with helm/redis-ha.yaml)"
@@ -95,7 +93,6 @@ _CHART_HA = _ENVIRONMENT | {
     "and redis.ha.rayPasswordKey now have in the Secret redis.ha.existingSecret: restart its pods "
     "after a change",
     Trouble.PERMISSION: "settings.namespace differs from HERMES_NAMESPACE in helm/redis-ha.yaml",
-    Trouble.SETTINGS: "see redis.config in helm/redis-ha.yaml",
 }
 _CHART_EXTERNAL = _ENVIRONMENT | {
     Trouble.NAME: "check the host in the Secret redis.external.existingSecret, entry "
@@ -110,7 +107,6 @@ _CHART_EXTERNAL = _ENVIRONMENT | {
     "redis.external.gcsAddress, and redis.external.caKey",
     Trouble.LOGIN: "check user and password in the Secret redis.external.existingSecret "
     "(redis.external.urlKey, redis.external.gcsUsernameKey, redis.external.gcsPasswordKey)",
-    Trouble.SETTINGS: "docs/operations.md says what a Redis of your own must have",
 }
 _HINTS = {
     Where.ENVIRONMENT: _ENVIRONMENT,

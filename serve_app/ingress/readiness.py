@@ -8,7 +8,6 @@ from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.loops import Loops
-from serve_app.redis.durability import Durability
 from serve_app.settings import Settings
 
 
@@ -22,7 +21,6 @@ class Readiness:
         membership: Membership,
         replicas: Replicas,
         loops: Loops,
-        durability: Durability,
         memory: MemoryLimit,
     ) -> None:
         self._workers_wanted = settings.workers.wanted
@@ -31,8 +29,9 @@ class Readiness:
         self._membership = membership
         self._replicas = replicas
         self._loops = loops
-        self._durability = durability
         self._memory = memory
+        self.what_redis_forgets: list[str] = []
+        """Settings of Redis with which it loses what it has accepted, for its operator."""
 
     def all_replicas_there(self) -> bool:
         """Whether all replicas that this Ray cluster is meant to have are present."""
@@ -47,9 +46,7 @@ class Readiness:
         return problem is None, {
             "ready": problem is None,
             "problem": problem,
-            "warnings": [
-                text for text in (self._durability.problem, *self._memory.warnings) if text
-            ],
+            "warnings": [*self.what_redis_forgets, *self._memory.warnings],
             "workers": workers,
             "workers_wanted": self._workers_wanted,
             "ingresses": self._ingresses(),

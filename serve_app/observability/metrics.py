@@ -107,10 +107,6 @@ class Telemetry:
             "hermes_engines_ready",
             "Engines that this ingress can send work to (0 in a worker's process).",
         )
-        self._redis_forgets = gauge(
-            "hermes_redis_forgets",
-            "1 if Redis lost accepted requests at its last restart (0 in a worker's process).",
-        )
         self._in_flight = gauge("hermes_in_flight_requests", "Requests that this replica works on.")
         self._slots = gauge(
             "hermes_engine_slots",
@@ -164,10 +160,6 @@ class Telemetry:
     def engines_ready(self, engines: int) -> None:
         """How many engines this ingress can send work to."""
         self._engines_ready.set(engines)
-
-    def redis_forgets(self, forgets: bool) -> None:
-        """Whether Redis lost accepted requests at its last restart."""
-        self._redis_forgets.set(forgets)
 
     # -- worker -----------------------------------------------------------------------------------
 

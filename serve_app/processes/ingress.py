@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
+from serve_app import timings
 from serve_app.admission.admission import Admission
 from serve_app.admission.idempotency import KeyedRequests
 from serve_app.admission.limits import AdmissionLimits
@@ -17,6 +19,7 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.endings import Endings
+from serve_app.errors import RedisUnavailable
 from serve_app.ingress import requests_api, status
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answers
@@ -36,7 +39,7 @@ from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.processes.foundation import Foundation
 from serve_app.processes.order_rules import order_rules
-from serve_app.redis.durability import Durability
+from serve_app.redis.check import what_it_forgets
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths
@@ -44,6 +47,8 @@ from serve_app.request_queue.overdue import Waiting
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
+
+log = logging.getLogger("hermes.ingress")
 
 
 class IngressProcess:
@@ -101,12 +106,10 @@ class IngressProcess:
         self.uploads = Uploads(settings)
         self._validator = Validator(settings)
         self._api_keys = ApiKeys(settings.auth)
-        self._durability = Durability(base.redis, settings.namespace, base.telemetry)
         self.readiness = self._build_readiness()
         self.metrics = MetricsPage(
             settings, self.membership, base.snapshots, self._depths, self.limits.memory
         )
-        self._watches: list[asyncio.Task[None]] = []
 
     def _build_dispatcher(self, execute: Execute) -> Dispatcher:
         base = self.base
@@ -158,7 +161,6 @@ class IngressProcess:
             self.membership,
             self._replicas,
             self.base.loops,
-            self._durability,
             self.limits.memory,
         )
 
@@ -206,16 +208,13 @@ class IngressProcess:
             lambda: self.dispatcher.lease(self.readiness.all_replicas_there())
         )
         await self.base.start()
-        self._watches = [
-            self.base.loops.keep("queue-depths", self._watch_limits),
-            self.base.loops.keep("durability", self._durability.keep_looking),
-        ]
+        self._watch = self.base.loops.keep("queue-depths", self._watch_limits)
 
     async def stop(self) -> None:
         """Stop claiming first, then delete the lease, then close the connections."""
         await self.dispatcher.stop()
         await self.membership.leave()
-        await self.base.loops.end(*self._watches)
+        await self.base.loops.end(self._watch)
         await self.slow_readers.stop()
         await self._disconnects.stop()
         await self._deadlines.stop()
@@ -234,5 +233,20 @@ class IngressProcess:
         self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
         self.base.telemetry.engines_ready(len(mine))
 
+    async def _check_redis(self) -> None:
+        """Tell the operator, once Redis answers, if it would lose what it has accepted."""
+        while True:
+            try:
+                found = await what_it_forgets(self.base.redis)
+            except RedisUnavailable as error:
+                log.debug("cannot check Redis's settings: %s", error)
+                await asyncio.sleep(timings.REDIS_CHECK_RETRY_S)
+                continue
+            for problem in found:
+                log.warning("Redis: %s", problem)
+            self.readiness.what_redis_forgets = found
+            return
+
     async def _watch_limits(self) -> None:
+        await self._check_redis()
         await self.limits.watch(self._depths, lambda: len(self.membership.members.ingresses))

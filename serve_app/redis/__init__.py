@@ -5,6 +5,6 @@ client.py, sentinel.py     redis-py, for everything else; where the primary is
 groups.py                  consumer groups, which a Redis that came back empty does not know
 replies.py                 which replies are errors, and which of those pass
 keyspace.py                every key and channel: name, type, writers, lifetime
-durability.py, memory.py   whether Redis keeps what it was given, and how much it can take
-check.py, finding.py       why Redis cannot be used, in one sentence
+memory.py                  how much it can take
+check.py, finding.py       why Redis cannot be used, or would lose what it accepts
 """

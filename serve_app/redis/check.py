@@ -12,6 +12,7 @@ import errno
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from redis.exceptions import (
 )
 
 from serve_app import timings
-from serve_app.redis.client import connect_redis
+from serve_app.redis.client import connect_redis, redis_call
 from serve_app.redis.finding import Finding, Trouble, Usable
-from serve_app.redis.keyspace import probe_key
+from serve_app.redis.keyspace import ingresses_key
 from serve_app.redis.memory import Memory
 from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import is_tls, sentinel_address
@@ -37,17 +38,17 @@ from serve_app.settings.redis_address import is_tls, sentinel_address
 async def check_service(settings: RedisSettings, namespace: str) -> Finding | Usable:
     """Try everything that the service's user needs.
 
-    A Redis with settings that lose requests is refused only until the service has written to it for
-    the first time. Later a pod that restarts must not stay away because of a setting.
+    Settings that lose requests are only a warning: a pod that restarts must not stay away because
+    of a setting.
     """
     if unreachable := await _reach(settings):
         return unreachable
     async with connect_redis(settings, timings.REDIS_CHECK_ANSWER_S) as redis:
         try:
-            known = bool(await redis.exists(probe_key(namespace, "command")))
+            await redis.exists(ingresses_key(namespace))
         except (RedisError, OSError) as error:
             return _failed(error, settings, f"the keys of the namespace '{namespace}'")
-        return _judged(await _info(redis), known)
+        return _judged(await _info(redis))
 
 
 async def check_gcs(settings: RedisSettings) -> Finding | Usable:
@@ -166,22 +167,35 @@ async def _info(redis: Redis) -> Mapping[str, Any] | None:
     return told
 
 
-def _judged(info: Mapping[str, Any] | None, known: bool) -> Finding | Usable:
+def _judged(info: Mapping[str, Any] | None) -> Finding | Usable:
     if info is None:
         return Usable(("it does not tell its settings (INFO), so nobody has checked them",))
     if info.get("role", "master") != "master":
         return Finding(Trouble.BUSY, "it is a replica, and takes no writes")
-    wrong = wrong_settings(info)
-    if wrong and not known:
-        return Finding(Trouble.SETTINGS, "; ".join(wrong))
+    wrong = _forgets(info)
+    if "used_memory" in info:
+        wrong += Memory.from_info(info).wrong_settings()
     return Usable(tuple(wrong))
 
 
-def wrong_settings(info: Mapping[str, Any]) -> list[str]:
-    """What `INFO` shows of settings with which Redis loses requests. Pure."""
-    wrong = []
-    if not int(info.get("aof_enabled", 1)):
-        wrong.append("appendonly is no, so a restart loses every request: set it to yes")
-    if "used_memory" in info:
-        wrong += Memory.from_info(info).wrong_settings()
-    return wrong
+async def what_it_forgets(redis: Redis) -> list[str]:
+    """With which settings Redis loses what it has accepted, each as a sentence for its operator;
+    none if this user may not ask. How full it may be is looked at all the time (`memory.py`).
+
+    Raises:
+        RedisUnavailable: Redis cannot be reached.
+    """
+
+    async def ask() -> Mapping[str, Any]:
+        with suppress(NoPermissionError):
+            told: Mapping[str, Any] = await redis.info("persistence")
+            return told
+        return {}
+
+    return _forgets(await redis_call(ask))
+
+
+def _forgets(info: Mapping[str, Any]) -> list[str]:
+    if int(info.get("aof_enabled", 1)):
+        return []
+    return ["appendonly is no, so a restart loses every request: set it to yes"]

@@ -25,15 +25,13 @@ class Trouble(StrEnum):
     """Redis rejects the user or the password."""
     PERMISSION = "permission"
     """The user may not do what it has to."""
-    SETTINGS = "settings"
-    """Redis would not keep what it accepts."""
     BUSY = "busy"
     """Redis is there, but does not serve yet, or not any more."""
 
     @property
     def passes(self) -> bool:
         """Whether it may end by itself, because Redis or the network may only be late."""
-        return self not in (Trouble.LOGIN, Trouble.PERMISSION, Trouble.SETTINGS)
+        return self not in (Trouble.LOGIN, Trouble.PERMISSION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,11 +74,6 @@ def metrics_key(namespace: str, replica: str) -> str:
     return f"{namespace}:metrics:{replica}"
 
 
-def probe_key(namespace: str, name: str) -> str:
-    """Shows what a restart of Redis has lost: `transaction`, `command` and `forgot`."""
-    return f"{namespace}:probe:{name}"
-
-
 class Type(StrEnum):
     """The type of a key in Redis, or a channel."""
 
@@ -144,5 +139,4 @@ KINDS = (
     Kind(
         metrics_key, Type.STRING, "each process", "4 × `telemetry.snapshot_period_s`, at least 5 s"
     ),
-    Kind(probe_key, Type.STRING, "ingress", "forever"),
 )

@@ -61,7 +61,7 @@ async def test_a_request_costs_no_more_commands(
         world(redis_url, namespace, engine=ENGINE) as w,
         in_process(w.settings, around=told) as d,
     ):
-        for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "DURABILITY_LOOK_S"):
+        for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S"):
             monkeypatch.setattr(timings, loop, 1e6)
         await ask(d, "completions", prompt="warm up", max_tokens=1)
         first = paid(d)

@@ -30,7 +30,6 @@ NAMES = {
     "engines_key": "n:engines",
     "suspect_key": "n:suspect",
     "metrics_key": "n:metrics:a",
-    "probe_key": "n:probe:a",
 }
 CATEGORIES = {
     Type.STREAM: {"+@stream", "+@keyspace"},
