@@ -174,7 +174,6 @@ OURS: dict[str, Schema] = {
     ),
     "httpRoute": closed(enabled=BOOL, hosts=listed(HOST), parentRefs=listed(OPEN)),
     "monitoring": closed(
-        mode=one_of("service", "pods"),
         podMonitors=BOOL,
         interval=text(r"^[1-9][0-9]*(s|m)$"),
         labels=STRINGS,

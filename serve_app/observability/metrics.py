@@ -1,9 +1,7 @@
 """Every metric, and the pages that show them. Owns prometheus_client.
 
-There are two ways to scrape; never use both (docs/operations.md). `/metrics` on any ingress replica
-is one page for the whole application: it merges the snapshots that every process writes to Redis,
-and labels each sample with its `replica`. The page of a single process (`telemetry.process_port`)
-is for a scraper that discovers every pod.
+`/metrics` on any ingress replica is one page for the whole application: it merges the snapshots
+that every process writes to Redis, and labels each sample with its `replica`.
 """
 
 from __future__ import annotations

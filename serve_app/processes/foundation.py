@@ -4,8 +4,6 @@ Redis.
 
 from __future__ import annotations
 
-import logging
-
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.journal.store import JournalStore
@@ -13,14 +11,11 @@ from serve_app.loops import Loops
 from serve_app.observability.activity_metrics import Activity
 from serve_app.observability.logs import configure_logging
 from serve_app.observability.metrics import Telemetry
-from serve_app.observability.process_page import serve_page
 from serve_app.observability.snapshots import Snapshots
 from serve_app.observability.tracing import Tracing
 from serve_app.redis.client import connect_redis
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
-
-log = logging.getLogger("hermes.telemetry")
 
 
 class Foundation:
@@ -51,15 +46,11 @@ class Foundation:
             self.loops,
         )
         self._activity = Activity(self.telemetry.registry, self.loops)
-        self._process_port = settings.telemetry.process_port
 
     async def start(self) -> None:
         """Start publishing this process's metrics."""
         await self._activity.start()
         await self.snapshots.start()
-        if self._process_port:
-            port = serve_page(self.telemetry.registry, self._process_port)
-            log.info("metrics of this process on port %d", port)
 
     async def stop(self) -> None:
         """Close the connections, after everything that uses them has stopped."""

@@ -18,12 +18,6 @@ class TelemetrySettings(Section):
     page_period_s: float = Field(
         1.0, ge=0, description="An ingress assembles /metrics at most this often"
     )
-    process_port: int = Field(
-        0,
-        ge=0,
-        le=65_000,
-        description="First port for the metrics pages of single processes; 0 disables them",
-    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Level of the service's own log lines"
     )

@@ -49,16 +49,11 @@ HA: Document = yaml.safe_load((CHART / "values-ha.yaml").read_text())
 TLS: Document = {
     "redis": {"external": {"caKey": "ca.pem", "gcsAddress": "rediss://redis.example.org:6379"}}
 }
-PAGES: Document = {
-    "monitoring": {"podMonitors": True, "mode": "pods"},
-    "settings": {"telemetry": {"process_port": 9200}},
-}
 VARIANTS = {
     "defaults": {},
     "everything on": EVERYTHING,
     "gateway, Redis elsewhere": merged(GATEWAY, EXTERNAL),
     "three Redis": HA,
-    "a page for each process": merged(EVERYTHING, PAGES),
 }
 EVERY = [(stage, variant) for stage in STAGES for variant in VARIANTS]
 NO_CRD_AT_HAND = {"HTTPRoute"}

@@ -229,34 +229,6 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         {"hub": {"access": True}, "networkPolicy": {"hubCidrs": []}},
         "networkPolicy.hubCidrs is empty",
     ),
-    "pages without a port": (
-        {"monitoring": {"podMonitors": True, "mode": "pods"}},
-        "needs settings.telemetry.process_port",
-    ),
-    "pages on Ray's ports": (
-        {"settings": {"telemetry": {"process_port": 7990}}},
-        "overlap port 8000 of Ray or HAProxy",
-    ),
-    "pages below Ray's workers": (
-        {"settings": {"telemetry": {"process_port": 9950}}},
-        "overlap port 10001",
-    ),
-    "pages among Ray's workers": (
-        {"settings": {"telemetry": {"process_port": 19999}}},
-        "overlap ports 10002 to 19999",
-    ),
-    "pages on the ports of Ray's agents": (
-        {"settings": {"telemetry": {"process_port": 25367}}},
-        "overlap port 25367 of Ray",
-    ),
-    "pages below Serve's replicas": (
-        {"settings": {"telemetry": {"process_port": 29937}}},
-        "overlap ports 30000 to 31000",
-    ),
-    "pages among Serve's replicas": (
-        {"settings": {"telemetry": {"process_port": 31000}}},
-        "overlap ports 30000 to 31000",
-    ),
 }
 
 # Every row: the changes, and where the schema finds them.
@@ -352,8 +324,6 @@ ALLOWED: dict[str, Document] = {
         "weights": {**EMPTY, "accessModes": ["ReadWriteOnce"]},
         "upgrade": {"type": "None"},
     },
-    "pages between the ranges": {"settings": {"telemetry": {"process_port": 20000}}},
-    "pages before the replicas": {"settings": {"telemetry": {"process_port": 29936}}},
     "a Redis at its bounds": {
         "redis": {
             "internal": {"maxmemory": "7gb", "memory": "10Gi", "persistence": {"size": "1Ti"}}

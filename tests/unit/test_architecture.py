@@ -111,7 +111,6 @@ OWNERS = {
         "serve_app.observability.order_metrics",
         "serve_app.observability.tenant_metrics",
         "serve_app.observability.prediction_metrics",
-        "serve_app.observability.process_page",
     ),
     "time": (
         "serve_app.clock",

@@ -213,19 +213,8 @@ livenessProbe:
   failureThreshold: 12
 {{- end }}
 
-{{/* The ports of the processes' metrics pages, from settings.telemetry.process_port on: (list $ count) */}}
-{{- define "hermes.pagePorts" -}}
-{{- $ := index . 0 -}}
-{{- if and $.Values.monitoring.podMonitors (eq $.Values.monitoring.mode "pods") }}
-{{- range $i := until (index . 1 | int) }}
-- name: page-{{ $i }}
-  containerPort: {{ add $.Values.settings.telemetry.process_port $i }}
-{{- end }}
-{{- end }}
-{{- end }}
-
 {{/* The template of a worker pod, which has one container:
-     (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1 "pages" 1) */}}
+     (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1) */}}
 {{- define "hermes.workerTemplate" -}}
 {{- $ := .root -}}
 metadata:
@@ -261,7 +250,6 @@ spec:
           containerPort: 8080
         - name: agent
           containerPort: 52365
-        {{- include "hermes.pagePorts" (list $ .pages) | nindent 8 }}
       {{- include "hermes.resources" (dict "root" $ "cpus" .group.cpus "memory" .group.memory "gpus" .gpus) | nindent 6 }}
       {{- include "hermes.rayletProbes" . | nindent 6 }}
       readinessProbe: # HAProxy runs and knows an ingress: the serve Service sends requests only to such pods

@@ -9,7 +9,6 @@
 {{- include "hermes.validateModel" . -}}
 {{- include "hermes.validateDoors" . -}}
 {{- include "hermes.validateNetwork" . -}}
-{{- include "hermes.validateMonitoring" . -}}
 {{- end }}
 
 {{/* What cannot work on top of the RayService that is there. Helm can look only where it talks to a cluster, so `helm template`
@@ -235,24 +234,5 @@
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.settings.telemetry.traces_endpoint (not .Values.networkPolicy.tracesTo) }}
 {{- fail "networkPolicy.tracesTo is empty, so no trace would reach settings.telemetry.traces_endpoint: set the collector's peers" }}
-{{- end }}
-{{- end }}
-
-{{- define "hermes.validateMonitoring" -}}
-{{- $port := int .Values.settings.telemetry.process_port -}}
-{{- if and .Values.monitoring.podMonitors (eq .Values.monitoring.mode "pods") (eq $port 0) }}
-{{- fail "monitoring.mode=pods needs settings.telemetry.process_port, the first port of the metrics pages: set it, for example to 9200" }}
-{{- end }}
-{{- if $port }}
-{{- range list 6379 8000 8080 8265 8404 8500 9101 10001 44217 44227 52365 25366 25367 }}
-{{- if and (le $port .) (lt . (add $port 64)) }}
-{{- fail (printf "settings.telemetry.process_port (%d) and the 63 ports above it overlap port %d of Ray or HAProxy: choose another, such as 9200" $port .) }}
-{{- end }}
-{{- end }}
-{{- range list (list 10002 19999) (list 30000 31000) }}
-{{- if and (le $port (last .)) (lt (first .) (add $port 64)) }}
-{{- fail (printf "settings.telemetry.process_port (%d) and the 63 ports above it overlap ports %d to %d of Ray's workers or Serve's replicas: choose another, such as 9200" $port (first .) (last .)) }}
-{{- end }}
-{{- end }}
 {{- end }}
 {{- end }}
