@@ -1,15 +1,11 @@
-"""Three Redis and a Sentinel beside each, configured as `helm/redis-ha.yaml` configures them on
-Kubernetes, with the users that the chart's own script writes.
-"""
+"""Three Redis and a Sentinel beside each, with the settings of `helm/redis-ha.yaml`."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +16,8 @@ from redis.exceptions import RedisError
 from scripts.local import environment, ports, processes, redis_server
 from scripts.local.environment import ROOT
 
-VALUES = ROOT / "helm" / "redis-ha.yaml"
-USERS = ROOT / "helm" / "hermes-serve" / "files" / "redis-users.sh"
 _OF_THE_CONTAINER = ("aclfile", "maxmemory", "repl-backlog-size")
+_OF_SERVERS, _OF_SENTINELS = "servers-password", "sentinels-password"
 _WITHIN_S = 60.0
 
 
@@ -40,27 +35,23 @@ class Sentinels:
 
         Args:
             settings: lines of the servers' configuration that replace the chart's.
-            announced: the port under which others should know a server's port, see `wire`.
+            announced: the port under which others should know a server's port.
         """
-        self._folder = folder
-        self._values: Any = yaml.safe_load(VALUES.read_text())
-        self._group: str = self._values["redis"]["masterGroupName"]
-        self._passwords = {name: os.urandom(12).hex() for name in ("hermes", "default", "sentinel")}
-        self._acl = self._users(namespace)
-        self._settings = {
-            name: value
-            for name, value in self._values["redis"]["config"].items()
-            if name not in _OF_THE_CONTAINER
-        } | dict(settings or {})
-        self._announced = announced
+        values: Any = yaml.safe_load((ROOT / "helm" / "redis-ha.yaml").read_text())
+        config: Any = values["redis"]["config"]
+        own = {"masteruser": "operator", "masterauth": _OF_SERVERS}
+        self._settings = {k: v for k, v in config.items() if k not in _OF_THE_CONTAINER}
+        self._settings |= {**own, "replica-announce-ip": "127.0.0.1", **(settings or {})}
+        self._group: str = values["redis"]["masterGroupName"]
+        self._folder, self._namespace, self._announced = folder, namespace, announced
         self._pids: dict[int, int] = {}
-        self.ports_of = [ports.free_port() for _ in range(self._values["replicas"])]
-        self._sentinels: list[int] = []
+        self.ports_of = [ports.free_port() for _ in range(values["replicas"])]
+        self._sentinels = [ports.free_port() for _ in self.ports_of]
         try:
-            for number in range(len(self.ports_of)):
-                self._serve(number, self.ports_of[0])
-            for number in range(len(self.ports_of)):
-                self._sentinels.append(self._watch(number))
+            for port in self.ports_of:
+                self._serve(port, self.ports_of[0])
+            for port in self._sentinels:
+                self._watch(port, values["sentinel"])
             self._until(self._is_whole)
         except BaseException:
             self.stop()
@@ -70,29 +61,23 @@ class Sentinels:
     def url(self) -> str:
         """For the service's user."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._sentinels)
-        password, asked = self._passwords["hermes"], self._passwords["sentinel"]
-        return (
-            f"redis+sentinel://hermes:{password}@{hosts}/{self._group}/0?sentinel_password={asked}"
-        )
+        asked = f"sentinel_password={_OF_SENTINELS}"
+        return f"redis+sentinel://hermes:{_OF_SERVERS}@{hosts}/{self._group}/0?{asked}"
 
-    def primary(self) -> int:
-        """The port of the server that the Sentinels take for the primary, and that agrees."""
-        for _ in self._seconds():
-            try:
-                with self._sentinel(self._sentinels[-1]) as sentinel:
-                    _, port = sentinel.sentinel_get_master_addr_by_name(self._group)
-                found = next(own for own in self.ports_of if self._announced(own) == port)
-                with self.server(found) as server:
-                    if server.role()[0] == "master":
-                        return found
-            except RedisError:
-                continue
-        raise RuntimeError("no primary")
+    @property
+    def first_sentinel(self) -> int:
+        """The pid of the Sentinel that `url` names first."""
+        return self._pids[self._sentinels[0]]
 
     def server(self, port: int) -> Any:
         """A client of one server that may do everything."""
-        login: dict[str, Any] = {"username": "default", "password": self._passwords["default"]}
-        return Redis(port=port, **login, protocol=2, decode_responses=True, socket_timeout=5)
+        login: Any = {"username": "operator", "password": _OF_SERVERS, "protocol": 2}
+        return Redis(port=port, **login, decode_responses=True, socket_timeout=5)
+
+    def primary(self) -> int:
+        """The port of the server that the Sentinels take for the primary, and that agrees."""
+        self._until(lambda: self._primary() != 0)
+        return self._primary()
 
     def kill(self, port: int) -> None:
         """Kill a server, without a shutdown."""
@@ -102,23 +87,25 @@ class Sentinels:
 
     def replicas_are_cut_off(self, from_port: int) -> None:
         """Wait until the replicas have read all that a dead primary had sent to them."""
-        for port in self.ports_of:
-            if port != from_port:
-                with self.server(port) as server:
-                    self._until(partial(_is_cut_off, server))
+
+        def cut_off(port: int) -> bool:
+            with self.server(port) as server:
+                return bool(server.info("replication").get("master_link_status") != "up")
+
+        self._until(lambda: all(cut_off(port) for port in self.ports_of if port != from_port))
 
     def until_failed_over(self, from_port: int) -> int:
         """Wait until another server is the primary. Returns its port."""
-        self._until(lambda: self.primary() != from_port)
+        self._until(lambda: self._primary() not in (0, from_port))
         return self.primary()
 
     def all_back(self) -> int:
         """Start what is dead as a replica of the primary, and wait until everybody knows it.
         Returns the primary's port.
         """
-        for number, port in enumerate(self.ports_of):
+        for port in self.ports_of:
             if port not in self._pids:
-                self._serve(number, self.primary())
+                self._serve(port, self.primary())
         self._until(self._is_whole)
         return self.primary()
 
@@ -129,99 +116,69 @@ class Sentinels:
             processes.reap(pid)
         self._pids.clear()
 
-    @property
-    def first_sentinel(self) -> int:
-        """The pid of the Sentinel that `url` names first."""
-        return self._pids[self._sentinels[0]]
-
-    def _users(self, namespace: str) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        script = USERS.read_text().replace("/run/redis", str(self._folder))
-        given = {
-            "PATH": os.environ["PATH"],
-            "HERMES_NAMESPACE": namespace,
-            "HERMES_PASSWORD": self._passwords["hermes"],
-            "RAY_PASSWORD": self._passwords["hermes"],
-            "REPLICATION_PASSWORD": self._passwords["default"],
-        }
-        subprocess.run(["sh", "-c", script], env=given, check=True)
-        return self._folder / "users.acl"
-
-    def _serve(self, number: int, primary: int) -> None:
-        """Start a server with what the chart's own script adds to the configuration."""
-        port = self.ports_of[number]
-        own: dict[str, object] = {
-            "requirepass": self._passwords["default"],
-            "masterauth": self._passwords["default"],
-            "replica-announce-ip": "127.0.0.1",
-            "replica-announce-port": self._announced(port),
-        }
+    def _serve(self, port: int, primary: int) -> None:
+        own: dict[str, object] = {"replica-announce-port": self._announced(port)}
         if port != primary:
             own["replicaof"] = f"127.0.0.1 {self._announced(primary)}"
-        folder = self._folder / f"redis-{number}"
-        server = redis_server.start(folder, port, acl=self._acl, settings={**self._settings, **own})
+        folder, settings = self._folder / str(port), {**self._settings, **own}
+        server = redis_server.start(
+            folder, port, namespace=self._namespace, settings=settings, password=_OF_SERVERS
+        )
         self._pids[port] = server.pid
 
-    def _watch(self, number: int) -> int:
-        """Start a Sentinel. Returns its port."""
-        server, port = environment.find_redis_server(), ports.free_port()
+    def _watch(self, port: int, values: Any) -> None:
+        server, folder = environment.find_redis_server(), self._folder / str(port)
         assert server is not None
-        watched = [
-            f"port {port}\nbind 127.0.0.1\ndir {self._folder}\n"
-            f"requirepass {self._passwords['sentinel']}\n"
-            f"sentinel sentinel-pass {self._passwords['sentinel']}\n"
-            f"sentinel monitor {self._group} 127.0.0.1 {self._announced(self.ports_of[0])} "
-            f"{self._values['sentinel']['quorum']}\n"
-            f"sentinel auth-pass {self._group} {self._passwords['default']}\n"
+        primary = f"127.0.0.1 {self._announced(self.ports_of[0])} {values['quorum']}"
+        lines = [
+            f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass {_OF_SENTINELS}",
+            f"sentinel sentinel-pass {_OF_SENTINELS}",
+            f"sentinel monitor {self._group} {primary}",
+            f"sentinel auth-user {self._group} operator",
+            f"sentinel auth-pass {self._group} {_OF_SERVERS}",
         ]
-        for name, value in self._values["sentinel"]["config"].items():
-            place = "" if name == "maxclients" else f"sentinel {name} {self._group} "
-            watched.append(f"{place or name} {value}\n")
-        folder = self._folder / f"sentinel-{number}"
+        for name, value in values["config"].items():
+            place = name if name == "maxclients" else f"sentinel {name} {self._group}"
+            lines.append(f"{place} {value}")
         folder.mkdir()
-        (folder / "conf").write_text("".join(watched))
+        (folder / "conf").write_text("\n".join(lines) + "\n")
         command = [server, str(folder / "conf"), "--sentinel"]
         self._pids[port] = processes.start(command, folder / "log", os.environ, folder)
-        return port
 
     def _sentinel(self, port: int) -> Any:
-        return Redis(port=port, password=self._passwords["sentinel"], protocol=2, socket_timeout=5)
+        return Redis(port=port, password=_OF_SENTINELS, protocol=2, socket_timeout=5)
+
+    def _primary(self) -> int:
+        """See `primary`; 0 while there is none."""
+        with self._sentinel(self._sentinels[-1]) as sentinel:
+            _, port = sentinel.sentinel_get_master_addr_by_name(self._group)
+        found = next(own for own in self.ports_of if self._announced(own) == port)
+        with self.server(found) as server:
+            return found if server.role()[0] == "master" else 0
 
     def _is_whole(self) -> bool:
-        """Whether every replica has what the primary has, and every Sentinel knows everybody."""
+        """Whether every Sentinel knows everybody, and every replica has what the primary has."""
         others = len(self.ports_of) - 1
-        try:
-            with self.server(self.primary()) as server:
-                if server.info("replication")["connected_slaves"] != others:
-                    return False
-            for port in self._sentinels:
-                with self._sentinel(port) as sentinel:
-                    state = sentinel.sentinel_masters()[self._group]
-                    healthy = [
-                        replica
-                        for replica in sentinel.sentinel_slaves(self._group)
-                        if replica["flags"] == "slave" and replica["master-link-status"] == "ok"
-                    ]
-                known = (len(healthy), state["num-other-sentinels"])
-                if known != (others, others) or state["flags"] != "master":
-                    return False
-        except (RedisError, RuntimeError):
-            return False
+        for port in self._sentinels:
+            with self._sentinel(port) as sentinel:
+                state = sentinel.sentinel_masters()[self._group]
+                linked = [
+                    replica["flags"] == "slave" and replica["master-link-status"] == "ok"
+                    for replica in sentinel.sentinel_slaves(self._group)
+                ]
+            known = (state["flags"], state["num-other-sentinels"], sum(linked))
+            if known != ("master", others, others):
+                return False
         return True
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        for _ in self._seconds():
-            if condition():
-                return
-        raise RuntimeError("the Sentinels do not come to rest")
-
     @staticmethod
-    def _seconds() -> Any:
+    def _until(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _WITHIN_S
         while time.monotonic() < deadline:
-            yield
+            try:
+                if condition():
+                    return
+            except RedisError:
+                pass  # one of them is dead, or starts
             time.sleep(0.05)
-
-
-def _is_cut_off(replica: Any) -> bool:
-    return bool(replica.info("replication").get("master_link_status") != "up")
+        raise RuntimeError("the Sentinels do not come to rest")
