@@ -35,12 +35,9 @@ def check_redis_command(
         str, typer.Option(help="for rediss://: CA certificates to trust instead of the system's")
     ] = "",
     wait_s: Annotated[float, typer.Option(help="how long to wait for what may pass")] = 60.0,
-    where: Annotated[
-        check_redis.Where, typer.Option(help="whose values the sentence names")
-    ] = check_redis.Where.ENVIRONMENT,
 ) -> None:
     """Wait for Redis, or say what is wrong with it."""
-    if sentence := check_redis.check(namespace, ca_file, wait_s, where):
+    if sentence := check_redis.wait_for_redis(namespace, ca_file, wait_s):
         fail(sentence)
 
 

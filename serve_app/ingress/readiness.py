@@ -30,7 +30,7 @@ class Readiness:
         self._replicas = replicas
         self._loops = loops
         self._memory = memory
-        self.what_redis_forgets: list[str] = []
+        self.what_redis_forgets: tuple[str, ...] = ()
         """Settings of Redis with which it loses what it has accepted, for its operator."""
 
     def all_replicas_there(self) -> bool:

@@ -6,5 +6,5 @@ groups.py                  consumer groups, which a Redis that came back empty d
 replies.py                 which replies are errors, and which of those pass
 keyspace.py                every key and channel: name, type, writers, lifetime
 memory.py                  how much it can take
-check.py, finding.py       why Redis cannot be used, or would lose what it accepts
+check.py                   why Redis cannot be used, or would lose what it accepts
 """

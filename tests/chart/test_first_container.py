@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import subprocess
 from pathlib import Path
 
-import yaml
-
 from scripts.local import processes, redis_server
 from scripts.local.environment import ROOT, VENV
-from serve_app.cli.check_redis import _HINTS, Where
 from tests.chart.charts import (
-    CHART,
     NAMED,
     STAGES,
     Document,
@@ -87,20 +82,3 @@ def test_its_command_finds_a_redis_as_it_should_be(tmp_path: Path) -> None:
         processes.end(server.pid)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "Redis: usable\nRedis, for Ray's GCS: usable\n"
-
-
-def said(where: Where) -> str:
-    return str(list(_HINTS[where].values()))
-
-
-@each("where", [Where.CHART, Where.CHART_HA, Where.CHART_EXTERNAL])
-def test_every_value_that_a_sentence_names_exists(where: Where) -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    path_of_one = r"\b(?:redis\.(?:internal|ha|external)|networkPolicy)\.[A-Za-z.]*[A-Za-z]"
-    named = set(re.findall(path_of_one, said(where)))
-    assert len(named) > 4
-    for path in named:
-        node = values
-        for key in path.split("."):
-            assert key in node, path
-            node = node[key]

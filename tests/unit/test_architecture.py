@@ -25,7 +25,6 @@ PURE = (
     "serve_app.settings",
     "serve_app.admission.memory_limit",
     "serve_app.redis.memory",
-    "serve_app.redis.finding",
     "serve_app.redis.keyspace",
     "serve_app.redis.replies",
     "serve_app.clock",

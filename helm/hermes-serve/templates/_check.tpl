@@ -12,7 +12,6 @@
     - hermes
     - check-redis
     - --namespace={{ .Values.settings.namespace }}
-    - --where={{ .Values.redis.internal.enabled | ternary "chart" (.Values.redis.ha.enabled | ternary "chart-ha" "chart-external") }}
     # Longer than a restart of Redis takes on another node. After it, Kubernetes shows the pod as failed, with the sentence.
     - --wait-s=120
     {{- if include "hermes.redisCa" . }}
