@@ -10,7 +10,6 @@ else; a tenant's key does not open `/metrics`.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import re
 from collections.abc import Mapping
@@ -82,15 +81,9 @@ class ApiKeys:
                 Reason.INVALID_API_KEY,
                 "You didn't provide an API key; send it as 'Authorization: Bearer <key>'.",
             )
-        presented = hashlib.sha256(key.strip().encode()).digest()
-        found = ""
-        for (
-            digest,
-            tenant,
-        ) in self._tenants.items():  # always compare all of them, so that timing reveals nothing
-            if hmac.compare_digest(digest, presented):
-                found = tenant
-        if not found:
+        # The time of a lookup tells of digests, and nobody can choose a key for a digest.
+        found = self._tenants.get(hashlib.sha256(key.strip().encode()).digest())
+        if found is None:
             raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
         return found
 
