@@ -37,10 +37,10 @@ class _Overdue(Exception):
 
 
 class ResponseStart(dict[str, Any]):
-    """An `http.response.start` message whose headers cannot be changed.
+    """An `http.response.start` message that keeps its headers: an assignment of others is ignored.
 
-    Ray Serve's request-id middleware appends a second `x-request-id` to every response, and clients
-    join the two; this message keeps only the journal's id.
+    Ray Serve's request-id middleware assigns a copy with a second `x-request-id` to every response,
+    and clients join the two; this message keeps only the journal's id.
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
