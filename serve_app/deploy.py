@@ -52,7 +52,7 @@ class Worker:
 
     async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> str:
         """See `WorkerReplica.execute`."""
-        return str(await self._process.replica.execute(request_id, epoch, session, cause))
+        return await self._process.replica.execute(request_id, epoch, session, cause)
 
     async def check_health(self) -> None:
         """Serve calls this; after an exception it replaces the replica."""

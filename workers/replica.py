@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import UserString
 
 from serve_app.cluster.leases import Membership
 from serve_app.contract import Answer, EngineReport, WorkerLease
@@ -85,9 +84,7 @@ class WorkerReplica:
         self._loops.check_health()
         await self._engine.check_health()
 
-    async def execute(
-        self, request_id: str, epoch: int, session: str, cause: str = ""
-    ) -> str | UserString:
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str = "") -> str:
         """Work on a request until it has ended. Returns an `Answer`, encoded.
 
         Args:

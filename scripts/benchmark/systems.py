@@ -35,7 +35,6 @@ _CPU_ENGINE = {
 }
 # Ray counts logical CPUs and would wait for ever for more than the machine has.
 _RAY_CPUS = 16
-_PORTS_OF_PROCESSES = 8
 _DOWN_TIMEOUT_S = 60.0
 _INSTALL_TIMEOUT_S = 1800
 
@@ -134,13 +133,18 @@ def existing(options: Options) -> System:
 def start_own(options: Options, folder: Path) -> System:
     """This repository's service with one engine replica, by ``scripts/quickstart``."""
     family = Family("hermes-serve", folder)
-    # Every process of the service takes the next free port for its metrics.
-    port, process_port, state_dir = free_port(), free_port(), folder / "state"
+    port, state_dir = free_port(), folder / "state"
     quickstart = [str(REPOSITORY / "scripts/quickstart"), "--state-dir", str(state_dir)]
     command = [*quickstart, "--detach", "--replicas", "1", "--ingress-replicas", "1"]
     # The state folder does not stay.
     command += ["--port", str(port), "--kept-logs", str(REPOSITORY / ".hermes/bench-logs")]
-    for setting in (f"telemetry.process_port={process_port}", *options.settings):
+    # The engine's metrics are read five times a second where a table has them.
+    fresh = (
+        ("telemetry.snapshot_period_s=0.2", "telemetry.page_period_s=0")
+        if options.order or options.batching
+        else ()
+    )
+    for setting in (*fresh, *options.settings):
         command += ["--set", setting]
     if options.model_path != TINY_MODEL:
         command += ["--model", options.model_path]
@@ -161,9 +165,7 @@ def start_own(options: Options, folder: Path) -> System:
         end()
         raise
     scope = Scope(family.scope.roots, (*family.scope.marks, str(state_dir)))
-    ports = range(process_port, process_port + _PORTS_OF_PROCESSES)
-    pages = [f"http://127.0.0.1:{one}/metrics" for one in ports]
-    return System(family.name, url, model, scope, end, pages)
+    return System(family.name, url, model, scope, end)
 
 
 def start_bare_vllm(options: Options, folder: Path) -> System:

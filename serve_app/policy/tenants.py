@@ -20,7 +20,7 @@ C = TypeVar("C", bound=Claimed)
 
 MOST_PROMPT_TOKENS = 131_072
 """What counts of an estimate. Sixteen megabytes of text would be four million tokens, which the
-engine refuses at once; and an entry of 0.1.0 counts what it may write as prompt, up to 2**31.
+engine refuses at once.
 """
 
 
