@@ -53,108 +53,87 @@ def _play(batcher: Batcher, jobs: Sequence[Job], until_s: float = 1e9) -> dict[i
     return started
 
 
-class TestWindow:
-    def test_serial_runs_one_at_a_time_in_the_order_of_arrival(self) -> None:
-        assert _play(Batcher(1), [_job(n) for n in range(3)]) == {0: 0, 1: 10, 2: 20}
+@each(
+    "batcher, jobs, starts",
+    [
+        (lambda: Batcher(1), [(0, 10), (0, 10), (0, 10)], [0, 10, 20]),
+        # A place that becomes free is taken at once.
+        (lambda: Batcher(2), [(0, 3), (0, 10), (0, 10)], [0, 0, 3]),
+        (lambda: Batcher(None), [(0, 10)] * 300, [0] * 300),
+        # A static batch waits until it is complete.
+        (lambda: Batches(2, None, None), [(0, 10), (5, 10), (7, 10)], [5, 5]),
+        # The next one starts when the longest of the last one has ended.
+        (lambda: Batches(2, None, None), [(0, 3), (0, 40), (0, 10), (0, 10)], [0, 0, 40, 40]),
+        # A dynamic batch starts when its oldest has waited long enough, also beside one that runs.
+        (lambda: Batches(4, 3.0, 1000), [(0, 10), (2, 10)], [3, 3]),
+        (lambda: Batches(4, 3.0, 1000), [(0, 20), (5, 10)], [3, 23]),
+        # It ends where the next request would have too many tokens; one with too many runs alone.
+        (lambda: Batches(8, 30.0, 10), [(0, 6), (0, 4), (0, 1)], [0, 0, 30]),
+        (lambda: Batches(8, 30.0, 10), [(0, 50), (0, 1)], [0, 50]),
+    ],
+)
+def test_requests_start_when_the_batcher_says(
+    batcher: Callable[[], Batcher], jobs: list[tuple[int, int]], starts: list[int]
+) -> None:
+    arriving = [_job(n, at_s, tokens=tokens) for n, (at_s, tokens) in enumerate(jobs)]
+    assert _play(batcher(), arriving) == dict(enumerate(starts))
 
-    def test_a_place_that_becomes_free_is_taken_at_once(self) -> None:
-        jobs = [_job(0, tokens=3), _job(1, tokens=10), _job(2)]
-        assert _play(Batcher(2), jobs) == {0: 0, 1: 0, 2: 3}
 
-    def test_continuous_keeps_nothing_waiting(self) -> None:
-        assert set(_play(Batcher(None), [_job(n) for n in range(300)]).values()) == {0}
-
-
-class TestBatches:
-    def test_a_static_batch_waits_until_it_is_complete(self) -> None:
-        jobs = [_job(0, 0), _job(1, 5), _job(2, 7)]
-        assert _play(Batches(2, None, None), jobs) == {0: 5, 1: 5}
-
-    def test_the_next_batch_starts_when_the_longest_of_the_last_one_has_ended(self) -> None:
-        jobs = [_job(0, tokens=3), _job(1, tokens=40), _job(2), _job(3)]
-        assert _play(Batches(2, None, None), jobs) == {0: 0, 1: 0, 2: 40, 3: 40}
-
-    def test_a_dynamic_batch_starts_when_its_oldest_has_waited_long_enough(self) -> None:
-        jobs = [_job(0, 0), _job(1, 2)]
-        assert _play(Batches(4, 3.0, 1000), jobs) == {0: 3, 1: 3}
-
-    def test_the_wait_goes_on_while_a_batch_runs(self) -> None:
-        jobs = [_job(0, 0, tokens=20), _job(1, 5)]
-        assert _play(Batches(4, 3.0, 1000), jobs) == {0: 3, 1: 23}
-
-    def test_a_batch_ends_where_the_next_request_would_have_too_many_tokens(self) -> None:
-        jobs = [_job(0, tokens=6), _job(1, tokens=4), _job(2, tokens=1)]
-        assert _play(Batches(8, 30.0, 10), jobs) == {0: 0, 1: 0, 2: 30}
-
-    def test_a_request_with_too_many_tokens_for_any_batch_runs_alone(self) -> None:
-        jobs = [_job(0, tokens=50), _job(1, tokens=1)]
-        assert _play(Batches(8, 30.0, 10), jobs) == {0: 0, 1: 50}
+def _waiting(batcher: Batcher, count: int, interactive: Callable[[int], bool]) -> list[Job]:
+    """Jobs that wait, and have just come."""
+    jobs = [_job(number, interactive=interactive(number)) for number in range(count)]
+    for job in jobs:
+        batcher.add(job)
+    return jobs
 
 
 class TestTuned:
-    def test_a_backlog_doubles_the_window_at_each_look_up_to_the_largest(self) -> None:
-        batcher = Tuned()
-        for number in range(200):
-            batcher.add(_job(number))
+    @staticmethod
+    def _looks(batcher: Tuned, first: int, last: int) -> list[int | None]:
+        """Its slots after each of these looks."""
         seen = []
-        for look in range(6):
+        for look in range(first, last):
             batcher.next(look * LOOK_EVERY_S)
             seen.append(batcher.slots)
-        assert seen == [16, 32, 64, 64, 64, 64]
+        return seen
+
+    def test_a_backlog_doubles_the_window_at_each_look_and_a_low_load_halves_it(self) -> None:
+        batcher = Tuned()
+        jobs = _waiting(batcher, 64, lambda _: True)
+        assert self._looks(batcher, 0, 4) == [16, 32, 64, LARGEST]
+        for job in jobs[:44]:
+            batcher.ended(job)
+        assert self._looks(batcher, 4, 8) == [32, 32, 32, 32], "20 jobs are 63 % of 32"
+        for job in jobs[44:]:
+            batcher.ended(job)
+        assert self._looks(batcher, 8, 18)[-1] == SMALLEST
 
     def test_between_two_looks_the_window_stays(self) -> None:
         batcher = Tuned()
-        for number in range(200):
-            batcher.add(_job(number))
+        _waiting(batcher, 200, lambda _: True)
         assert len(batcher.next(0.0)) == 16
         assert batcher.next(LOOK_EVERY_S / 2) == []
+        assert self._looks(batcher, 1, 6)[-1] == LARGEST == 64, "no larger, whatever waits"
 
-    def test_it_halves_below_half_of_the_load_and_keeps_what_runs(self) -> None:
-        batcher = Tuned()
-        jobs = [_job(number) for number in range(64)]
-        for job in jobs:
-            batcher.add(job)
-        for look in range(4):
-            batcher.next(look * LOOK_EVERY_S)
-        assert batcher.slots == LARGEST
-        for job in jobs[:44]:
-            batcher.ended(job)
-        seen = []
-        for look in range(4, 8):
-            batcher.next(look * LOOK_EVERY_S)
-            seen.append(batcher.slots)
-        assert seen == [32, 32, 32, 32], "20 jobs are 63 % of 32"
-
-    def test_it_never_falls_below_the_smallest(self) -> None:
-        batcher = Tuned()
-        for look in range(10):
-            batcher.next(look * LOOK_EVERY_S)
-        assert batcher.slots == SMALLEST
-
-    @pytest.mark.parametrize("users", [8, 12, 24, 32, 64])
+    @each("users", [8, 12, 24, 32, 64])
     def test_a_steady_demand_finds_a_window_that_holds_it(self, users: int) -> None:
         batcher = Tuned()
-        for number in range(users):
-            batcher.add(_job(number))
-        for look in range(10):
-            batcher.next(look * LOOK_EVERY_S)
+        _waiting(batcher, users, lambda _: True)
+        self._looks(batcher, 0, 10)
         assert batcher.waiting == 0
 
 
 class TestHybrid:
     def test_interactive_requests_get_seventy_percent_of_the_slots_while_both_wait(self) -> None:
         batcher = Hybrid(10)
-        for number in range(100):
-            batcher.add(_job(number, interactive=number % 2 == 0))
+        _waiting(batcher, 100, lambda number: number % 2 == 0)
         started = batcher.next(0.0)
-        assert sum(job.interactive for job in started) == 7
-        assert len(started) == 10
+        assert (len(started), sum(job.interactive for job in started)) == (10, 7)
 
-    @pytest.mark.parametrize("interactive", [True, False])
+    @each("interactive", [True, False])
     def test_whoever_waits_alone_gets_every_slot(self, interactive: bool) -> None:
         batcher = Hybrid(10)
-        for number in range(100):
-            batcher.add(_job(number, interactive=interactive))
+        _waiting(batcher, 100, lambda _: interactive)
         assert len(batcher.next(0.0)) == 10
 
     def test_an_interactive_request_passes_a_batch_backlog(self) -> None:
@@ -166,8 +145,7 @@ class TestHybrid:
 class TestSplit:
     def test_neither_kind_uses_the_slots_of_the_other(self) -> None:
         split = Split(3, Batches(4, 0.0, None))
-        for number in range(20):
-            split.add(_job(number, interactive=False))
+        _waiting(split, 20, lambda _: False)
         assert [job.number for job in split.next(0.0)] == [0, 1, 2, 3]
         split.add(_job(20))
         assert [job.number for job in split.next(0.0)] == [20]

@@ -13,7 +13,6 @@ from scripts.benchmark.__main__ import main
 from scripts.benchmark.batchers import parse
 from scripts.benchmark.batching import COLUMNS, ratios, virtually
 from scripts.benchmark.measurement import Row
-from scripts.benchmark.options import parse as parse_options
 from scripts.benchmark.run import Load
 from scripts.benchmark.tables import line
 from scripts.simulation.engines import FOLDER, load_engine
@@ -81,15 +80,6 @@ class TestVirtualRuns:
         (other,) = _rows(["tuned"], users=12, seed=2).values()
         assert first.tokens_per_s != other.tokens_per_s
 
-    @pytest.mark.parametrize(("batcher", "most"), [("serial", 1), ("async:4", 4)])
-    def test_no_more_reach_the_engine_than_the_batcher_lets_through(
-        self, batcher: str, most: int
-    ) -> None:
-        (row,) = _rows([batcher], users=6).values()
-        assert row.engine_running == most
-        assert row.in_flight == pytest.approx(most, rel=0.01)
-        assert row.unfinished == 6 - most, "what had reached the engine has got its time to end"
-
     def test_a_request_that_meets_an_idle_engine_takes_the_time_of_its_steps(self) -> None:
         (row,) = _rows(["continuous"], rate_per_s=0.5).values()
         timing = load_engine("tiny-cpu").timing
@@ -131,13 +121,5 @@ def test_the_command_prints_what_it_knows(capsys: pytest.CaptureFixture[str]) ->
     assert "| 500 % | hybrid:8 | async:8 | tokens/s | 1.0" in said
     assert "nan" not in said
     assert not math.isnan(float(said.split("100 %: ")[1].split()[0]))
-
-
-def test_virtual_time_takes_the_place_of_a_system(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_options(["--virtual", "--batching"]).virtual == "tiny-cpu"
-    for words in (["--virtual", "--batching", "--serve"], ["--virtual", "--serve"]):
-        with pytest.raises(SystemExit):
-            parse_options(words)
-    assert "--virtual needs --batching" in capsys.readouterr().err
     assert main(["--virtual", "no-such", "--batching"]) == 2
     assert "no engine no-such" in capsys.readouterr().err

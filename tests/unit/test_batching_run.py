@@ -9,7 +9,6 @@ from scripts.benchmark.batchers import Batcher, Job, alike, mix, parse
 from scripts.benchmark.batching import COLUMNS, ratios
 from scripts.benchmark.client import Exchange, RequestMaker, Shape
 from scripts.benchmark.measurement import Row, describe
-from scripts.benchmark.options import parse as parse_options
 from scripts.benchmark.run import Endpoint, HttpEndpoint, Load, Run
 from scripts.benchmark.stats import Latency
 from scripts.benchmark.tables import line, summary
@@ -121,21 +120,3 @@ class TestSummary:
         said = ratios_table(ratios(rows))
         assert "| 8 | continuous | serial | tokens/s | 8.00 (8.00–8.00) |" in said
         assert "| 8 | continuous | 0.0 | 160 (80–240) | 1 | 2 |" in summary(COLUMNS, rows)
-
-
-class TestCommandLine:
-    def test_batchers_need_one_system(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert len(parse_options(["--url", "http://h/v1", "--batching"]).batching) == 7
-        with pytest.raises(SystemExit):
-            parse_options(["--serve", "--against", "bare-vllm", "--batching"])
-        assert "in front of one system" in capsys.readouterr().err
-
-    def test_an_unknown_batcher_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse_options(["--url", "http://h/v1", "--batching", "serial,magic"])
-        assert "'magic' is no batcher" in capsys.readouterr().err
-
-    def test_a_load_in_percent_needs_batchers(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse_options(["--url", "http://h/v1", "--load-percent", "10"])
-        assert "needs --batching" in capsys.readouterr().err

@@ -1,7 +1,6 @@
-"""The benchmark's own HTTP client reads whatever a service sends, and names every failure."""
+"""`scripts/bench` reads whatever a service sends; it names every failure and every wrong option."""
 
 import asyncio
-import json
 import os
 import signal
 
@@ -10,7 +9,7 @@ import pytest
 from scripts.benchmark import interrupts
 from scripts.benchmark.client import EventCounter, RequestMaker, Shape
 from scripts.benchmark.measurement import describe
-from scripts.benchmark.options import make_parser, parse
+from scripts.benchmark.options import parse
 from scripts.benchmark.report import without_secrets
 from scripts.benchmark.run import Load, put
 from tests.http_server import END, Script, chunk, cutting, event, head, sending, serving, whole
@@ -57,11 +56,6 @@ class TestStreams:
         assert counter.feed(_CHAT[: _CHAT.index(b"id: 2")]) == 0
         assert counter.feed(b"id: 2\n" + _chat_event("one")) == 1
 
-    def test_a_stream_that_ends_without_its_last_event_is_not_done(self) -> None:
-        counter = EventCounter()
-        counter.feed(_CHAT.removesuffix(b"data: [DONE]\n\n"))
-        assert not counter.done
-
     def test_an_error_event_is_an_error_even_when_the_stream_ends_well(self) -> None:
         counter = EventCounter()
         counter.feed(
@@ -81,35 +75,6 @@ class TestRequests:
         assert requests == [again.next() for _ in range(20)]
         assert len(set(requests)) == 20
 
-    def test_a_request_says_how_long_its_body_is(self) -> None:
-        maker = RequestMaker("http://h:1/v1", "k", Shape("m", 8, 50, sessions=3), 0)
-        head, _, body = maker.next().partition(b"\r\n\r\n")
-        assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h:1\r\n")
-        assert f"content-length: {len(body)}".encode() in head
-        assert b"\r\nx-session-id: bench-0-" in head
-        assert json.loads(body)["max_tokens"] == 8
-
-
-class TestCommandLine:
-    def test_something_must_be_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse([])
-        assert "nothing to measure" in capsys.readouterr().err
-
-    def test_rounds_default_to_three_when_there_is_a_peer(self) -> None:
-        assert parse(["--url", "http://h/v1"]).rounds == 1
-        assert parse(["--url", "http://h/v1", "--against", "bare-vllm"]).rounds == 3
-
-    @pytest.mark.parametrize("given", [["--api-key", "sk-secret"], ["--api-key=sk-secret"]])
-    def test_the_key_does_not_come_into_the_report(self, given: list[str]) -> None:
-        shown = without_secrets(["--url", "http://h/v1", *given, "--seed", "1"])
-        assert "secret" not in " ".join(shown)
-        assert shown[-2:] == ["--seed", "1"]
-
-    def test_the_help_names_every_option_that_the_command_takes(self) -> None:
-        text = make_parser().format_help()
-        assert all(action.option_strings[-1] in text for action in make_parser()._actions)
-
 
 def _chunked(body: bytes) -> bytes:
     return head(transfer_encoding="chunked") + chunk(body) + END
@@ -123,34 +88,68 @@ async def _errors_of(script: Script, *, max_tokens: int = 3) -> list[str | None]
     return [error for error, count in row.error_kinds.items() for _ in range(count)]
 
 
-class TestErrors:
-    async def test_whole_streams_are_no_errors(self) -> None:
-        assert await _errors_of(sending(_chunked(_CHAT))) == []
+@each(
+    "script, max_tokens, errors",
+    [
+        (sending(_chunked(_CHAT)), 3, []),
+        (
+            sending(_chunked(_CHAT.removesuffix(b"data: [DONE]\n\n"))),
+            3,
+            ["stream ended without its last event"] * 4,
+        ),
+        (
+            cutting(_chunked(_CHAT).removesuffix(END)),
+            3,
+            ["connection closed before the response ended"] * 4,
+        ),
+        (sending(_chunked(_CHAT)), 4, ["wrong length: 3 of 4 tokens"] * 4),
+        (sending(whole(429, b"full", "text/plain")), 3, ["HTTP 429: full"] * 4),
+        (sending(b"SSH-2.0-nonsense\r\n\r\n"), 3, ["broken response"] * 4),
+    ],
+)
+async def test_every_failure_is_named(script: Script, max_tokens: int, errors: list[str]) -> None:
+    found = await _errors_of(script, max_tokens=max_tokens)
+    assert len(found) == len(errors)
+    assert all(str(one).startswith(said) for one, said in zip(found, errors, strict=True))
 
-    async def test_a_stream_without_its_last_event_is_an_error(self) -> None:
-        cut = _CHAT.removesuffix(b"data: [DONE]\n\n")
-        assert (
-            await _errors_of(sending(_chunked(cut))) == ["stream ended without its last event"] * 4
-        )
 
-    async def test_a_body_that_stops_short_is_an_error(self) -> None:
-        found = await _errors_of(cutting(_chunked(_CHAT).removesuffix(END)))
-        assert found == ["connection closed before the response ended"] * 4
+@each(
+    "words, said",
+    [
+        ("", "nothing to measure"),
+        ("--serve --against bare-vllm --batching", "in front of one system"),
+        ("--url http://h/v1 --batching serial,magic", "'magic' is no batcher"),
+        ("--url http://h/v1 --load-percent 10", "needs --batching"),
+        ("--virtual --batching --serve", "in front of one system"),
+        ("--virtual --serve", "--virtual needs --batching"),
+        ("--serve --against bare-vllm --order backlog", "measures one system"),
+        ("--url http://h/v1 --set a.b=1", "--set needs --serve"),
+        ("--serve --order backlog --batching", "has no --batching"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(words.split())
+    assert said in capsys.readouterr().err
 
-    async def test_fewer_tokens_than_asked_for_are_an_error(self) -> None:
-        assert (
-            await _errors_of(sending(_chunked(_CHAT)), max_tokens=4)
-            == ["wrong length: 3 of 4 tokens"] * 4
-        )
 
-    async def test_another_status_than_200_is_an_error_with_what_the_server_said(self) -> None:
-        full = whole(429, b"full", "text/plain")
-        assert await _errors_of(sending(full)) == ["HTTP 429: full"] * 4
+def test_what_is_not_given_follows_from_what_is() -> None:
+    assert parse(["--url", "http://h/v1"]).rounds == 1
+    assert parse(["--url", "http://h/v1", "--against", "bare-vllm"]).rounds == 3
+    assert len(parse(["--url", "http://h/v1", "--batching"]).batching) == 7
+    assert parse(["--virtual", "--batching"]).virtual == "tiny-cpu"
+    ordered = parse(["--serve", "--order", "long-among-short", "--set", "a.b=1"])
+    assert ordered.settings == ("workers.max_running_requests=4", "a.b=1")
+    assert ordered.rounds == 7
 
-    async def test_what_is_not_http_is_an_error(self) -> None:
-        found = await _errors_of(sending(b"SSH-2.0-nonsense\r\n\r\n"))
-        assert len(found) == 4
-        assert all(str(error).startswith("broken response") for error in found)
+
+@each("given", [["--api-key", "sk-secret"], ["--api-key=sk-secret"]])
+def test_the_key_does_not_come_into_the_report(given: list[str]) -> None:
+    shown = without_secrets(["--url", "http://h/v1", *given, "--seed", "1"])
+    assert "secret" not in " ".join(shown)
+    assert shown[-2:] == ["--seed", "1"]
 
 
 class TestInterrupts:

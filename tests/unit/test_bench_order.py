@@ -13,7 +13,6 @@ from scripts.benchmark.client import Exchange, RequestMaker, Shape
 from scripts.benchmark.engine_page import EnginePage, Reading, parse_page
 from scripts.benchmark.errors import SystemFailed
 from scripts.benchmark.measurement import Row, describe
-from scripts.benchmark.options import parse
 from scripts.benchmark.order import (
     BACKLOG_COLUMNS,
     SHORT_COLUMNS,
@@ -21,7 +20,6 @@ from scripts.benchmark.order import (
     ShortRow,
     backlog,
     short_summary,
-    text_of,
     with_long,
 )
 from scripts.benchmark.run import Load, Ran, Served
@@ -144,31 +142,3 @@ class TestLongAmongShort:
         first, second = line(SHORT_COLUMNS, row).splitlines()
         assert first.split()[-3:] == ["9.0", "1.0", "1"]
         assert second.strip() == "1 × long: HTTP 500"
-
-    def test_text_and_finish_reason_come_from_the_chunks(self) -> None:
-        chat = b'id: 1\ndata: {"choices":[{"delta":{"role":"assistant"}}]}\n\n: ping\n\n'
-        chat += b'data: {"choices":[{"delta":{"content":"one "}}]}\n\n'
-        chat += b'data: {"choices":[{"delta":{"content":"two"},"finish_reason":"length"}]}\n\n'
-        assert text_of(chat + b"data: [DONE]\n\n") == ("one two", "length")
-
-
-class TestCommandLine:
-    def test_slots_are_a_setting_of_the_service(self) -> None:
-        options = parse(["--serve", "--order", "long-among-short", "--set", "a.b=1"])
-        assert options.settings == ("workers.max_running_requests=4", "a.b=1")
-        assert options.rounds == 7
-
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["--serve", "--against", "bare-vllm", "--order", "backlog"], "measures one system"),
-            (["--url", "http://h/v1", "--set", "a.b=1"], "--set needs --serve"),
-            (["--serve", "--order", "backlog", "--batching"], "has no --batching"),
-        ],
-    )
-    def test_what_makes_no_sense_is_refused(
-        self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit):
-            parse(words)
-        assert said in capsys.readouterr().err
