@@ -1,13 +1,16 @@
-"""The answer forwards every byte of the journal, whatever arrives while it is sending."""
+"""The answer forwards every byte of the journal, whatever arrives while it is sending; its first
+message keeps its headers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import msgspec
 
-from serve_app.ingress.answer import Answer
+from serve_app.ingress.answer import Answer, ResponseStart
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, Head, Summary
 from serve_app.journal.follower import Follower
@@ -70,3 +73,23 @@ async def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() ->
     )
     await asyncio.wait_for(answer({}, None, send), 60)
     assert b"".join(sent) == event(1) + event(2) + event(3)
+
+
+def a_start() -> ResponseStart:
+    return ResponseStart(
+        type="http.response.start", status=200, headers=[(b"x-request-id", b"req_1")]
+    )
+
+
+def test_a_middleware_cannot_replace_the_headers() -> None:
+    message = a_start()
+    message["headers"] = [*message["headers"], (b"X-Request-ID", b"another")]
+    message["status"] = 201
+    assert message["headers"] == [(b"x-request-id", b"req_1")]
+    assert message["status"] == 201
+
+
+def test_it_survives_the_way_through_ray_with_its_headers() -> None:
+    received = pickle.loads(pickle.dumps(a_start()))
+    assert type(received) is dict
+    assert received == dict(a_start())

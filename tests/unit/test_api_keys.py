@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,6 @@ from serve_app.ingress.api_keys import ApiKeys, parse
 from serve_app.settings import AuthSettings
 from tests.tables import each
 from tests.turned_clock import TurnedClock
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "api-key"
 
 
 def line(tenant: str, key: str) -> str:
@@ -60,14 +56,6 @@ def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: s
     assert refused.value.headers()["www-authenticate"] == "Bearer"
     assert refused.value.headers()["x-should-retry"] == "false"
     assert "hk-" not in refused.value.message
-
-
-@pytest.mark.parametrize("word", ["--help", "-h", "--tenant"])
-def test_an_option_is_no_tenant(word: str) -> None:
-    done = subprocess.run([SCRIPT, word], capture_output=True, text=True, check=False)
-    assert "scripts/api-key <tenant>" in done.stdout + done.stderr
-    assert done.returncode == (word == "--tenant")
-    assert "hk-" not in done.stdout + done.stderr
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
@@ -118,26 +106,6 @@ def test_a_file_that_is_not_there_refuses_to_start(tmp_path: Path) -> None:
         made(tmp_path / "none")
 
 
-def test_the_script_makes_a_key_and_the_line_that_lets_it_in(tmp_path: Path) -> None:
-    made_by = subprocess.run(
-        [sys.executable, SCRIPT, "acme"], capture_output=True, text=True, check=True
-    )
-    file = tmp_path / "keys"
-    file.write_text(made_by.stdout)
-    assert made(file).tenant(f"Bearer {made_by.stderr.split()[-1]}") == "acme"
-    for name in ([], ["default"], ["a:b"], ["--tenant"]):
-        assert (
-            subprocess.run(
-                [sys.executable, SCRIPT, *name], capture_output=True, check=False
-            ).returncode
-            != 0
-        )
-    helped = subprocess.run(
-        [sys.executable, SCRIPT, "--help"], capture_output=True, text=True, check=True
-    )
-    assert "hk-" not in helped.stdout + helped.stderr
-
-
 def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path) -> None:
     file.write_text(file.read_text() + line("@metrics", "hk-m"))
     keys = made(file)
@@ -150,12 +118,3 @@ def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path
         keys.check_scraper("Bearer hk-wrong")
     assert refused.value.reason is Reason.INVALID_API_KEY
     ApiKeys(AuthSettings()).check_scraper("")  # where no key is required
-
-
-def test_a_key_for_metrics_is_made_by_the_same_script() -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--metrics"], capture_output=True, text=True, check=True
-    )
-    (digest,) = parse(done.stdout)
-    assert parse(done.stdout)[digest] == "@metrics"
-    assert hashlib.sha256(done.stderr.strip().rpartition(" ")[2].encode()).digest() == digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -352,6 +352,57 @@ def test_every_timing_is_used() -> None:
         name for name in constants(MODULES["serve_app.timings"]) if f"timings.{name}" not in text
     ]
     assert not unused
+
+
+# Only one place knows each format in Redis.
+KNOW_LETTERS = {
+    "serve_app.journal.entries",
+    "serve_app.request_queue.entry",
+    "serve_app.request_queue.dead_letters",
+}
+KNOW_IDS = {"serve_app.journal.ids", "serve_app.journal.entries"}
+
+
+def is_letter(node: ast.AST) -> bool:
+    """A field's."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, bytes) and len(value) == 1 and value.isalpha()
+
+
+def judges_a_number(node: ast.AST) -> bool:
+    """What an id's sequence number means."""
+    return (
+        isinstance(node, ast.Compare)
+        and any(isinstance(side, ast.Constant) for side in node.comparators)
+        and isinstance(node.left, ast.Attribute)
+        and node.left.attr == "seq"
+    )
+
+
+def makes_a_constant_id(node: ast.AST) -> bool:
+    """Instead of one by its name, or from a number."""
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "EntryId"
+        and any(isinstance(argument, ast.Constant) for argument in node.args)
+    )
+
+
+@each(
+    "knows, owners",
+    [(is_letter, KNOW_LETTERS), (judges_a_number, KNOW_IDS), (makes_a_constant_id, KNOW_IDS)],
+)
+def test_a_format_in_redis_is_known_to_its_schema_alone(
+    knows: Callable[[ast.AST], bool], owners: set[str]
+) -> None:
+    found = [
+        f"{module}:{ast.unparse(node)}"
+        for module, path in MODULES.items()
+        if module not in owners
+        for node in ast.walk(tree(path))
+        if knows(node)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_a_file_of_tests_says_what_it_promises() -> None:

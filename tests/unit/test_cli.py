@@ -17,6 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from serve_app.cli.main import app
+from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
@@ -58,11 +59,20 @@ def test_a_key_and_its_line_fit_each_other(words: list[str], tenant: str) -> Non
         assert done.stdout == f"{tenant} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
 
 
-@pytest.mark.parametrize("name", ["default", "two words", "-leading", ""])
+@pytest.mark.parametrize("name", ["default", "a:b", "two words", "-leading", ""])
 def test_a_name_that_no_tenant_can_have_makes_no_key(name: str) -> None:
     for done in (hermes("api-key", "--", name), script("api-key", name)):
         assert done.returncode == 1
         assert "hk-" not in done.stdout + done.stderr
+
+
+@each("word", ["--help", "-h", "--tenant"])
+def test_an_option_is_no_tenant(word: str) -> None:
+    done = script("api-key", word)
+    assert "scripts/api-key <tenant>" in done.stdout + done.stderr
+    assert done.returncode == (word == "--tenant")
+    assert "hk-" not in done.stdout + done.stderr
+    assert script("api-key").returncode != 0
 
 
 def test_a_key_can_be_made_before_anything_is_installed() -> None:

@@ -154,12 +154,6 @@ async def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: lis
     assert isinstance(attempt.closed.exception(), Fenced)
 
 
-async def test_an_abandoned_attempt_keeps_back_even_the_head(attempt: Attempt) -> None:
-    attempt.append([], [b"x"], 1, HEAD)
-    attempt.close(fenced=True)
-    assert attempt.take() is None
-
-
 @pytest.mark.parametrize("fenced", [True, False])
 async def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
     attempt = Attempt("req", "key", 1, b"n", "", lambda _: None)

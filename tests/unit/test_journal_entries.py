@@ -1,4 +1,6 @@
-"""The storage schema: ids compare as in Redis, and everything is decoded as it was encoded."""
+"""The storage schema: ids compare as in Redis, everything is decoded as it was encoded; a wake-up
+says what came since the previously announced entry.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from serve_app.journal.entries import Entry, compress, entry_from_redis, transcript
 from serve_app.journal.facts import Head
 from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
+from serve_app.journal.reader import JournalReader
 from serve_app.journal.wakes import decode_wakes, encode_wakes, wake_of
 
 parts = st.integers(0, MAX_ID_PART)
@@ -23,11 +26,6 @@ def test_ids_are_ordered_by_epoch_and_then_by_number(a: EntryId, b: EntryId) -> 
 @given(ids)
 def test_an_id_survives_redis_form(entry_id: EntryId) -> None:
     assert EntryId.parse(str(entry_id)) == EntryId.parse(str(entry_id).encode()) == entry_id
-
-
-def test_ten_comes_after_nine() -> None:
-    assert EntryId.parse("1-10") > EntryId.parse("1-9")
-    assert EntryId.parse("10-0") > EntryId.parse("9-99")
 
 
 def test_the_request_comes_first_and_nothing_comes_after_the_terminal_entry() -> None:
@@ -77,3 +75,45 @@ def test_only_an_event_stream_counts_as_streamed() -> None:
         {b"h": msgspec.json.encode(Head(404, [("content-type", "application/json")]))},
     )
     assert entry.head == Head(404, [("content-type", "application/json")])
+
+
+def through_the_wire(entry: Entry, after: str | None) -> Entry:
+    ((_, received),) = decode_wakes(encode_wakes([wake_of("req", entry, after)]))
+    return received
+
+
+def reader_at(position: EntryId) -> JournalReader:
+    return JournalReader(position=position)
+
+
+def test_outputs_of_a_response_that_is_not_streamed_are_not_announced() -> None:
+    assert not Entry(EntryId(1, 3), {b"n": b"x", b"o": b"[]", b"e": b"0"}).needed_by_readers
+
+
+def test_openings_bytes_heads_and_endings_are_announced() -> None:
+    for entry in (
+        Entry(EntryId(1, 0), {b"n": b"x", b"m": b"{}"}),
+        Entry(EntryId(1, 1), {b"b": b"data"}),
+        Entry(EntryId(1, 1), {b"h": b"{}"}),
+        Entry(TERMINAL_ID, {b"k": b"completed"}),
+    ):
+        assert entry.needed_by_readers
+
+
+def test_an_ending_after_unannounced_outputs_follows_what_was_announced_last() -> None:
+    ending = through_the_wire(
+        Entry(TERMINAL_ID, {b"k": b"completed", b"p": b"1-57", b"b": b"{}"}), after="1-0"
+    )
+    assert reader_at(EntryId(1, 0)).contiguous(ending)
+    assert not reader_at(REQUEST_ID).contiguous(ending)
+
+
+def test_a_lost_wake_up_is_noticed_by_the_next() -> None:
+    third = through_the_wire(Entry(EntryId(1, 3), {b"b": b"data"}), after="1-2")
+    assert not reader_at(EntryId(1, 1)).contiguous(third)
+    assert reader_at(EntryId(1, 2)).contiguous(third)
+
+
+def test_a_writer_that_is_not_sure_makes_readers_look() -> None:
+    unsure = through_the_wire(Entry(EntryId(1, 3), {b"b": b"data"}), after="")
+    assert not reader_at(EntryId(1, 2)).contiguous(unsure)

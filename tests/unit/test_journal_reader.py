@@ -142,20 +142,6 @@ def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(
     assert reader.ending.state == ("completed" if journal.completed else "failed")
 
 
-@given(journals, st.integers(0, 20), st.integers(2, 8), st.booleans())
-def test_reading_in_two_parts_gives_the_whole_once(
-    journal: Journal, event: int, written: int, trimmed: bool
-) -> None:
-    first = JournalReader()
-    read(first, journal.stream(min(written, len(journal.entries)), trimmed))
-    got = journal.items[
-        : min(event, first.last_event)
-    ]  # what had reached the client when its connection broke
-    second = JournalReader(seen=len(got))
-    read(second, journal.stream(len(journal.entries), trimmed))
-    assert b"".join(got) + second.take() == journal.whole
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_reader_that_was_underway_meets_the_compacted_journal(

@@ -132,14 +132,6 @@ async def held_by(
 
 
 @pytest.mark.clock
-@pytest.mark.parametrize(("work", "held"), [(in_python, 1), (many_small_steps, 0)])
-async def test_a_step_that_holds_the_loop_is_counted_once(work: Any, held: int) -> None:
-    telemetry = Telemetry()
-    await held_by(work, 20.0 if held else 0.05, telemetry)
-    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
-
-
-@pytest.mark.clock
 @pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])
 async def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
     assert await held_by(work, 20.0) == [MINE]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from serve_app.cluster import replicas as of_process
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Cause, WorkerLease
 
@@ -111,22 +110,6 @@ def test_the_first_reading_blames_no_request() -> None:
     replicas.serving(["a", "b"])
     replicas.leased(["b"])
     assert replicas.fate("a") == Cause.AWAY
-
-
-def test_two_engine_deployments_in_one_process_do_not_drain_each_other() -> None:
-    """Each has its own router, which tells the replicas of its own deployment only."""
-    losses: list[tuple[str, str]] = []
-    for model in ("model-1", "model-2"):
-        replicas = of_process.of(model)
-        replicas.listen(lambda request_id, cause: losses.append((request_id, cause)))
-        replicas.serving([f"{model}-a", f"{model}-b"])
-        replicas.leased(["model-1-a", "model-1-b", "model-2-a", "model-2-b"])
-        replicas.place(f"on-{model}", f"{model}-a")
-    assert losses == []
-    of_process.of("model-2").serving(["model-2-b"])
-    assert losses == [("on-model-2", Cause.DRAINED)]
-    assert of_process.of("model-1").able() == {"model-1-a", "model-1-b"}
-    assert of_process.of("model-1").fate("model-1-a") is None
 
 
 def test_every_listener_is_notified_of_a_loss() -> None:
