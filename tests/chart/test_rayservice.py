@@ -327,13 +327,6 @@ def test_only_engines_hold_the_weights() -> None:
     assert "weights" not in str(cluster["headGroupSpec"])
 
 
-def test_pods_say_nothing_that_changes_with_the_charts_version() -> None:
-    # KubeRay would take it for a new cluster.
-    cluster = str(spec_of(NAMED)["rayClusterConfig"])
-    assert "helm.sh/chart" not in cluster
-    assert "app.kubernetes.io/version" not in cluster
-
-
 def test_rays_state_is_kept_in_redis_under_a_user_of_its_own() -> None:
     options = spec_of(NAMED)["rayClusterConfig"]["gcsFaultToleranceOptions"]
     assert options["redisAddress"] == "hermes-redis:6379"

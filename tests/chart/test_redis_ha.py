@@ -15,8 +15,6 @@ from tests.chart import kinds
 from tests.chart.charts import NAMED, Document, documents, merged, one, pod_templates
 from tests.chart.test_objects import HA
 from tests.chart.test_redis import USERS, config_of, users
-from tests.chart.test_refusals import refusal
-from tests.tables import each
 
 VALUES: Any = yaml.safe_load((ROOT / "helm" / "redis-ha.yaml").read_text())
 OBJECTS = documents(merged(NAMED, HA))
@@ -139,38 +137,3 @@ def test_the_network_policies_of_both_releases_meet() -> None:
             labels = pod_templates(OBJECTS)[component]["metadata"]["labels"]
             assert allowed.items() <= labels.items()
     assert not [o for o in OBJECTS if o["kind"] == "StatefulSet"], "the chart's own Redis"
-
-
-REFUSED: dict[str, tuple[Document, str]] = {
-    "two Redis": (
-        {"redis": {"external": {"enabled": True}}},
-        "exactly one must be enabled, but these are: redis.internal, redis.external",
-    ),
-    "no Redis": (
-        {"redis": {"internal": {"enabled": False}}},
-        "exactly one must be enabled, but these are: none",
-    ),
-    "one Redis beside three": (
-        {"redis": {"ha": {"enabled": True}}},
-        "exactly one must be enabled, but these are: redis.internal, redis.ha",
-    ),
-    "three Redis without passwords": (
-        merged(HA, {"redis": {"ha": {"existingSecret": ""}}}),
-        "redis.ha.existingSecret is empty",
-    ),
-    "three Redis without a name": (
-        merged(HA, {"redis": {"ha": {"name": ""}}}),
-        "redis.ha.name is empty",
-    ),
-    "an exporter beside three Redis": (
-        merged(HA, {"redis": {"internal": {"exporter": {"enabled": True}}}}),
-        "redis.internal.exporter.enabled needs redis.internal",
-    ),
-    "two Redis for Sentinel": ({"redis": {"ha": {"replicas": 2}}}, "at '/redis/ha/replicas'"),
-}
-
-
-@each("what", REFUSED)
-def test_what_cannot_work_is_refused(what: str) -> None:
-    changes, sentence = REFUSED[what]
-    assert sentence in refusal(merged(NAMED, changes))

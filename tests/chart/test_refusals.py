@@ -5,7 +5,7 @@ from __future__ import annotations
 import helm_python
 
 from tests.chart.charts import CHART, NAMED, Document, merged, stage_values
-from tests.chart.test_objects import EXTERNAL, TLS
+from tests.chart.test_objects import EXTERNAL, HA, TLS
 from tests.tables import each
 
 EMPTY = {"create": True, "existingClaim": "", "readOnly": False}
@@ -47,18 +47,28 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
         },
         "redis.external.cidrs is empty",
     ),
-    "an exporter without its Redis": (
-        {
-            "redis": {
-                "internal": {"enabled": False, "exporter": {"enabled": True}},
-                "external": {
-                    "enabled": True,
-                    "existingSecret": "s",
-                    "gcsAddress": "r:6379",
-                    "cidrs": ["10.0.0.1/32"],
-                },
-            },
-        },
+    "two Redis": (
+        {"redis": {"external": {"enabled": True}}},
+        "exactly one must be enabled, but these are: redis.internal, redis.external",
+    ),
+    "no Redis": (
+        {"redis": {"internal": {"enabled": False}}},
+        "exactly one must be enabled, but these are: none",
+    ),
+    "one Redis beside three": (
+        {"redis": {"ha": {"enabled": True}}},
+        "exactly one must be enabled, but these are: redis.internal, redis.ha",
+    ),
+    "three Redis without passwords": (
+        merged(HA, {"redis": {"ha": {"existingSecret": ""}}}),
+        "redis.ha.existingSecret is empty",
+    ),
+    "three Redis without a name": (
+        merged(HA, {"redis": {"ha": {"name": ""}}}),
+        "redis.ha.name is empty",
+    ),
+    "an exporter beside three Redis": (
+        merged(HA, {"redis": {"internal": {"exporter": {"enabled": True}}}}),
         "redis.internal.exporter.enabled needs redis.internal",
     ),
     "a port that the network policy stops": (
@@ -233,6 +243,7 @@ COMBINATIONS: dict[str, tuple[Document, str]] = {
 
 # Every row: the changes, and where the schema finds them.
 SHAPES: dict[str, tuple[Document, str]] = {
+    "two Redis for Sentinel": ({"redis": {"ha": {"replicas": 2}}}, "at '/redis/ha/replicas'"),
     "a key that is not there": (
         {"hpa": {"enabled": True}},
         "additional properties 'hpa' not allowed",
@@ -291,15 +302,9 @@ def refusal(values: Document, name: str = "hermes") -> str:
     return ""
 
 
-@each("what", COMBINATIONS)
-def test_a_combination_that_cannot_work_is_refused(what: str) -> None:
-    changes, sentence = COMBINATIONS[what]
-    assert sentence in refusal(merged(NAMED, changes))
-
-
-@each("what", SHAPES)
-def test_a_value_of_the_wrong_shape_is_refused_where_it_stands(what: str) -> None:
-    changes, sentence = SHAPES[what]
+@each("what", COMBINATIONS | SHAPES)
+def test_what_cannot_work_is_refused_where_it_stands(what: str) -> None:
+    changes, sentence = (COMBINATIONS | SHAPES)[what]
     assert sentence in refusal(merged(NAMED, changes))
 
 
@@ -336,11 +341,6 @@ ALLOWED: dict[str, Document] = {
 @each("what", ALLOWED)
 def test_what_works_is_taken(what: str) -> None:
     assert refusal(merged(NAMED, ALLOWED[what])) == ""
-
-
-def test_no_model_is_refused() -> None:
-    values = {key: value for key, value in NAMED.items() if key != "settings"}
-    assert "settings.model.name and settings.model.source are needed" in refusal(values)
 
 
 @each(

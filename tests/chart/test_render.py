@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 import helm_python
-import yaml
 
 from tests.chart.charts import (
     CHART,
@@ -27,15 +26,6 @@ def test_every_stage_passes_the_strict_lint(stage: str) -> None:
     assert report["errors"] == []
     # Severity 1 is advice: Helm would like an icon.
     assert [message for message in report["messages"] if message["severity"] > 1] == []
-
-
-@each("stage", STAGES)
-def test_every_stage_installs_dry(stage: str) -> None:
-    chart = helm_python.Chart.load(str(CHART))
-    config = helm_python.Config(namespace="prod", storage_driver="memory")
-    release = config.install(chart, "hermes", stage_values(stage), dry_run="client")
-    kinds = [document["kind"] for document in yaml.safe_load_all(release["manifest"]) if document]
-    assert {"RayService", "StatefulSet", "ServiceAccount"} <= set(kinds)
 
 
 @each("stage, changes", itertools.product(STAGES, ({}, EVERYTHING)))
