@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,7 +11,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
 from scripts.local import processes, redis_server
-from tests.chart.charts import CHART
+from tests.chart.test_redis import users
 from tests.tables import each
 
 PASSWORDS = {"hermes": "h", "ray": "r", "metrics": "m", "probe": "anything"}
@@ -23,14 +21,13 @@ PASSWORDS = {"hermes": "h", "ray": "r", "metrics": "m", "probe": "anything"}
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server with the users that the chart's own script writes."""
     folder = tmp_path_factory.mktemp("redis")
-    script = (CHART / "files" / "redis-users.sh").read_text().replace("/run/redis", str(folder))
-    given = {
-        "HERMES_NAMESPACE": "prod",
-        "HERMES_PASSWORD": "h",
-        "RAY_PASSWORD": "r",
-        "METRICS_PASSWORD": "m",
-    }
-    subprocess.run(["sh", "-c", script], check=True, env={**given, "PATH": os.environ["PATH"]})
+    users(
+        folder,
+        HERMES_NAMESPACE="prod",
+        HERMES_PASSWORD="h",
+        RAY_PASSWORD="r",
+        METRICS_PASSWORD="m",
+    )
     redis = redis_server.start(folder / "data", acl=folder / "users.acl")
     yield redis.port
     processes.end(redis.pid)
@@ -66,6 +63,7 @@ def test_every_user_can_do_its_work(port: int) -> None:
 
 REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
     "the service and Ray's keys": ("hermes", lambda r: r.hget("RAYabc@JOB", "k")),
+    "the service and another namespace": ("hermes", lambda r: r.get("other:x")),
     "the service and others' channels": ("hermes", lambda r: r.publish("other:w", "x")),
     "the service and everybody's data": ("hermes", lambda r: r.flushall()),
     "the service and the configuration": ("hermes", lambda r: r.config_get("*")),
@@ -73,8 +71,12 @@ REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
     "the service and a scan": ("hermes", lambda r: r.scan()),
     "Ray and a journal": ("ray", lambda r: r.xrange("prod:j:1")),
     "Ray and the configuration": ("ray", lambda r: r.config_get("*")),
+    "Ray and everybody's data": ("ray", lambda r: r.flushall()),
+    "Ray and a channel": ("ray", lambda r: r.publish("prod:w:1", "x")),
     "a probe and what there is": ("probe", lambda r: r.info()),
+    "a probe and a value": ("probe", lambda r: r.get("prod:x")),
     "the exporter and a value": ("metrics", lambda r: r.get("prod:x")),
+    "the exporter and the configuration": ("metrics", lambda r: r.config_get("*")),
 }
 
 

@@ -44,22 +44,14 @@ def test_what_does_not_match_its_checksum_is_refused_and_not_kept(tmp_path: Path
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_file_that_is_there_is_not_brought_again(tmp_path: Path) -> None:
-    def get(url: str) -> bytes:
-        raise AssertionError(url)
-
-    item = fetch.Item("traces/a.txt", "https://nowhere.invalid", fetch.of_bytes(b"here"))
-    (tmp_path / "traces").mkdir()
-    (tmp_path / "traces" / "a.txt").write_bytes(b"here")
-    assert fetch.bring(item, tmp_path, get) == "is there"
-
-
-def test_a_file_that_was_cut_is_brought_again(tmp_path: Path) -> None:
+def test_a_file_is_brought_again_only_if_it_was_cut(tmp_path: Path) -> None:
     item = fetch.Item("traces/a.txt", "https://nowhere.invalid", fetch.of_bytes(b"whole"))
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "a.txt").write_bytes(b"who")
-    assert fetch.bring(item, tmp_path, lambda url: b"whole") == "brought"
-    assert [path.read_bytes() for path in (tmp_path / "traces").iterdir()] == [b"whole"]
+    brought = [b"whole"]
+    for expected in ("brought", "is there"):
+        assert fetch.bring(item, tmp_path, lambda url: brought.pop()) == expected
+        assert [path.read_bytes() for path in (tmp_path / "traces").iterdir()] == [b"whole"]
 
 
 def needs(name: str) -> bytes:
