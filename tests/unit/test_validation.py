@@ -50,13 +50,6 @@ def test_malformed_json_is_refused_as_such(path: str, body: bytes) -> None:
     assert (error.reason, error.status) == (Reason.MALFORMED_JSON, 400)
 
 
-@pytest.mark.parametrize("body", [b"[]", b"3", b"null", b'"text"', b"true"])
-def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
-    error = refused(CHAT, body)
-    assert (error.reason, error.status) == (Reason.INVALID_REQUEST, 400)
-    assert "JSON object" in error.message
-
-
 @each("path", [path for path in INFERENCE_PATHS if path.startswith("/v1/")])
 @each("name", ["gpt-4", "", "HERMES-TINY", "x" * 10_000])
 def test_an_unknown_model_is_not_found(path: str, name: str) -> None:
@@ -65,25 +58,30 @@ def test_an_unknown_model_is_not_found(path: str, name: str) -> None:
     assert len(error.message) < 300
 
 
-@pytest.mark.parametrize("body", [{"messages": HELLO}, {"model": None, "messages": HELLO}])
-def test_a_missing_model_is_asked_for(body: dict[str, Any]) -> None:
+NO_MODEL = ("model", "You must provide a model parameter.")
+
+
+@each(
+    "body, param, words",
+    [
+        *((body, None, "JSON object") for body in (b"[]", b"3", b"null", b'"text"', b"true")),
+        ({"messages": HELLO}, *NO_MODEL),
+        ({"model": None, "messages": HELLO}, *NO_MODEL),
+        # In OpenAI's words.
+        (
+            chat(messages=[]),
+            "messages",
+            "Invalid 'messages': empty array. Expected an array with at least one element.",
+        ),
+        ({"model": MODEL}, "messages", "Missing required parameter: 'messages'."),
+    ],
+)
+def test_what_is_missing_is_asked_for(
+    body: bytes | dict[str, Any], param: str | None, words: str
+) -> None:
     error = refused(CHAT, body)
-    assert (error.reason, error.param) == (Reason.INVALID_REQUEST, "model")
-    assert error.message == "You must provide a model parameter."
-
-
-def test_empty_messages_are_refused_in_openais_words() -> None:
-    error = refused(CHAT, chat(messages=[]))
-    assert (error.status, error.param) == (400, "messages")
-    assert (
-        error.message
-        == "Invalid 'messages': empty array. Expected an array with at least one element."
-    )
-
-
-def test_missing_messages_are_named() -> None:
-    error = refused(CHAT, {"model": MODEL})
-    assert (error.param, error.message) == ("messages", "Missing required parameter: 'messages'.")
+    assert (error.reason, error.status, error.param) == (Reason.INVALID_REQUEST, 400, param)
+    assert error.message == words if param else words in error.message
 
 
 @each(
