@@ -116,11 +116,9 @@ async def collecting_garbage() -> None:
     assert held
 
 
-async def held_by(
-    work: Callable[[], Awaitable[None]], within_s: float, telemetry: Telemetry | None = None
-) -> list[str]:
+async def held_by(work: Callable[[], Awaitable[None]], within_s: float) -> list[str]:
     """Who is blamed for the work, at most `within_s` after it."""
-    watch = LoopWatch(HELD_S, telemetry)
+    watch = LoopWatch(HELD_S)
     watch.start()
     try:
         with watch.watched(MINE) as mine, watch.watched(OTHER) as other:

@@ -43,12 +43,17 @@ class Scene:
     ) -> None:
         self.recorder.record(0, text, [token], finish, None, cached)
 
-    def written(self) -> Entry | None:
-        """The entries that would be appended now."""
+    def written(self) -> Entry:
+        """The entry that is appended now."""
         entry = self.attempt.take()
-        if entry is not None:
-            self.attempt.accepted(entry)
+        assert entry is not None
+        self.attempt.accepted(entry)
         return entry
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is nothing to append."""
+        return self.attempt.take() is None
 
 
 @pytest.fixture
@@ -60,10 +65,9 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
     await s.start()
     s.output("a", 1, cached=7)
     await s.body(b"data: a\n\n")
-    assert s.written() is None
+    assert s.silent
     s.recorder.pulled()
     entry = s.written()
-    assert entry is not None
     assert entry.body == b"id: 1\ndata: a\n\n"
     assert entry.events == 1
     assert json.loads(entry.fields[b"o"]) == [[0, "a", [1], None, None, 7]]
@@ -77,7 +81,6 @@ async def test_only_the_first_record_has_the_head_and_the_cached_tokens(s: Scene
         await s.body(b"data: a\n\n")
         s.recorder.pulled()
         entry = s.written()
-        assert entry is not None
         assert (entry.head is None) == (number == 2)
         assert json.loads(entry.fields[b"o"])[0][5] == (7 if number == 1 else None)
         assert entry.events == number
@@ -92,11 +95,9 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     s.output("b", 2, "stop")
     await s.body(b"data: b\n\n")
     await s.body(b"data: [DONE]\n\n", more=False)
-    assert s.written() is None
+    assert s.silent
     s.recorder.end(State.COMPLETED, None, 1)
     seal, terminal = s.written(), s.written()
-    assert seal is not None
-    assert terminal is not None
     assert terminal.terminal
     assert seal.body == b"id: 2\ndata: b\n\nid: 3\ndata: [DONE]\n\n"
     assert terminal.events == 3
@@ -117,7 +118,6 @@ async def test_events_before_the_first_output_do_not_wait_for_it(s: Scene) -> No
     await s.start()
     await s.body(b"event: response.created\ndata: {}\n\n")
     entry = s.written()
-    assert entry is not None
     assert entry.body == b"id: 1\nevent: response.created\ndata: {}\n\n"
 
 
@@ -126,15 +126,12 @@ async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     s.output("a", 1)
     s.recorder.pulled()
     first = s.written()
-    assert first is not None
     assert (first.body, first.head) == (b"", None)
     s.output("b", 2, "stop")
     await s.body(b'{"a": 1}\n\n', more=True)
     await s.body(b"{}", more=False)
     s.recorder.end(State.COMPLETED, None, 1)
     seal, terminal = s.written(), s.written()
-    assert seal is not None
-    assert terminal is not None
     assert transcript(terminal) == seal.body == b'{"a": 1}\n\n{}'
     assert terminal.events == 0
 
@@ -148,7 +145,7 @@ async def test_nothing_is_sent_once_broken(s: Scene) -> None:
     await s.body(b"data: [DONE]\n\n", more=False)
     s.output("b", 2)  # another sequence of the same request, whose engine does not know yet
     s.recorder.pulled()
-    assert s.written() is None
+    assert s.silent
 
 
 async def test_outputs_pulled_before_a_failure_are_kept(s: Scene) -> None:
@@ -159,9 +156,8 @@ async def test_outputs_pulled_before_a_failure_are_kept(s: Scene) -> None:
     s.recorder.fail()
     await s.body(b"data: error\n\n")
     entry = s.written()
-    assert entry is not None
     assert entry.body == b"id: 1\ndata: a\n\n"
-    assert s.written() is None
+    assert s.silent
 
 
 async def test_an_expired_request_keeps_its_entries_and_holds_no_transcript(s: Scene) -> None:
@@ -170,6 +166,5 @@ async def test_an_expired_request_keeps_its_entries_and_holds_no_transcript(s: S
     await s.body(b"data: a\n\n")
     s.recorder.end(State.EXPIRED, Reason.DEADLINE, None)
     terminal = s.written()
-    assert terminal is not None
     assert (terminal.state, terminal.reason, transcript(terminal)) == ("expired", "deadline", None)
     assert terminal.body == b"id: 1\ndata: a\n\n"
