@@ -15,6 +15,7 @@ from serve_app.journal.entries import Entry, decode_facts, transcript
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.observability.metrics import Telemetry
 from workers.recorder import Recorder
+from workers.replay import Recorded
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
@@ -23,9 +24,11 @@ OPENED = AttemptFacts("replica-1", "engine-1", 5)
 class Scene:
     """A recorder on an attempt whose entries can be inspected."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorded: Recorded | None = None) -> None:
         self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
-        self.recorder = Recorder(self.attempt, FACTS, OPENED, Telemetry(), RedisClock())
+        self.recorder = Recorder(
+            self.attempt, FACTS, OPENED, Telemetry(), RedisClock(), recorded=recorded
+        )
 
     async def start(
         self, content_type: str = "text/event-stream; charset=utf-8", status: int = 200
@@ -168,3 +171,11 @@ async def test_an_expired_request_keeps_its_entries_and_holds_no_transcript(s: S
     terminal = s.written()
     assert (terminal.state, terminal.reason, transcript(terminal)) == ("expired", "deadline", None)
     assert terminal.body == b"id: 1\ndata: a\n\n"
+
+
+async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -> None:
+    head = Head(200, [("content-type", "text/event-stream")])
+    s = Scene(Recorded(body=b"id: 1\ndata: a\n\n", events=1, head=head))
+    await s.start()
+    await s.body(b"data: a\n\ndata: b\n\n")
+    assert s.written().body == b"id: 2\ndata: b\n\n"
