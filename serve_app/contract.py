@@ -159,7 +159,8 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>|<running long>`.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>`. What has become empty were
+    tokens of the KV cache, which older versions divide.
     """
 
     name: str
@@ -177,7 +178,8 @@ class IngressLease(NamedTuple):
         """The member of the sorted set."""
         words = [self.name, self.cluster, str(int(self.complete))]
         if self.waiting is not None:
-            words += [str(self.running), str(self.waiting), str(self.running_long)]
+            words += [str(self.running), str(self.waiting)]
+            words += ["", str(self.running_long)] if self.running_long else []
         return "|".join(words)
 
     @classmethod
@@ -186,32 +188,26 @@ class IngressLease(NamedTuple):
         name, cluster, complete, *use = [*member.decode().split("|"), "", ""]
         if len(use) < 4:
             return cls(name, cluster, complete == "1")
-        long = int(use[2]) if use[2].isdigit() else 0  # or of another version
+        long = int(use[3]) if use[3].isdigit() else 0  # or of another version
         return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), long)
 
 
 class WorkerLease(NamedTuple):
-    """The lease of a worker, a member of `{ns}:workers`: `<name>|<slots>|<long slots>`
-    (`workers/window.py`).
-    """
+    """The lease of a worker, a member of `{ns}:workers`: `<name>|<capacity>`."""
 
     name: str
-    slots: int
-    """How many sequences its engine may run now."""
-    long_slots: int
-    """How many of these may be of requests that have no right to a spare slot."""
+    capacity: int
+    """How many sequences its engine may run now (`workers/window.py`)."""
 
     def encode(self) -> str:
         """The member of the sorted set."""
-        return f"{self.name}|{self.slots}|{self.long_slots}"
+        return f"{self.name}|{self.capacity}"
 
     @classmethod
     def decode(cls, member: bytes) -> WorkerLease:
-        """Parse a member; raises ValueError if it has no slots or is not text. Of a worker of
-        another version, all slots are for all requests.
-        """
-        name, slots, *long = member.decode().split("|")
-        return cls(name, int(slots), int(long[0]) if long else int(slots))
+        """Parse a member; raises ValueError if it has no capacity or is not text."""
+        name, _, capacity = member.decode().rpartition("|")
+        return cls(name, int(capacity))
 
 
 class EngineReport(NamedTuple):
@@ -230,7 +226,7 @@ class EngineReport(NamedTuple):
     running: int = 0
     """Sequences in its batch."""
     waiting: int = 0
-    """Sequences that it has taken and not begun, or begun and preempted."""
+    """Sequences that it has taken and that want a place in its batch, also preempted ones."""
     preemptions: int = 0
     """How often it had to forget what a sequence had computed, since it was started."""
 

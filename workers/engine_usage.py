@@ -49,6 +49,7 @@ class EngineUsage:
             longest,
             round(used_share * kv_tokens),
             sum(one.num_running_reqs for one in ranks),
-            sum(one.num_waiting_reqs + one.num_skipped_waiting_reqs for one in ranks),
+            # Not those that wait for a grammar: no window would let them begin.
+            sum(one.num_waiting_reqs for one in ranks),
             self._preemptions,
         )

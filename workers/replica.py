@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from serve_app.cluster.leases import Membership
-from serve_app.contract import Answer, EngineReport, WorkerLease
+from serve_app.contract import Answer, EngineReport
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from workers.engine import Engine
@@ -53,14 +53,17 @@ class WorkerReplica:
 
     async def join(self) -> None:
         """Take a lease, so that dispatchers count this replica's capacity, and watch the engine."""
-        await self._membership.join_as_worker(self._lease, lambda: self._engine.report(self._name))
+        await self._membership.join_as_worker(
+            self._name, self._capacity, lambda: self._engine.report(self._name)
+        )
         self._watching = self._loops.keep("engine-health", self._health.watch)
 
-    def _lease(self, report: EngineReport | None) -> WorkerLease:
+    def _capacity(self, report: EngineReport | None) -> int:
+        """How many sequences the engine may run, now that it has reported."""
         if report is not None:
             self._window.reported(report)
         self._telemetry.engine_slots(self._window.slots)
-        return WorkerLease(self._name, self._window.slots, self._window.long_slots)
+        return self._window.slots
 
     async def leave(self) -> None:
         """Delete the lease: dispatchers hand on what this replica works on."""

@@ -5,8 +5,7 @@ classes count no more, or is preempted and computed again. So the window follows
 says of itself twice a second: it grows by a thirty-second while all of it is used and the cache is
 not, and shrinks by a quarter, from what runs, after a preemption or while sequences wait in it.
 
-Beside the window there are spare slots, an eighth of `max_num_seqs`, for urgent or predictedly
-short requests (`serve_app/policy/order.py`).
+Beside the window there are spare slots (`serve_app/policy/capacity.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from __future__ import annotations
 import math
 
 from serve_app.contract import EngineReport
+from serve_app.policy.capacity import spare_slots
 
-_SPARE = 1 / 8
-"""Of `max_num_seqs`, rounded down."""
 _FULL = 0.85
 """The share of its cache at which the window grows no more. What is free beyond it is needed until
 the next reading.
@@ -40,17 +38,16 @@ class Window:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._spare = math.floor(_SPARE * most)
+        self._spare = spare_slots(most)
         self._preemptions = 0
         self._waited = False
         self._calm = 0
-        self.long_slots = most - self._spare
-        """The window: how many sequences may be of requests without a right to a spare slot."""
+        self.size = most - self._spare
 
     @property
     def slots(self) -> int:
         """How many sequences may run in all."""
-        return self.long_slots + self._spare
+        return self.size + self._spare
 
     def reported(self, engine: EngineReport) -> None:
         """Twice a second: what the engine says."""
@@ -62,13 +59,13 @@ class Window:
         self._calm -= 1
         if preempted or (waited and self._waited):
             if self._calm <= 0:
-                used = min(self.long_slots, engine.running)
-                self.long_slots = max(1, math.floor(_LESS * used))
+                used = min(self.size, engine.running)
+                self.size = max(1, math.floor(_LESS * used))
                 self._calm = _CALM_READINGS
         elif (
             self._calm <= 0
-            and engine.running >= _IN_USE * self.long_slots
+            and engine.running >= _IN_USE * self.size
             and engine.used_tokens < _FULL * engine.kv_tokens
         ):
-            more = math.ceil(_MORE * self.long_slots)
-            self.long_slots = min(self._most - self._spare, self.long_slots + more)
+            more = math.ceil(_MORE * self.size)
+            self.size = min(self._most - self._spare, self.size + more)

@@ -10,6 +10,7 @@ from serve_app.contract import Written
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.waits import Waits, WhyItWaits
 from serve_app.loops import backoff
+from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.placement import Placement
 from serve_app.request_queue.entry import QueueEntry
 
@@ -42,7 +43,10 @@ class VirtualIngress:
         # The queue, the abandoned claims and the attempts are those of this file.
         queue: Any = service.queue
         this: Any = self
-        self.dispatcher = Dispatcher(queue, this, this, self.replicas, name, _CLUSTER, clock)
+        rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
+        self.dispatcher = Dispatcher(
+            queue, this, this, self.replicas, name, _CLUSTER, clock, rules=rules
+        )
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)
 

@@ -24,7 +24,6 @@ class ArrivalOrder:
     def __init__(self) -> None:
         self.capacity = 0
         self.running: dict[Running[QueueEntry], None] = {}
-        self.sequences = self.long_sequences = 0
         self._waiting: list[QueueEntry] = []
 
     def __len__(self) -> int:
@@ -61,11 +60,10 @@ class ArrivalOrder:
     def ended(self, running: Running[QueueEntry], *_: object) -> None:
         """A request no longer runs."""
         del self.running[running]
-        self.sequences -= 1
 
     def _run(self, entry: QueueEntry, now_ms: int | None) -> Running[QueueEntry]:
         running = Running(entry, Prediction(0.0, 0.0))
-        self.sequences += 1
+        running.sequences = 1
         running.started_ms = now_ms
         self.running[running] = None
         return running

@@ -217,7 +217,7 @@ class VirtualService:
         window = self._windows[report.name]
         if self.policy != "fcfs":
             window.reported(report)
-        return WorkerLease(report.name, window.slots, window.long_slots)
+        return WorkerLease(report.name, window.slots)
 
     async def _keep_reading(self) -> None:
         """Ingresses read the leases twice a second, and look at deadlines then."""

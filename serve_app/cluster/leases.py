@@ -70,14 +70,17 @@ class Membership:
 
     async def join_as_worker(
         self,
-        lease: Callable[[EngineReport | None], WorkerLease],
+        replica: str,
+        capacity: Callable[[EngineReport | None], int],
         report: Callable[[], EngineReport | None] = lambda: None,
     ) -> None:
-        """Acquire and keep the lease of a worker; `report`, and then `lease` with what it has
-        returned, are called at every renewal.
+        """Acquire and keep the lease of a worker; `report`, and then `capacity` with what it
+        has returned, are called at every renewal.
         """
         self._report = report
-        await self._join(self._workers, lambda engine: lease(engine).encode())
+        await self._join(
+            self._workers, lambda engine: WorkerLease(replica, capacity(engine)).encode()
+        )
 
     async def _join(self, key: str, member: Callable[[EngineReport | None], str]) -> None:
         self._key, self._member = key, member

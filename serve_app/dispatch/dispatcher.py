@@ -22,7 +22,7 @@ from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.policy.capacity import Claim, allowance, hardly_any_elsewhere, in_long
+from serve_app.policy.capacity import Claim, allowance, hardly_any_elsewhere, in_long, long_slots
 from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
 from serve_app.policy.waiting import Running
 from serve_app.request_queue.abandoned import AbandonedClaims
@@ -58,6 +58,7 @@ class Dispatcher:
         self._loops = loops or Loops()
         self._telemetry = telemetry
         self._superseded = False
+        self._engine_slots = rules.engine_slots
         self._stopping = False
         self._attending: set[asyncio.Task[Written | None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
@@ -77,10 +78,16 @@ class Dispatcher:
         """What other ingresses need to know to divide the engines' capacity: requests that use no
         engine take no room from them.
         """
-        order = self._scheduler
-        running = max(0, order.sequences - self._attempts.waits.without_engine())
-        long = min(running, order.long_sequences)
-        return IngressLease(self._name, self._cluster, complete, running, len(order), long)
+        idle = self._attempts.waits.without_engine()
+        using = [one for one in self._scheduler.running if one.entry.key not in idle]
+        return IngressLease(
+            self._name,
+            self._cluster,
+            complete,
+            sum(one.sequences for one in using),
+            len(self._scheduler),
+            sum(one.sequences for one in using if one.long),
+        )
 
     async def start(self) -> None:
         """Start claiming."""
@@ -107,7 +114,7 @@ class Dispatcher:
         self._replicas.forgive(self._clock.local.monotonic_s())
         self._replicas.leased(members.living if members.trusted else None)
         workers = self._replicas.mine(members.workers)
-        capacity = sum(one.slots for one in workers)
+        capacity = sum(one.capacity for one in workers)
         superseded = members.superseded(self._cluster)
         if superseded != self._superseded:
             log.info(
@@ -118,9 +125,8 @@ class Dispatcher:
         others = members.others(self._name, self._cluster)
         order, waiting = self._scheduler, len(self._scheduler) > 0
         order.capacity = allowance(capacity, others, waiting)
-        long_slots = sum(one.long_slots for one in workers)
-        order.long_capacity = allowance(long_slots, map(in_long, others), waiting)
-        order.engine_slots = max((one.slots for one in workers), default=1)
+        for_all = sum(long_slots(one.capacity, self._engine_slots) for one in workers)
+        order.long_capacity = allowance(for_all, map(in_long, others), waiting)
         order.ahead = hardly_any_elsewhere(capacity, others, order.capacity)
         order.claiming = not superseded
         if self._telemetry is not None:

@@ -61,9 +61,9 @@ class WhyItWaits:
         """Nobody attends to this queue entry any longer."""
         self._waiting.pop(key, None)
 
-    def without_engine(self) -> int:
-        """How many requests have been started that use no engine now."""
-        return sum(waiting.what in WITHOUT_ENGINE for waiting in self._waiting.values())
+    def without_engine(self) -> frozenset[tuple[str, str]]:
+        """The queue entries of the requests that have been started and use no engine now."""
+        return frozenset(key for key, one in self._waiting.items() if one.what in WITHOUT_ENGINE)
 
     def longer_than(self, seconds: float, now_s: float) -> list[Waiting]:
         """Requests that have waited this long for something that should be quicker."""

@@ -65,7 +65,6 @@ class Attempt:
         self.history: list[Entry] = []
         self.unaccepted: deque[Entry] = deque()
         self.announced = ""
-        """Whether another attempt can continue this one; to be set before its first output."""
         self._mark = mark
         self._seq = 0
         self._outputs: list[Any] = []

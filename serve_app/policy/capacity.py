@@ -1,8 +1,8 @@
 """How many sequences may run at the same time, the share of one ingress, and what to claim from the
 queue. Pure.
 
-Each worker says how many sequences its engine may run, and how many of them may be of requests that
-have no right to a spare slot (`workers/window.py`).
+Each worker says how many sequences its engine may run (`workers/window.py`). Some of its slots are
+spare: only urgent or predictedly short requests may take them (`serve_app/policy/order.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from serve_app.contract import IngressLease
 
 _HARDLY_ANY = 1 / 8
 """Of the engines' capacity; more than is free between the end of one request and the next claim."""
+_SPARE = 1 / 8
+"""Of the most sequences that an engine runs, rounded down."""
 _AT_ONCE = 256
 """Entries of each class in one claim: reading a thousand takes some 20 ms of the event loop, in
 which no stream goes on.
@@ -67,6 +69,19 @@ def hardly_any_elsewhere(capacity: int, others: Iterable[IngressLease], mine: in
     """
     free = capacity - mine - _used(capacity, list(others))
     return free <= _HARDLY_ANY * capacity
+
+
+def spare_slots(most: int) -> int:
+    """How many slots of an engine that runs at most so many sequences are spare."""
+    return math.floor(_SPARE * most)
+
+
+def long_slots(capacity: int, most: int) -> int:
+    """How many of a worker's slots are for all requests. One with other settings may have fewer
+    slots than would be spare here, and then has none to spare.
+    """
+    spare = spare_slots(most)
+    return capacity - spare if capacity > spare else capacity
 
 
 def in_long(use: IngressLease) -> IngressLease:

@@ -53,6 +53,8 @@ class Rules(NamedTuple):
     claim_ahead: float = 4.0
     """Requests of each class that are claimed and wait, in multiples of the capacity."""
     short_first_ms_per_token: float = 2.0
+    engine_slots: int = 128
+    """The most sequences that one engine runs, and so the most slots of one request."""
 
 
 DEFAULT_RULES = Rules()
@@ -72,8 +74,6 @@ class Scheduler(Generic[C]):
         """Sequences that may run at the same time; 0 if there is no engine."""
         self.long_capacity: float = math.inf
         """How many of them may be of requests that have no right to a spare slot."""
-        self.engine_slots = 1
-        """The most that one request can use."""
         self.claiming = True
         """Whether anything may be claimed. A newer Ray cluster takes new requests otherwise."""
         self.ahead = True
@@ -242,9 +242,10 @@ class Scheduler(Generic[C]):
         running = Running(entry, self.lengths.predict(entry))
         running.started_ms = now_ms
         if uses_engine:
-            running.sequences = min(entry.sequences, self.engine_slots)
+            running.sequences = min(entry.sequences, self._rules.engine_slots)
             short = self._is_short(entry)
-            running.tries = short is None and self.long_sequences >= self.long_capacity
+            full = self.long_sequences >= self.long_capacity
+            running.tries = short is None and full and _alike(entry) not in self._tried
             running.long = not (short or running.tries)
             running.cost = self._rules.tenants.cost(entry.prompt_tokens, running.predicted.mean)
         self.running[running] = None

@@ -18,6 +18,8 @@ _MEDIA_TOKENS = 1_000
 _MEDIA_BYTES = 16 << 10
 """A shorter text there is an address or a name."""
 _WRITING = ("chat/completions ", "completions ", "responses ")
+_PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
+"""Where the requests of a path may have several prompts."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -54,13 +56,9 @@ def work_of(path: str, body: bytes, request: Mapping[str, Any]) -> Work:
 
 def sequences(path: str, request: Mapping[str, Any]) -> int:
     """How many answers an engine writes at a time, or how many texts it embeds."""
-    prompts = 1
-    if path == "/v1/completions":
-        prompts = prompts_in(request.get("prompt"))
-    elif path == "/v1/embeddings":
-        prompts = prompts_in(request.get("input", request.get("messages")))
-    counts = [request.get(name) for name in ("n", "best_of")]
-    return prompts * max(1, *(one for one in counts if isinstance(one, int)), 1)
+    counts = (request.get(name) for name in ("n", "best_of"))
+    each = max([1, *(one for one in counts if isinstance(one, int))])
+    return each * prompts_in(request.get(_PROMPTS.get(path, "")))
 
 
 def prompts_in(value: Any) -> int:

@@ -135,7 +135,7 @@ class IngressProcess:
             self._cluster,
             base.clock,
             base.loops,
-            order_rules(self.settings.order),
+            order_rules(self.settings),
             OrderTelemetry(base.telemetry.registry),
         )
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from serve_app.policy.classes import ClassRules
 from serve_app.policy.order import Rules
 from serve_app.policy.tenants import TenantRules
-from serve_app.settings.order import OrderSettings
+from serve_app.settings import Settings
 
 
-def order_rules(settings: OrderSettings) -> Rules:
+def order_rules(settings: Settings) -> Rules:
     """The rules of one ingress's scheduler."""
+    order = settings.order
     return Rules(
         ClassRules(
-            settings.interactive_share,
-            settings.ageing_s,
-            settings.aged_share,
-            settings.interactive_credit,
+            order.interactive_share, order.ageing_s, order.aged_share, order.interactive_credit
         ),
-        TenantRules(settings.tenant_weights, settings.prompt_weight, settings.output_weight),
-        settings.claim_ahead,
-        settings.short_first_ms_per_token,
+        TenantRules(order.tenant_weights, order.prompt_weight, order.output_weight),
+        order.claim_ahead,
+        order.short_first_ms_per_token,
+        settings.workers.max_running_requests,
     )

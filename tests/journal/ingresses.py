@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from serve_app.cluster.leases import Membership
-from serve_app.contract import Answer, Outcome, WorkerLease, Written
+from serve_app.contract import Answer, Outcome, Written
 from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.ingress import IngressProcess
@@ -66,7 +66,7 @@ async def ingresses(
     worker = WritingWorker(await w.writer())
     redis = connect_redis(w.settings.redis)
     membership = Membership(redis, w.settings.namespace)
-    await membership.join_as_worker(lambda _: WorkerLease(REPLICA, capacity, capacity))
+    await membership.join_as_worker(REPLICA, lambda _: capacity)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         stack.push_async_callback(membership.leave)

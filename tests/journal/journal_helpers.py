@@ -155,19 +155,23 @@ class World:
         request_class: str = "standard",
         timeout_s: float = 60.0,
         tenant: str = "t",
+        sequences: int = 1,
     ) -> str:
         """Accept a request."""
         now_ms = int(time.time() * 1000)
         deadline_ms = now_ms + int(timeout_s * 1000)
         channel = self.channel if wake is None else wake
         facts = RequestFacts(request_class, tenant, "s", "m", True, now_ms, deadline_ms, channel)
-        return await self.accept(request_id, facts)
+        return await self.accept(request_id, facts, sequences=sequences)
 
-    async def accept(self, request_id: str, facts: RequestFacts, body: bytes = b"{}") -> str:
+    async def accept(
+        self, request_id: str, facts: RequestFacts, body: bytes = b"{}", sequences: int = 1
+    ) -> str:
         """Accept a request with all its facts given."""
+        work = Work(7, kind="chat/completions s1", sequences=sequences)
         commands = [
             *self.store.first_entry(request_id, LINE, body, facts),
-            self.queue().enqueueing(request_id, facts, Work(7, kind="chat/completions s1")),
+            self.queue().enqueueing(request_id, facts, work),
         ]
         await accept(self.link, commands)
         return request_id

@@ -20,7 +20,8 @@ async def test_ingresses_read_with_the_leases_what_each_engine_reports(
         seen: list[Members] = []
         worker = Membership(w.redis, namespace)
         await worker.join_as_worker(
-            lambda _: WorkerLease("worker-1", 8, 7),
+            "worker-1",
+            lambda _: 8,
             lambda: EngineReport("worker-1", 4096, 512, next(used), 2, 1, 3),
         )
         ingress = Membership(w.redis, namespace, seen.append)
@@ -40,7 +41,7 @@ async def test_a_worker_of_an_older_version_reports_nothing_and_a_malformed_repo
 ) -> None:
     async with world(redis_url, namespace) as w:
         later_ms = 2**40 * 1000
-        older = {"worker-0|4": later_ms}
+        older = {WorkerLease("worker-0", 4).encode(): later_ms}
         await w.operator.zadd(workers_key(namespace), older)
         reports = {"worker-1|x": later_ms, "worker-2|96|32|0|0|0|0|of a later version": later_ms}
         await w.operator.zadd(engines_key(namespace), reports)
@@ -48,5 +49,5 @@ async def test_a_worker_of_an_older_version_reports_nothing_and_a_malformed_repo
         ingress = Membership(w.redis, namespace, seen.append)
         await ingress.join_as_ingress(lambda: IngressLease("ingress-1"))
         await ingress.leave()
-        assert seen[0].workers == (WorkerLease("worker-0", 4, 4),)
+        assert seen[0].workers == (WorkerLease("worker-0", 4),)
         assert seen[0].engines == (EngineReport("worker-2", 96, 32),)

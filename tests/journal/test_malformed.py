@@ -158,7 +158,7 @@ async def test_an_unreadable_member_hides_no_others(redis_url: str, namespace: s
         await redis.zadd(ingresses_key(namespace), {b"\xff\xfe": later, b"": later})
         looked = ingress.membership._trust._looked_s
         await eventually(lambda: ingress.membership._trust._looked_s > looked)
-        assert WorkerLease(REPLICA, 8, 8) in ingress.membership.members.workers
+        assert WorkerLease(REPLICA, 8) in ingress.membership.members.workers
         assert "ingress-1" in ingress.membership.members.names
         await redis.aclose()
 

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.leases import Membership
-from serve_app.contract import IngressLease, Reason, State, WorkerLease, WorkerLost
+from serve_app.contract import IngressLease, Reason, State, WorkerLost
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, ingresses
@@ -125,12 +125,13 @@ async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
 
         worker.opens = opens
         worker.busy = {"first": asyncio.Event()}
-        await w.admit("first")
+        await w.admit("first", sequences=3)
         await eventually(lambda: worker.calls)
-        assert ingress.dispatcher.lease(complete=True).running == 1
+        lease = ingress.dispatcher.lease(complete=True)
+        assert (lease.running, lease.running_long) == (3, 3)
         worker.busy["first"].set()
         await eventually(lambda: ingress.dispatcher.in_flight == 0)
-        await w.admit("refused")
+        await w.admit("refused", sequences=3)
         await eventually(lambda: len(worker.calls) == 2)
         async with ingress_of(w, "ingress-2", worker):
             await eventually(lambda: not ingress.dispatcher.lease(complete=True).running)
@@ -204,7 +205,7 @@ async def test_requests_taken_over_while_held_back_run_once(
             worker.busy |= {"s": asyncio.Event(), "b": asyncio.Event()}
         await paused.membership.leave()  # as if it could not renew its lease
         spare = Membership(w.redis, namespace)
-        await spare.join_as_worker(lambda _: WorkerLease("replica-2", 8, 8))
+        await spare.join_as_worker("replica-2", lambda _: 8)
         seen = (REPLICA, "replica-2")
         async with ingress_of(w, "ingress-2", worker, seen) as other:
             await eventually(lambda: {("s", 1), ("b", 1)} <= {*worker.calls})

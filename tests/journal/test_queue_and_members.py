@@ -159,11 +159,11 @@ async def test_members_see_each_other_and_a_leaver_at_once(redis_url: str, names
             Membership(w.redis, namespace),
             Membership(w.redis, namespace, looks.append),
         )
-        await worker.join_as_worker(lambda _: WorkerLease("replica", 16, 14))
+        await worker.join_as_worker("replica|with-a-bar", lambda _: 16)
         await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
         assert ingress.reachable
         lease = IngressLease("ingress-1", "session-1", False)
-        assert looks[-1] == Members((lease,), (WorkerLease("replica", 16, 14),))
+        assert looks[-1] == Members((lease,), (WorkerLease("replica|with-a-bar", 16),))
         await worker.leave()
         await ingress._renew()
         assert looks[-1].workers == ()

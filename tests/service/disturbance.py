@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -208,10 +207,3 @@ def whole_again(service: Running, workers: int, within_s: float = 480) -> None:
 
     until("every replica is back", look, within_s)
     service.__dict__.pop("ingress_urls", None)  # an ingress that was replaced listens elsewhere
-
-
-def seconds_until(condition: Callable[[], bool], within_s: float) -> float:
-    """How long it took until a condition held."""
-    began_s = time.monotonic()
-    until("it holds", condition, within_s)
-    return time.monotonic() - began_s

@@ -97,12 +97,16 @@ def test_an_answer_of_another_version_is_understood() -> None:
         (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0"),
         (
             IngressLease("SERVE_1", "session_2026", running=3, waiting=7),
-            "SERVE_1|session_2026|0|3|7|0",
+            "SERVE_1|session_2026|0|3|7",
         ),
-        (WorkerLease("replica", 16, 14), "replica|16|14"),
+        (
+            IngressLease("SERVE_1", "session_2026", running=3, waiting=7, running_long=2),
+            "SERVE_1|session_2026|0|3|7||2",
+        ),
+        (WorkerLease("replica|with-a-bar", 16), "replica|with-a-bar|16"),
     ],
 )
-def test_a_lease_is_stored_as_a_text(lease: IngressLease | WorkerLease, member: str) -> None:
+def test_a_lease_is_stored_as_it_always_was(lease: IngressLease | WorkerLease, member: str) -> None:
     assert lease.encode() == member
     assert type(lease).decode(member.encode()) == lease
 
@@ -111,7 +115,8 @@ def test_the_lease_of_an_older_ingress_has_a_name_alone() -> None:
     assert IngressLease.decode(b"SERVE_1") == IngressLease("SERVE_1", "", complete=False)
     assert IngressLease.decode(b"SERVE_1|session|1") == IngressLease("SERVE_1", "session", True)
     assert IngressLease.decode(b"SERVE_1|session|1|2|3|more").waiting == 3
-    assert WorkerLease.decode(b"replica|16") == WorkerLease("replica", 16, 16)
+    with_tokens = IngressLease.decode(b"SERVE_1|session|1|2|3|50000")
+    assert (with_tokens.waiting, with_tokens.running_long) == (3, 0)
 
 
 @pytest.mark.parametrize("member", [b"", b"name", b"name|", b"name|many", b"\xff|1"])

@@ -18,3 +18,18 @@ def test_an_engine_that_keeps_no_kv_says_so(blocks: int | None, kv_tokens: int) 
     )
     report = EngineUsage().report("e", config, idle=True)
     assert (report.kv_tokens, report.max_model_len) == (kv_tokens, 512)
+
+
+def test_what_waits_for_a_grammar_does_not_wait_for_a_place() -> None:
+    """vLLM counts it apart. A client's slow schemas must not take places from others."""
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=16),
+        model_config=SimpleNamespace(max_model_len=512),
+    )
+    stats = SimpleNamespace(
+        kv_cache_usage=0.5, num_running_reqs=3, num_waiting_reqs=1, num_skipped_waiting_reqs=9
+    )
+    usage = EngineUsage()
+    usage.stepped(0, stats, None)
+    report = usage.report("e", config, idle=False)
+    assert (report.running, report.waiting, report.used_tokens) == (3, 1, 512)

@@ -194,9 +194,20 @@ def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> No
     assert next_one.tenant == "short", "what is alike is long"
 
 
-def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
+def test_of_what_was_taken_over_none_tries_beside_another() -> None:
     its = scheduler(8)
-    its.engine_slots = 8
+    its.long_capacity = 1
+    first, second, third = its.adopt([Entry(kind="chat"), Entry(kind="chat"), Entry(kind="chat")])
+    assert [one.long for one in (first, second, third)] == [True, False, True]
+    assert second.tries
+    its.ended(third)
+    its.add(Entry(kind="chat"))
+    assert its.next(0) is None, "one of the kind still tries"
+
+
+def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
+    its: Scheduler[Entry] = Scheduler(DEFAULT_RULES._replace(engine_slots=8))
+    its.capacity = 8
     for number, sequences in enumerate((3, 100, 1)):
         its.add(Entry("standard", number, sequences=sequences))
     first, second = started(its)

@@ -90,7 +90,7 @@ def test_if_calls_failed_everywhere_no_replica_is_avoided() -> None:
 
 def test_only_the_engines_that_serve_here_count_as_room() -> None:
     replicas, _ = watched()
-    mine, other = [WorkerLease("a", 16, 14), WorkerLease("b", 8, 7)], WorkerLease("other", 64, 56)
+    mine, other = [WorkerLease("a", 16), WorkerLease("b", 8)], WorkerLease("other", 64)
     assert replicas.mine([*mine, other]) == mine
     assert Replicas().mine([other]) == []
 

@@ -244,3 +244,21 @@ def test_the_estimate_for_a_large_request_costs_little() -> None:
     for written in (Searched(body), Searched(body.replace(b"data:", b"d\\u0061ta:"))):
         work_of(CHAT, written, asked)
         assert 0.9 * len(written) < written.searched < 1.1 * len(written)
+
+
+@each(
+    "path, request, sequences",
+    [
+        (CHAT, {"messages": [1, 2, 3]}, 1),
+        (CHAT, {"messages": [], "n": 4}, 4),
+        (CHAT, {"messages": [], "n": -4}, 1),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "best_of": 3}, 6),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 1),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}, 3),
+        ("/v1/embeddings", {"messages": [{}, {}, {}]}, 1),
+    ],
+)
+def test_a_request_has_a_sequence_for_each_answer_and_each_text(
+    path: str, request: dict[str, Any], sequences: int
+) -> None:
+    assert work_of(path, b"x", request).sequences == sequences

@@ -28,19 +28,19 @@ def report(used: float, running: int, waiting: int = 0, preemptions: int = 0) ->
 
 def test_a_window_shrinks_once_by_what_runs_and_grows_again_while_it_is_used() -> None:
     its = Window(MOST)
-    assert (its.slots, its.long_slots) == (128, 112)
+    assert (its.slots, its.size) == (128, 112)
     its.reported(report(1.0, 60, 20, preemptions=1))
-    assert its.long_slots == 45
+    assert its.size == 45
     its.reported(report(1.0, 60, 20, preemptions=2))
-    assert its.long_slots == 45, "what was started before still runs"
+    assert its.size == 45, "what was started before still runs"
     for _ in range(20):
         its.reported(report(0.5, 45, preemptions=2))
-    assert its.long_slots > 45
-    grown = its.long_slots
+    assert its.size > 45
+    grown = its.size
     its.reported(report(0.5, 10, preemptions=2))
-    assert its.long_slots == grown, "it is not used"
+    assert its.size == grown, "it is not used"
     its.reported(report(0.9, 128, preemptions=2))
-    assert its.long_slots == grown, "the cache is"
+    assert its.size == grown, "the cache is"
     for _ in range(100):
         its.reported(report(0.5, 128, preemptions=2))
     assert its.slots == MOST
@@ -53,7 +53,7 @@ def test_sequences_that_wait_in_the_engine_shrink_it_if_they_wait_for_two_readin
     assert its.slots == MOST
     for _ in range(2):
         its.reported(report(0.5, 100, 50))
-    assert its.long_slots == 75
+    assert its.size == 75
 
 
 def test_an_engine_that_is_started_again_or_keeps_no_kv_has_its_slots() -> None:
@@ -62,7 +62,7 @@ def test_an_engine_that_is_started_again_or_keeps_no_kv_has_its_slots() -> None:
     its.reported(EngineReport("encoder", 0, 512, 0, 200, 300, 0))
     assert its.slots == MOST
     alone = Window(1)
-    assert (alone.slots, alone.long_slots) == (1, 1)
+    assert (alone.slots, alone.size) == (1, 1)
     alone.reported(report(1.0, 1, 9, preemptions=1))
     assert alone.slots == 1
 
