@@ -81,7 +81,7 @@ class WorkerSettings(Section):
         128,
         ge=1,
         le=65_536,
-        description="Sequences that one engine runs at a time, at most; the others wait in the queue",
+        description="Sequences that one engine runs at a time, at most; others wait in the queue",
     )
     health_check_period_s: float = Field(
         5.0, gt=0, description="How often Ray Serve checks a worker's health"
