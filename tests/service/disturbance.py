@@ -8,7 +8,8 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -157,13 +158,22 @@ class Victims:
             )
 
     async def busiest(self, told: list[Told]) -> int:
-        """The process of the replica with most of the requests that have not ended. All of them
-        stand still while it looks, so that no request ends meanwhile.
-        """
+        """The process of the replica with most of the requests that have not ended."""
+        with self._standing_still():
+            return await asyncio.to_thread(self._busiest, told)
+
+    async def kill_busiest(self, told: list[Told]) -> None:
+        """Kill it before it can end any of the requests."""
+        with self._standing_still():
+            self._parts.kill(await asyncio.to_thread(self._busiest, told))
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """No request ends meanwhile."""
         for pid in self._pids.values():
             self._parts.send(pid, signal.SIGSTOP)
         try:
-            return await asyncio.to_thread(self._busiest, told)
+            yield
         finally:
             for pid in self._pids.values():
                 self._parts.send(pid, signal.SIGCONT)

@@ -32,8 +32,8 @@ def test_a_stream_outlives(service: Running, kind: str) -> None:
     whole_again(service, 2)
     victims = Victims(service, kind)
 
-    async def strike(parts: Parts, told: list[Told]) -> None:
-        parts.kill(await victims.busiest(told))
+    async def strike(_: Parts, told: list[Told]) -> None:
+        await victims.kill_busiest(told)
 
     told = under(service, strike, real_text(service), TOKENS, count=4, at_once=True)
     assert max(attempts(told)) >= 2, "none was with the one that died"
