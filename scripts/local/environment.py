@@ -1,23 +1,19 @@
 """The virtual environment `.venv`, created from pinned lock files. Standard library only.
 
-If `uv` is on PATH, it installs the packages, because it is several times faster. Otherwise, or if
-uv fails, pip does; pip also honours the proxies and package indexes in PIP_* and pip.conf.
+uv installs the packages, because it is several times faster than pip; where it cannot, pip does.
+Both look where pip is configured to, by PIP_* and pip.conf.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -26,6 +22,15 @@ LOCKS = ROOT / "scripts" / "locks"
 PROJECT = ROOT / "pyproject.toml"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VENV_FIX = "Debian and Ubuntu keep a part of Python's venv apart: apt install python3.11-venv"
+_PIP = ("-I", "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input")
+_UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+}
+"""pip's options, and how uv is told the same. Not pip's further indexes: uv takes the first index
+that has a package, pip the one whose file has the pinned hash.
+"""
 _NO_NETWORK = (
     "Failed to establish a new connection",
     "name resolution",
@@ -74,33 +79,30 @@ def make_ready(locks: Sequence[Path]) -> None:
 
 
 def mend_venv() -> None:
-    """Create `.venv`, or repair what an interrupted installation has left.
-
-    After an interruption of uv, `.venv` is created again, mostly from uv's cache: uv considers a
-    package installed if its folder exists, even if half of its files are missing.
+    """Create `.venv`, also after an interruption: uv considers a package installed if its folder
+    exists, even if half of its files are missing. What was downloaded comes from uv's cache.
     """
-    if not _has_pip() or (shutil.which("uv") and _unfinished().exists()):
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
-        )
-        if made.returncode:
-            raise SystemExit(f"{made.stdout}{made.stderr}\npython -m venv failed; {VENV_FIX}")
-    for folder in VENV.glob("lib/python*/site-packages/*.dist-info"):
-        # pip writes RECORD last, but considers a package without it installed.
-        if not (folder / "RECORD").exists():
-            shutil.rmtree(folder)
+    if _has_pip() and not _unfinished().exists():
+        return
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
+    )
+    if made.returncode:
+        raise SystemExit(f"{made.stdout}{made.stderr}\npython -m venv failed; {VENV_FIX}")
 
 
 def _install(locks: Sequence[Path]) -> None:
     mend_venv()
     _unfinished().touch()
+    uv = _find_uv()
     for lock in locks:
         if _stamps().get(lock.name) == _digest(lock):
             continue
-        print(f"  installing {lock.relative_to(ROOT)} ({_count(lock)} packages)", flush=True)
-        _install_torch(lock)
-        _get("-r", str(lock), of=_count(lock))
-    _get("--no-build-isolation", "--editable", str(ROOT))
+        count = len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
+        print(f"  installing {lock.relative_to(ROOT)} ({count} packages)", flush=True)
+        _install_torch(uv, lock)
+        _get(uv, "-r", str(lock))
+    _get(uv, "--no-build-isolation", "--editable", str(ROOT))
     stamps = {**_stamps(), **{file.name: _digest(file) for file in (*locks, PROJECT)}}
     new = _stamp_file().with_suffix(".new")
     new.write_text("".join(f"{name} {digest}\n" for name, digest in stamps.items()))
@@ -108,79 +110,70 @@ def _install(locks: Sequence[Path]) -> None:
     _unfinished().unlink()
 
 
-def _install_torch(lock: Path) -> None:
-    """Install PyTorch's CPU build from its own index. Only torch uses that index: if it is
-    unreachable, pip would try it again for each of the other packages.
+def _install_torch(uv: str | None, lock: Path) -> None:
+    """Install PyTorch's CPU build from where pip is configured to look, otherwise from its own
+    index. Only torch uses that index: if it is unreachable, pip would try it again for each of the
+    other packages.
     """
     torch = re.search(r"^torch==\S+\+cpu.*(\n    --hash=.*)*", lock.read_text(), re.MULTILINE)
     if torch is None:
         return
     alone = VENV / "torch.lock"
     alone.write_text(f"{torch[0]}\n")
-    _get("--extra-index-url", TORCH_CPU_INDEX, "-r", str(alone), pip_only=("--retries", "0"))
+    index = ("--extra-index-url", TORCH_CPU_INDEX)
+    if uv and (_uv(uv, "-r", str(alone)) or _uv(uv, *index, "-r", str(alone))):
+        return
+    _pip("--retries", "0", *index, "-r", str(alone))
 
 
-def _get(*arguments: str, of: int = 1, pip_only: Sequence[str] = ()) -> None:
-    """Install packages; `of` is how many there are."""
-    if not _uv(*arguments):
-        _pip("install", *pip_only, *arguments, of=of)
+def _find_uv() -> str | None:
+    """uv from PATH, otherwise the pinned one, which pip installs into `.venv`."""
+    if found := shutil.which("uv"):
+        return found
+    own = PYTHON.with_name("uv")
+    if not own.exists():
+        words = [*_PIP, "--quiet", "--retries", "0", "-r", str(LOCKS / "uv.lock")]
+        subprocess.run([str(PYTHON), *words], check=False, capture_output=True)
+    return str(own) if own.exists() else None
 
 
-def _uv(*arguments: str) -> bool:
-    """Whether uv is available and has installed the packages."""
-    uv = shutil.which("uv")
-    if uv is None:
-        return False
-    words = [uv, "pip", "install", "--python", str(PYTHON), "--no-deps", *arguments]
-    done = subprocess.run(words, check=False)
-    if done.returncode:
-        print("  uv could not install them; pip tries", flush=True)
-    return done.returncode == 0
+def _get(uv: str | None, *arguments: str) -> None:
+    """Install packages with uv, otherwise with pip."""
+    if uv and _uv(uv, *arguments):
+        return
+    print("  uv cannot install them; pip tries, which takes minutes", flush=True)
+    _pip(*arguments)
 
 
-def _pip(command: str, *arguments: str, of: int = 1) -> None:
-    """Run pip and show its progress, because it prints nothing while it unpacks, which takes
-    longest.
+def _uv(uv: str, *arguments: str) -> bool:
+    """Whether uv has installed the packages. What it says is of interest while they come; why it
+    could not is not, because pip says that, too.
     """
-    words = [
-        str(PYTHON),
-        "-I",
-        "-m",
-        "pip",
-        command,
-        "--no-deps",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
-    installed = _installed()
-    began = time.monotonic()
-    with subprocess.Popen(
-        [*words, "--progress-bar", "off", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as pip:
-        assert pip.stdout is not None
-        said: deque[str] = deque(maxlen=40)
-        collected = [0]
-        reader = threading.Thread(target=_count_lines, args=(pip.stdout, said, collected))
-        reader.start()
-        while pip.poll() is None:
-            if of > 1:
-                done = len(_installed() - installed)
-                elapsed_s = time.monotonic() - began
-                _show(
-                    f"  {elapsed_s:5.1f} s  found {min(collected[0], of)}/{of}, installed "
-                    f"{min(done, of)}/{of}"
-                )
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pip.wait(1 if sys.stdout.isatty() else 15)
-        reader.join()
-    if of > 1 and sys.stdout.isatty():
-        print(flush=True)
+    words = [uv, "pip", "install", "--python", str(PYTHON), "--no-deps", *arguments]
+    shown = None if sys.stderr.isatty() else subprocess.DEVNULL
+    return subprocess.run(words, env=_as_pip_is_told(), stderr=shown, check=False).returncode == 0
+
+
+def _as_pip_is_told() -> dict[str, str]:
+    """The environment in which uv looks for packages where pip is configured to."""
+    words = [str(PYTHON), "-I", "-m", "pip", "config", "list"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    places = ("global", "user", "site", ":env:")  # a later one takes precedence
+    found = re.findall(rf"^({'|'.join(places)})\.([\w-]+)='(.*)'$", listed, re.MULTILINE)
+    told = {}
+    for _, option, value in sorted(found, key=lambda one: places.index(one[0])):
+        if name := _UV_NAMES.get(option):
+            told[name] = ",".join(value.replace("\\n", " ").split())
+    return {**told, **os.environ}
+
+
+def _pip(*arguments: str) -> None:
+    words = [str(PYTHON), *_PIP, "--quiet", *arguments]
+    pip = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if pip.returncode:
+        said = pip.stdout.splitlines()[-40:]
         print("\n".join(said), file=sys.stderr)
-        raise SystemExit(f"pip {command} failed; its last lines stand above{_why(said)}")
+        raise SystemExit(f"pip failed; its last lines stand above{_why(said)}")
 
 
 def _why(said: Iterable[str]) -> str:
@@ -201,30 +194,6 @@ def _has_pip() -> bool:
         [str(PYTHON), "-I", "-m", "pip", "--version"], capture_output=True, check=False
     )
     return asked.returncode == 0
-
-
-def _count_lines(lines: IO[str], said: deque[str], collected: list[int]) -> None:
-    for line in lines:
-        said.append(line.rstrip())
-        collected[0] += line.startswith(
-            ("Collecting", "Requirement already", "Processing", "Obtaining")
-        )
-
-
-def _installed() -> set[Path]:
-    return set(VENV.glob("lib/python*/site-packages/*.dist-info"))
-
-
-def _show(line: str) -> None:
-    print(
-        f"\r{line}" if sys.stdout.isatty() else line,
-        end="" if sys.stdout.isatty() else "\n",
-        flush=True,
-    )
-
-
-def _count(lock: Path) -> int:
-    return len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
 
 
 def _digest(file: Path) -> str:

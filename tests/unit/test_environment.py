@@ -24,15 +24,15 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_second_installation_mends_what_an_interrupted_one_has_left(venv: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     environment.mend_venv()
-    assert list(venv.glob("lib/python*/site-packages/pip")), "it was interrupted before pip came"
     packages = next(venv.glob("lib/python*/site-packages"))
-    for name, files in (("whole", ("METADATA", "RECORD")), ("half", ("METADATA",))):
-        (packages / f"{name}-1.dist-info").mkdir()
-        for file in files:
-            (packages / f"{name}-1.dist-info" / file).touch()
+    assert (packages / "pip").exists(), "it was interrupted before pip came"
+    half = packages / "half-1.dist-info"
+    half.mkdir()
     environment.mend_venv()
-    assert (packages / "whole-1.dist-info").exists()
-    assert not (packages / "half-1.dist-info").exists(), "pip would take it for installed"
+    assert half.exists(), "what was not interrupted stays"
+    environment._unfinished().touch()
+    environment.mend_venv()
+    assert not half.exists(), "uv would take it for installed"
 
 
 def test_a_stamp_that_was_half_written_is_none(venv: Path) -> None:
@@ -53,7 +53,7 @@ def test_no_network_and_an_interruption_are_one_sentence_each(
     with pytest.raises(
         SystemExit, match="could not reach the package index: connect this machine, or tell pip"
     ):
-        environment._pip("install", "--retries", "0", "no-such-package")
+        environment._pip("--retries", "0", "no-such-package")
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
@@ -92,9 +92,8 @@ def test_uv_installs_where_it_is_at_hand(
     locks = environment.lock_files("cpu", development=False)
     environment.make_ready(locks)
     into = f"pip install --python {environment.PYTHON} --no-deps"
-    torch = f"--extra-index-url {environment.TORCH_CPU_INDEX} -r {venv}/torch.lock"
     assert log.read_text().splitlines() == [
-        f"{into} {torch}",
+        f"{into} -r {venv}/torch.lock",
         *(f"{into} -r {lock}" for lock in locks),
         f"{into} --no-build-isolation --editable {environment.ROOT}",
     ]
@@ -111,24 +110,28 @@ def test_uv_installs_where_it_is_at_hand(
 def test_pip_installs_what_uv_could_not(
     venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(environment, "_pip", lambda *words, of=1: asked.append(words))
-    put_uv_on_path(tmp_path, monkeypatch, status=2)
-    environment._get("-r", "some.lock", pip_only=("--retries", "0"))
-    assert asked == [("install", "--retries", "0", "-r", "some.lock")]
-
-
-def test_what_uv_was_interrupted_at_is_made_anew(
-    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    half = next(venv.glob("lib/python*/site-packages")) / "half-1.dist-info"
-    half.mkdir()
-    (half / "RECORD").touch()
-    environment._unfinished().touch()
-    put_uv_on_path(tmp_path, monkeypatch, status=0)
-    environment.mend_venv()
-    assert not half.exists()
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(environment, "_pip", lambda *words: asked.append(words))
+    log = put_uv_on_path(tmp_path, monkeypatch, status=2)
+    locks = environment.lock_files("cpu", development=False)
+    environment.make_ready(locks)
+    torch = ("--extra-index-url", environment.TORCH_CPU_INDEX, "-r", f"{venv}/torch.lock")
+    assert " ".join(torch) in log.read_text(), "uv asks torch's own index, too"
+    assert asked == [
+        ("--retries", "0", *torch),
+        *(("-r", str(lock)) for lock in locks),
+        ("--no-build-isolation", "--editable", str(environment.ROOT)),
+    ]
+
+
+def test_uv_looks_where_pip_is_configured_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    told = environment._as_pip_is_told()
+    assert told["UV_DEFAULT_INDEX"] == "https://index.example/simple"
+    assert told["UV_FIND_LINKS"] == "/wheels,/more"
 
 
 def test_what_runs_before_the_environment_exists_needs_the_standard_library_alone() -> None:
