@@ -48,7 +48,7 @@ def test_the_client_is_helm_tests_pod_with_another_command() -> None:
 
 
 def test_the_annotation_of_an_upgrade_changes_every_pod_of_ray_and_nothing_else() -> None:
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "kubernetes-chaos.md").read_text()
     ((name, value),) = re.findall(r"--set-string podAnnotations\.(\w+)=(\w+)", page)
     before = stage_values("multi-node")
     after: Document = merged(before, {"podAnnotations": {name: value}})

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md says what the chart takes: its commands render, its values and files exist."""
+"""docs/kubernetes*.md say what the chart takes: its commands render, its values and files exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # it concerns a document
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGES = sorted((ROOT / "docs").glob("kubernetes*.md"), key=lambda page: page.stem)
+PAGE = "\n".join(page.read_text() for page in PAGES)
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
     shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()
