@@ -1,4 +1,4 @@
-"""Redis memory per journal, as stated in docs/operations.md, and a full Redis."""
+"""Redis memory per journal, as stated in docs/redis.md, and a full Redis."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ROOM_BYTES = 64 << 20
 
 
 def documented(row: str) -> int:
-    """The number of bytes in a row of the table in docs/operations.md."""
-    page = (ROOT / "docs" / "operations.md").read_text()
+    """The number of bytes in a row of the table in docs/redis.md."""
+    page = (ROOT / "docs" / "redis.md").read_text()
     (number,) = re.findall(rf"^\| {re.escape(row)} \| ([\d,]+) \|", page, re.MULTILINE)
     return int(number.replace(",", ""))
 
