@@ -60,6 +60,7 @@ def test_greedy_output_is_reproducible_among_mixed_traffic(service: Running, rep
     assert texts[0] == service.text(prompt, 40)
 
 
+@pytest.mark.nightly  # the gate has the same texts under mixed traffic, and across a death
 def test_streams_side_by_side_have_the_texts_that_they_have_alone(service: Running) -> None:
     def streamed(prompt: str) -> str:
         with service.sdk.chat.completions.create(
