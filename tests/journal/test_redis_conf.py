@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from scripts.local import processes, redis_server, redis_start_time
+from scripts.local import processes, redis_server
 from scripts.local.environment import ROOT
 from tests.journal.journal_helpers import until_written
 
@@ -101,16 +101,3 @@ def test_the_template_keeps_its_place_for_the_password() -> None:
     assert (ROOT / "cluster" / "redis.acl").read_text().count(
         "REPLACE_WITH_SHA256_OF_THE_PASSWORD"
     ) == 2
-
-
-@pytest.mark.clock
-def test_the_time_of_a_start_is_printed_by_the_size_of_the_file(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    redis_start_time.main([1])
-    heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split()[:2] == ["file,", "MB"]
-    size_mb, start_s, core_s, _ = map(float, row.split())
-    assert size_mb == 1, "as large as it was asked for"
-    assert 0 <= start_s < 60
-    assert core_s < start_s + 1
