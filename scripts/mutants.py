@@ -18,11 +18,9 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "mutants.toml"
@@ -73,20 +71,6 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the tests made of a defect. `what`: the first failure, or why it is not found."""
-
-    mutant: Mutant
-    found: bool
-    what: str
-    seconds: float
-
-    def line(self) -> str:
-        """A row of the table."""
-        return row(self.mutant, f"{self.seconds:.1f}", self.what)
-
-
 def row(mutant: Mutant, seconds: str, what: str) -> str:
     """A row of the table."""
     return f"{mutant.name:38} {mutant.area:13} {seconds:>7}  {what}"
@@ -135,20 +119,6 @@ class Copy:
             "PYTHONPATH": str(folder),
             "HERMES_DATA": os.environ.get("HERMES_DATA", str(ROOT / ".hermes" / "data")),
         }
-        self._check_imports()
-
-    def _check_imports(self) -> None:
-        question = "import serve_app, workers; print(serve_app.__file__, workers.__file__)"
-        answer = subprocess.run(
-            (sys.executable, "-c", question),
-            cwd=self.root,
-            env=self._environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        if not all(Path(path).is_relative_to(self.root) for path in answer.split()):
-            raise SystemExit(f"the copy's tests would import {answer.strip()}, not the copy's code")
 
     @contextmanager
     def with_defect(self, mutant: Mutant) -> Iterator[None]:
@@ -164,9 +134,10 @@ class Copy:
 
     def run(self, tests: Sequence[str], limit_s: float) -> tuple[int | None, str]:
         """Run tests. Returns pytest's exit status, None if they hung, and what they printed."""
+        command = (sys.executable, "-m", "pytest", *GATE, *tests)
         with tempfile.TemporaryFile("w+") as printed:
             pytest = subprocess.Popen(
-                (sys.executable, "-m", "pytest", *GATE, *tests),
+                command,
                 cwd=self.root,
                 env=self._environment,
                 stdout=printed,
@@ -187,71 +158,41 @@ class Copy:
             printed.seek(0)
             return status, printed.read()
 
-    def judge(self, mutant: Mutant) -> Verdict:
-        """Run a defect's tests with it."""
+    def finds(self, mutant: Mutant) -> bool:
+        """Run a defect's tests with it, and print what they made of it."""
         began_s = time.monotonic()
         with self.with_defect(mutant):
             tests = (*mutant.tests, "-o", f"timeout={_ONE_TEST_S[mutant.tier]}")
             status, printed = self.run(tests, _LIMIT_S[mutant.tier])
         first = _FIRST_FAILURE.search(printed)
+        found = status is None or (status == _FAILED and first is not None)
         if status is None:
-            found, what = True, "(the tests hung)"
+            what = "(the tests hung)"
         elif status == _NOTHING_FAILED:
-            found, what = False, "SURVIVED"
-        elif status == _FAILED and first is not None:
-            found, what = True, first[1]
+            what = "SURVIVED"
+        elif first is not None and found:
+            what = first[1]
         else:  # what no test can import is no defect that a test finds
-            found, what = False, f"BROKEN: pytest ended with {status}"
-            print(printed, file=sys.stderr)
-        return Verdict(mutant, found, what, time.monotonic() - began_s)
+            what = f"BROKEN: pytest ended with {status}\n{printed}"
+        print(row(mutant, f"{time.monotonic() - began_s:.1f}", what), flush=True)
+        return found
 
-
-def judge_all(mutants: Sequence[Mutant], jobs: int) -> list[Verdict]:
-    """Judge every mutant, `jobs` at a time, each in a copy of its own; prints the rows."""
-    with tempfile.TemporaryDirectory(prefix="hermes-mutants-") as folder:
-        copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(jobs):
-            copies.put(Copy(Path(folder).resolve() / str(number)))
-        _check_without_defect(copies, mutants)
-
-        def judge(mutant: Mutant) -> Verdict:
-            copy = copies.get()
-            try:
-                verdict = copy.judge(mutant)
-            finally:
-                copies.put(copy)
-            print(verdict.line(), flush=True)
-            return verdict
-
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(judge, mutants))
-
-
-def _check_without_defect(copies: SimpleQueue[Copy], mutants: Sequence[Mutant]) -> None:
-    """A test that fails anyway finds nothing."""
-    copy = copies.get()
-    for tests in dict.fromkeys(mutant.tests for mutant in mutants if "-k" in mutant.tests):
-        _passes(copy, tests)
-    whole = (mutant.tests for mutant in mutants if "-k" not in mutant.tests)
-    if files := tuple(dict.fromkeys(path for tests in whole for path in tests)):
-        _passes(copy, files)
-    copies.put(copy)
-
-
-def _passes(copy: Copy, tests: Sequence[str]) -> None:
-    status, printed = copy.run(tests, limit_s=3_600)
-    if status != _NOTHING_FAILED:
-        raise SystemExit(f"{' '.join(tests)}: failed without any defect:\n{printed}")
+    def check_without_defect(self, mutants: Sequence[Mutant]) -> None:
+        """A test that fails anyway finds nothing."""
+        parts = {mutant.tests for mutant in mutants if "-k" in mutant.tests}
+        whole = {path for mutant in mutants if "-k" not in mutant.tests for path in mutant.tests}
+        for tests in (*parts, *([tuple(sorted(whole))] if whole else [])):
+            status, printed = self.run(tests, limit_s=3_600)
+            if status != _NOTHING_FAILED:
+                raise SystemExit(f"{' '.join(tests)}: failed without any defect:\n{printed}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; its exit status is 1 if a defect survived."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these defects")
-    parser.add_argument("--list", action="store_true", help="show the defects, and run nothing")
     parser.add_argument("--area", help="only the defects of one area")
     parser.add_argument("--all", action="store_true", help="also those of other tiers")
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="how many at a time")
     asked = parser.parse_args(words)
     mutants = read_mutants()
     if unknown := set(asked.names) - {mutant.name for mutant in mutants}:
@@ -262,17 +203,15 @@ def main(words: Sequence[str] | None = None) -> int:
         if asked.area in (None, mutant.area) and (not asked.names or mutant.name in asked.names)
     ]
     now = [mutant for mutant in chosen if asked.names or asked.all or not mutant.tier]
-    if asked.list:
-        for mutant in chosen:
-            print(row(mutant, mutant.tier, mutant.file))
-        return 0
-    verdicts = judge_all(now, asked.jobs) if now else []
+    with tempfile.TemporaryDirectory(prefix="hermes-mutants-") as folder:
+        copy = Copy(Path(folder).resolve())
+        copy.check_without_defect(now)
+        found = sum(copy.finds(mutant) for mutant in now)
     for mutant in chosen:
         if mutant not in now:
             print(row(mutant, "-", f"left out: {mutant.tests[0]} finds it. {mutant.note}"))
-    found = sum(verdict.found for verdict in verdicts)
-    print(f"{found} of {len(verdicts)} found")
-    return 0 if found == len(verdicts) else 1
+    print(f"{found} of {len(now)} found")
+    return 0 if found == len(now) else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Logs of Ray and vLLM: keeps them after a failed start, and finds the line that explains the
-failure.
+"""Logs of Ray and vLLM: keeps them after a failed start, finds the line that explains the failure,
+and shows whether downloading and loading a model makes progress; this may take an hour.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ _ECHOES = (
 # vLLM's log lines and progress bars.
 _LOADING = re.compile(r"\[\w+\.py:\d+\]\s*(?P<told>.+)|^(?:\(.*?\)\s*)?(?P<bar>\S.*\d%.*)")
 _TAIL_BYTES = 4096
+_SHOWN = 110
 
 
 def folders(state: Path) -> Iterator[Path]:
@@ -80,21 +82,34 @@ def cause(kept: Path) -> str:
     return found.get(True) or found.get(False, "")
 
 
+def hub_folder() -> Path:
+    """The folder for models from the hub, as the hub's own library determines it."""
+    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+
+
+def loading(state: Path, source: str) -> str:
+    """The loading of a service's model as one line, which changes whenever something has moved.
+
+    Args:
+        source: a folder, a built-in name, or a hub id, whose downloaded bytes are counted.
+    """
+    here = hub_folder() / f"models--{source.replace('/', '--')}" / "blobs"
+    size = 0
+    for blob in here.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # complete now, and renamed
+            size += blob.stat().st_blocks * 512  # its length may be the full one from the beginning
+    parts = [f"model: {size / 1e9:.2f} GB here"] if size else []
+    for folder in folders(state):
+        for log in sorted(folder.glob("worker-*.*")):
+            lines = re.split(r"[\r\n]+", _end(log))
+            found = [m["told"] or m["bar"] for line in lines if (m := _LOADING.search(line))]
+            parts += [f"engine: {line[:_SHOWN]}" for line in found[-1:]]
+    return "; ".join(parts)
+
+
 def _end(log: Path) -> str:
     with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return file.read().decode(errors="replace")
     return ""
-
-
-def loading(state: Path) -> list[str]:
-    """The last message of each engine about loading."""
-    said = []
-    for logs in folders(state):
-        for path in sorted(logs.glob("worker-*.*")):
-            lines = re.split(r"[\r\n]+", _end(path))
-            found = [
-                match["told"] or match["bar"] for line in lines if (match := _LOADING.search(line))
-            ]
-            said += found[-1:]
-    return said

@@ -111,7 +111,14 @@ def start(
     """
     log = state / "ray.log"
     for last in (False, False, True):
-        pid, url = _launch_head(state, log, haproxy, environment, ray, place, port, more)
+        dashboard = ports.free_port()
+        command = [
+            *(str(ray), "start", "--head", f"--port={port or ports.free_port()}"),
+            *(f"--dashboard-host={place.address}", f"--dashboard-port={dashboard}"),
+            *(f"--ray-client-server-port={ports.free_port()}", *more),
+        ]
+        pid = _launch(command, state, log, haproxy, environment, ray, place)
+        url = f"http://{place.address}:{dashboard}"
         if _comes_up(pid, f"{url}/api/serve/applications/"):
             return pid, url
         processes.end(pid)
@@ -131,35 +138,6 @@ def _comes_up(pid: int, url: str) -> bool:
             return True
         time.sleep(0.2)
     return False
-
-
-def _launch_head(
-    state: Path,
-    log: Path,
-    haproxy: bool,
-    environment: Mapping[str, str],
-    ray: Path,
-    place: Place,
-    port: int,
-    more: tuple[str, ...],
-) -> tuple[int, str]:
-    dashboard = ports.free_port()
-    command = [
-        str(ray),
-        "start",
-        "--head",
-        "--port",
-        str(port or ports.free_port()),
-        "--dashboard-host",
-        place.address,
-        "--dashboard-port",
-        str(dashboard),
-        "--ray-client-server-port",
-        str(ports.free_port()),
-        *more,
-    ]
-    pid = _launch(command, state, log, haproxy, environment, ray, place)
-    return pid, f"http://{place.address}:{dashboard}"
 
 
 def join(
@@ -197,22 +175,14 @@ def _launch(
     arguments = [
         "--block",
         "--disable-usage-stats",
-        "--node-ip-address",
-        place.address,
-        "--dashboard-agent-listen-port",
-        str(ports.free_port()),
-        "--dashboard-agent-grpc-port",
-        str(ports.free_port()),
-        "--metrics-export-port",
-        str(ports.free_port()),
-        "--num-cpus",
-        str(place.cpus),
-        "--num-gpus",
-        str(place.gpus),
-        "--resources",
-        '{"ingress": 1, "engine": 1}',  # as on the chart's pods of both kinds
-        "--object-store-memory",
-        str(128 * 1024 * 1024),
+        f"--node-ip-address={place.address}",
+        f"--dashboard-agent-listen-port={ports.free_port()}",
+        f"--dashboard-agent-grpc-port={ports.free_port()}",
+        f"--metrics-export-port={ports.free_port()}",
+        f"--num-cpus={place.cpus}",
+        f"--num-gpus={place.gpus}",
+        '--resources={"ingress": 1, "engine": 1}',  # as on the chart's pods of both kinds
+        f"--object-store-memory={128 * 1024 * 1024}",
     ]
     full = {
         **surroundings.kept(os.environ),

@@ -17,7 +17,6 @@ import yaml
 
 from scripts.local import logs, ports, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
-from scripts.local.progress import Loading
 from serve_app.cli.serve_api import application_status, deploy, failure
 
 STATE_FILE = "service.json"
@@ -179,7 +178,7 @@ def start(
         )
         deploy(service.dashboard_url, document)
         source = document["applications"][0]["args"]["model"].get("source", "")
-        wait_ready(service, tell, timeout_s, Loading(state_dir, source))
+        wait_ready(service, tell, timeout_s, source)
     except RuntimeError as error:
         kept = logs.keep(state_dir, kept_logs or state_dir / "logs")
         service.down()
@@ -231,13 +230,14 @@ def is_whole(ready: Mapping[str, Any]) -> bool:
 
 
 def wait_ready(
-    service: Service, tell: Callable[[str], None], timeout_s: float, loading: Loading | None = None
+    service: Service, tell: Callable[[str], None], timeout_s: float, source: str = ""
 ) -> None:
     """Wait until every ingress reports every wanted worker; each ingress sees Serve's replicas for
     itself.
 
     Args:
         timeout_s: give up after this time without progress in Serve's states, downloads or loading.
+        source: of the model that is downloaded or loaded.
 
     Raises:
         RuntimeError: the deployment failed or made no progress; the message is Serve's.
@@ -263,7 +263,7 @@ def wait_ready(
         if line != said:
             said, deadline = line, now_s + timeout_s
             tell(line)
-        if loading is not None and (now := loading.line()) != moved:
+        if (now := logs.loading(Path(service.state_dir), source)) != moved:
             moved, deadline = now, now_s + timeout_s
             if now_s > told_s + _TOLD_EVERY_S:
                 told_s = now_s

@@ -22,7 +22,6 @@ from scripts.local import (
     ports,
     preflight,
     processes,
-    progress,
     ray_cluster,
     service,
     surroundings,
@@ -169,24 +168,21 @@ def test_a_download_and_an_engines_words_are_progress(
     log = tmp_path / "ray" / "session_latest" / "logs" / "worker-1-01000000-7.err"
     blobs.mkdir(parents=True)
     log.parent.mkdir(parents=True)
-    loading = progress.Loading(tmp_path, "who/what")
-    assert loading.line() == ""
+    assert logs.loading(tmp_path, "who/what") == ""
     (blobs / "a.incomplete").write_bytes(b"x" * 20_000_000)
-    first = loading.line()
+    first = logs.loading(tmp_path, "who/what")
     assert first == "model: 0.02 GB here"
     log.write_text(
         "(EngineCore pid=7) \rLoading safetensors checkpoint shards:  50% Completed | 1/2 "
         "[00:01<00:01]\r"
     )
-    assert (
-        loading.line()
-        == f"{first}; engine: Loading safetensors checkpoint shards:  50% Completed | 1/2 "
-        "[00:01<00:01]"
-    )
+    shards = "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]"
+    assert logs.loading(tmp_path, "who/what") == f"{first}; engine: {shards}"
     log.write_text(
         "(EngineCore pid=7) INFO 11-22 10:00:00 [gpu_model_runner.py:12] Graph capturing finished\n"
     )
-    assert loading.line() == f"{first}; engine: Graph capturing finished"
+    captured = f"{first}; engine: Graph capturing finished"
+    assert logs.loading(tmp_path, "who/what") == captured
 
 
 def test_only_the_shared_memory_of_killed_processes_is_removed(tmp_path: Path) -> None:
