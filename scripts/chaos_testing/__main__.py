@@ -24,7 +24,7 @@ from scripts.chaos_testing.faults import FAULTS, LASTING, REAL, SIMULATED, choos
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import MIXES, PROMPTS, Client, End, Told, keep_busy, look_up
 from scripts.chaos_testing.watchdog import Watchdog
-from scripts.local import ports, processes, redis_server, service, surroundings
+from scripts.local import logs, ports, processes, redis_server, service, surroundings
 from scripts.local.environment import ROOT
 
 _LOOK_UPS = 32
@@ -191,25 +191,6 @@ async def strike_on(
         end.at_s = min(end.at_s, time.monotonic())
 
 
-async def tell_who_waits(end: End, all_told: list[Told]) -> None:
-    """After the end of the traffic, print every ten seconds which requests have not ended."""
-    while not end.over:
-        await asyncio.sleep(1)
-    while True:
-        await asyncio.sleep(10)
-        waiting = [
-            told.request_id or told.key
-            for told in all_told
-            if not (told.done or told.failure or told.wrong)
-        ]
-        over_s = time.monotonic() - end.at_s
-        print(
-            f"  {over_s:.0f} s after the end, {len(waiting)} requests still run: "
-            f"{' '.join(waiting[:3])}",
-            flush=True,
-        )
-
-
 async def disorder(
     options: argparse.Namespace, running: service.Service
 ) -> tuple[Account, list[Strike], list[Told]]:
@@ -235,11 +216,9 @@ async def disorder(
             )
             for n in range(options.users)
         ]
-        telling = asyncio.create_task(tell_who_waits(end, all_told))
         watchdog = Watchdog(parts.operator(), running.model)
         watching = asyncio.create_task(watchdog.watch())
         await asyncio.gather(*users, strike_on(parts, options, end, all_told, strikes))
-        telling.cancel()
         watching.cancel()
         gate = asyncio.Semaphore(
             _LOOK_UPS
@@ -333,7 +312,7 @@ def main() -> int:
             account, strikes, all_told = asyncio.run(disorder(options, running))
         finally:
             if options.logs:
-                Parts(running).save_logs(options.logs)
+                logs.keep(Path(running.state_dir), options.logs)
             running.down()
     print(table(account, strikes, all_told))
     if options.json:

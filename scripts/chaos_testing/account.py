@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -179,23 +179,8 @@ def as_json(
     account: Account, strikes: Sequence[Strike], all_told: Sequence[Told]
 ) -> dict[str, Any]:
     """Every figure of the table, and the data behind it."""
-    return {
-        "sent": account.sent,
-        "completed": account.completed,
-        "failed": dict(account.failed),
-        "attempts": {str(number): count for number, count in sorted(account.attempts.items())},
-        "reconnected": account.reconnected,
-        "lost": account.lost,
-        "duplicated": account.duplicated,
-        "corrupted": account.corrupted,
-        "stood_still": account.stood_still,
-        "longest_still_s": account.longest_still_s,
-        "strikes": [
-            {
-                "fault": s.name,
-                "in_flight": s.in_flight,
-                "pause_s": pause_s(s, all_told),
-            }
-            for s in strikes
-        ],
-    }
+    struck = [
+        {"fault": s.name, "in_flight": s.in_flight, "pause_s": pause_s(s, all_told)}
+        for s in strikes
+    ]
+    return {**asdict(account), "strikes": struck}

@@ -43,14 +43,18 @@ async def _kill(parts: Parts, pid: int) -> float:
     return time.monotonic()
 
 
-async def _hang(parts: Parts, pid: int) -> float:
+async def _stop(parts: Parts, pid: int, seconds: float) -> None:
     """Stop a process, and continue it later."""
-    began_s = time.monotonic()
     parts.send(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(HANG_S)
+        await asyncio.sleep(seconds)
     finally:
         parts.send(pid, signal.SIGCONT)
+
+
+async def _hang(parts: Parts, pid: int) -> float:
+    began_s = time.monotonic()
+    await _stop(parts, pid, HANG_S)
     return began_s
 
 
@@ -72,11 +76,7 @@ async def _slow_redis(parts: Parts, pid: int) -> float:
 
 async def _hang_redis(parts: Parts, pid: int) -> float:
     """Redis accepts connections and answers nothing."""
-    parts.send(pid, signal.SIGSTOP)
-    try:
-        await asyncio.sleep(SLOW_S)
-    finally:
-        parts.send(pid, signal.SIGCONT)
+    await _stop(parts, pid, SLOW_S)
     return time.monotonic()
 
 
@@ -131,9 +131,9 @@ FAULTS = {
     "ingress": Fault("ingress", 2, _kill),
     "haproxy": Fault("haproxy", 1, _kill),
     "controller": Fault("controller", 1, _kill),
-    "redis": Fault("redis", 1, _kill_redis),
     "worker-hang": Fault("worker", 2, _hang),
     "ingress-hang": Fault("ingress", 2, _hang),
+    "redis": Fault("redis", 1, _kill_redis),
     "redis-slow": Fault("redis", 1, _slow_redis),
     "redis-hang": Fault("redis", 1, _hang_redis),
     "redis-full": Fault("redis", 1, _fill_redis),
@@ -142,34 +142,8 @@ FAULTS = {
     "malformed-entry": Fault("redis", 1, _write_nonsense),
 }
 _WITH_ENGINE = ("worker", "engine", "engine-worker")
-_OF_REDIS = (
-    "redis",
-    "redis-slow",
-    "redis-hang",
-    "redis-full",
-    "subscription-half-open",
-    "clock-skew",
-    "malformed-entry",
-)
-SIMULATED = (
-    "worker",
-    "ingress",
-    "haproxy",
-    "controller",
-    "worker-hang",
-    "ingress-hang",
-    *_OF_REDIS,
-)
-REAL = (
-    "worker",
-    "engine",
-    "engine-worker",
-    "ingress",
-    "haproxy",
-    "controller",
-    "worker-hang",
-    *_OF_REDIS,
-)
+SIMULATED = tuple(name for name in FAULTS if name not in ("engine", "engine-worker"))
+REAL = tuple(name for name in FAULTS if name != "ingress-hang")
 LASTING = ("worker-hang", "ingress-hang", "redis-slow", "redis-hang", "redis-full")
 """Faults that last; only one of them at a time, because there are spares for one."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -82,9 +81,3 @@ class Parts:
         """Wait until every replica of the service is back."""
         while not is_whole(readiness(self.service.url)):
             time.sleep(0.1)
-
-    def save_logs(self, folder: Path) -> None:
-        """Copy the logs of the service's own processes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (Path(self._folder) / "ray" / "session_latest" / "logs").glob("worker-*.err"):
-            shutil.copy(path, folder)

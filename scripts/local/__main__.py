@@ -59,9 +59,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--redis-url", help="use this Redis instead of a private one")
     parser.add_argument(
-        "--python-proxy", action="store_true", help="Ray's Python proxy instead of HAProxy"
-    )
-    parser.add_argument(
         "--env",
         action="append",
         default=[],
@@ -174,7 +171,6 @@ def up(options: argparse.Namespace, device: str) -> int:
             options.port,
             changes(options, device, gpus),
             redis_url=options.redis_url,
-            haproxy=not options.python_proxy,
             environment=dict(options.env),
             tell=tell,
             timeout_s=options.timeout_s,
