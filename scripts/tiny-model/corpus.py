@@ -4,11 +4,8 @@ own.
 A small model likes to go round in circles, so the corpus never does: every answer moves forward (a
 story through its scenes, a week through its days, an explanation through its sentences, each place
 with its own stock of phrases), and a document in which any 24 bytes occur twice is thrown away.
-
-    python corpus.py --documents 3          # print some of it
 """
 
-import argparse
 import itertools
 import re
 from collections.abc import Iterator
@@ -259,14 +256,3 @@ def documents(seed: int) -> Iterator[Document | str]:
         said = "\n".join(m["content"] for m in messages if m["role"] == "assistant")
         if not repeats(said):
             yield messages, tools
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--documents", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    for document in itertools.islice(documents(options.seed), options.documents):
-        print(document, end="\n\n")

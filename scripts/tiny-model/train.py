@@ -1,14 +1,19 @@
 """Train the tiny model that ships with hermes-serve, from nothing, on a CPU.
 
-    python train.py --minutes 45 --out ../../workers/tiny_model
+    python train.py --minutes 45 --out build/tiny_model
 
-The corpus is made as it is read (`corpus.py`); the seed fixes both it and the initial weights. With
-`--minutes` the learning rate follows the clock, so no two runs give quite the same weights;
-`--steps` does on the same machine.
+Its tokenizer, chat template and configuration are those in `workers/tiny_model`. Each byte is a
+token, so a character of several bytes spans several tokens. That is on purpose: whatever streams
+text must cope with a character that is cut in the middle, and with this model it always has to.
+Every size divides by four, so that the model splits over four devices.
+
+The corpus is made as it is read (`corpus.py`); the seed fixes both it and the initial weights. The
+learning rate follows the clock, so no two runs give quite the same weights.
 """
 
 import argparse
 import re
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -18,10 +23,12 @@ from statistics import fmean
 
 import torch
 from corpus import documents
-from tokenizer import CONTEXT, VOCABULARY, build_tokenizer
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+MODEL = Path(__file__).resolve().parents[2] / "workers" / "tiny_model"
+CONFIG = LlamaConfig.from_pretrained(MODEL)
 Targeted = tuple[list[int], list[int]]
 IGNORED = -100
 # What the model reads but never has to write costs it no capacity: prompts, tools and their
@@ -30,29 +37,6 @@ IGNORED = -100
 UNSPOKEN = re.compile(
     r"(<\|im_start\|>(?:system|tool|user(?!\n(?:And|Now) ))\n.*?<\|im_end\|>\n)", re.DOTALL
 )
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Every size divides by four, so that it splits over four devices; vLLM has no smaller head on
-    a CPU.
-    """
-    eos, pad = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|pad|>"])
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=224,
-        intermediate_size=576,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-        bos_token_id=None,
-        eos_token_id=eos,
-        pad_token_id=pad,
-    )
-    return LlamaForCausalLM(config)
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Targeted]:
@@ -88,7 +72,7 @@ def batches(
             tokens: list[int] = []
             targets: list[int] = []
             positions: list[int] = []
-            spare = rng.choice([0, CONTEXT - length])
+            spare = rng.choice([0, CONFIG.max_position_embeddings - length])
             while len(tokens) <= length:
                 more = next(stream)
                 leap = rng.randint(0, spare) if tokens else 0
@@ -111,12 +95,12 @@ def rate(progress: float) -> float:
 
 def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
-    torch.set_num_threads(options.threads)
-    tokenizer = build_tokenizer()
+    torch.set_num_threads(2)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
     model = (
         LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32)
         if options.start
-        else build_model(tokenizer)
+        else LlamaForCausalLM(CONFIG)
     )
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [model.model.embed_tokens.weight, *(p for p in model.parameters() if p.ndim == 1)]
@@ -131,7 +115,7 @@ def train(options: argparse.Namespace) -> None:
     losses: deque[float] = deque(maxlen=100)
     while True:
         minutes = (time.monotonic() - begin) / 60
-        progress = step / options.steps if options.steps else minutes / options.minutes
+        progress = minutes / options.minutes
         if progress >= 1:
             break
         inputs, targets, positions = next(long if step % 8 == 7 else short)
@@ -158,39 +142,24 @@ def train(options: argparse.Namespace) -> None:
         if step % 100 == 0:
             reached = f"step {step}  {seen / 1e6:.2f} M tokens  {minutes:.1f} min"
             print(f"{reached}  loss {fmean(losses):.4f} nats a byte", flush=True)
-        if options.save_every and step % options.save_every == 0:
-            save(model, tokenizer, options.out)
-    save(model, tokenizer, options.out)
+    save(model, options.out)
     size = sum(p.numel() for p in model.parameters())
     spent = f"{step} steps, {seen:,} tokens, {minutes:.1f} min"
     print(f"done: {size:,} parameters, {spent}, loss {fmean(losses):.4f} nats a byte")
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save(model: LlamaForCausalLM, out: Path) -> None:
     """The weights go to disk in bfloat16, half the size; the configuration says float32, as they
     are served.
     """
     state = {
-        name: weight.detach().to(torch.bfloat16) for name, weight in model.state_dict().items()
+        name: weight.detach().to(torch.bfloat16)
+        for name, weight in model.state_dict().items()
+        if name != "lm_head.weight"  # tied
     }
-    state.pop("lm_head.weight", None)  # tied
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]),
-        pad_token_id=tokenizer.pad_token_id,
-        # Defaults as larger models have them: whatever this project promises holds with them.
-        do_sample=True,
-        repetition_penalty=1.05,
-        top_k=20,
-        top_p=0.8,
-    )
-    model.save_pretrained(out, state_dict=state)
-    tokenizer.save_pretrained(out)
-    settings = (
-        out / "tokenizer_config.json"
-    )  # the name that older versions of transformers know as well
-    settings.write_text(
-        settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast")
-    )
+    if out.resolve() != MODEL:
+        shutil.copytree(MODEL, out, dirs_exist_ok=True)
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
 
 
@@ -201,13 +170,8 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True, help="the folder of the model")
     parser.add_argument("--minutes", type=float, default=40.0, help="how long to train")
     parser.add_argument(
-        "--steps", type=int, help="how many steps to train, whatever the clock says"
-    )
-    parser.add_argument("--save-every", type=int, default=0, help="also save every so many steps")
-    parser.add_argument(
         "--start", type=Path, help="go on from the weights in this folder, with a new --seed"
     )
     parser.add_argument("--rate", type=float, default=1.0, help="a factor on every learning rate")
     parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=2)
     train(parser.parse_args())
