@@ -2,9 +2,8 @@
 names it.
 
 It is for load tests, chaos and dry runs. Its timing is that of continuous batching with fixed
-rates: each step gives one token to every running request. With `engine_model`, it is that of a
-model of vLLM's engine. Its text depends on the prompt alone, so every lost, duplicated or changed
-token shows. A prompt can trigger faults (`faults`).
+rates: each step gives one token to every running request. Its text depends on the prompt alone, so
+every lost, duplicated or changed token shows. A prompt can trigger faults (`faults`).
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
 from workers.engine import EngineFailed, Progress
-from workers.engine_model.parameters import EngineParameters
-from workers.modelled_batch import ModelledBatch, Running
 from workers.recorder import Recorder
 from workers.simulated_responses import ResponseFormat, body_part, respond, start
 
@@ -62,15 +59,21 @@ class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Upper limit on the output, like a model's context; 0: no limit beyond the request's own."""
     prefill_ms: float = 0.0
     """Time from the start of a request to its first step."""
-    engine_model: EngineParameters | None = None
-    """A model of vLLM's engine, which then decides who gets a token when, in place of
-    `tokens_per_s` and `prefill_ms`.
-    """
     faults: dict[str, Fault] = {}
     """Maps a text in a request's body to the fault that occurs after `fault_after_tokens` of its
     output.
     """
     fault_after_tokens: int = 3
+
+
+class _Running:
+    """One request in the batch: `steps` counts the tokens that it may take."""
+
+    __slots__ = ("ready", "steps")
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.ready = asyncio.Event()
 
 
 class SimulatedEngine:
@@ -84,14 +87,12 @@ class SimulatedEngine:
         except msgspec.ValidationError as error:
             raise SettingsError(f"settings: engine.args (simulated): {error}") from None
         self._model = settings.model.name
-        self._batch: set[Running] = set()
+        self._batch: set[_Running] = set()
         self._work = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
         self._progress = Progress()
         self._stall_s = settings.workers.stall_s
-        model = self._arguments.engine_model
-        self._modelled = ModelledBatch(model, self._progress.stepped) if model else None
 
     @property
     def fingerprint(self) -> str:
@@ -100,8 +101,7 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Start stepping."""
-        steps = self._step() if self._modelled is None else self._modelled.step()
-        self._steps = asyncio.create_task(steps, name="simulated-steps")
+        self._steps = asyncio.create_task(self._step(), name="simulated-steps")
 
     async def stop(self) -> None:
         """Stop stepping."""
@@ -109,8 +109,8 @@ class SimulatedEngine:
             self._steps.cancel()
 
     def report(self, name: str) -> EngineReport | None:
-        """Of the engine model; None of fixed rates, which know no memory."""
-        return None if self._modelled is None else self._modelled.report(name)
+        """None: fixed rates know no memory."""
+        return None
 
     async def check_health(self) -> None:
         """Raise once a fault has made the engine fail or hang."""
@@ -158,12 +158,6 @@ class SimulatedEngine:
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 64
         limit = min(limit, self._arguments.max_output_tokens or limit)
         prompt = msgspec.json.encode(request.get("messages", request.get("prompt")))
-        if self._modelled is not None:
-            limit = min(limit, self._modelled.room(prompt))
-        if limit < 1:
-            refusal = RequestRefused(Reason.INVALID_REQUEST, "The prompt is longer than the model.")
-            await respond(recorder, refusal.status, "application/json", refusal.body())
-            return
         streamed = request.get("stream") is True
         if streamed:
             await recorder.send(start(200, "text/event-stream; charset=utf-8"))
@@ -210,7 +204,7 @@ class SimulatedEngine:
                 await recorder.send(body_part(shape.chunk(word, taken == limit)))
             recorder.pulled()
             yield word
-        running = await self._join(prompt, taken, limit)
+        running = await self._join(taken)
         fault_at = taken + self._arguments.fault_after_tokens if fault else limit
         try:
             while taken < limit:
@@ -230,15 +224,11 @@ class SimulatedEngine:
                     yield word
         finally:
             self._batch.discard(running)
-            if self._modelled is not None:
-                self._modelled.leave(running)
 
-    async def _join(self, prompt: bytes, taken: int, limit: int) -> Running:
-        if self._modelled is not None:
-            return self._modelled.join(prompt, taken, limit)
+    async def _join(self, taken: int) -> _Running:
         if self._arguments.prefill_ms:
             await asyncio.sleep(self._arguments.prefill_ms / 1000)
-        running = Running(taken)
+        running = _Running(taken)
         self._batch.add(running)
         self._work.set()
         return running

@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from scripts.simulation import virtual_time
-from scripts.simulation.engines import load_engine
+from scripts.simulation.engines import EngineParameters, load_engine
 from serve_app.errors import SettingsError
-from workers.engine_model.parameters import EngineParameters
 
 from . import interrupts, tables
 from .batchers import Specification, mix, parse

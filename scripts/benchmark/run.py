@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from workers.engine_model.model import EngineModel
-from workers.engine_model.parameters import EngineParameters
-from workers.engine_model.sequence import Sequence as EngineSequence
-from workers.engine_model.step import Step
+from scripts.simulation.engine_model import EngineModel, Step
+from scripts.simulation.engine_model import Sequence as EngineSequence
+from scripts.simulation.engines import EngineParameters
 
 from .batchers import Batcher, Job, alike
 from .client import ConnectionPool, Exchange, RequestMaker

@@ -3,11 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+from scripts.simulation.engine_model import EngineModel, Sequence, Step
+from scripts.simulation.engines import EngineParameters
 from serve_app.contract import EngineReport
-from workers.engine_model.model import EngineModel
-from workers.engine_model.parameters import EngineParameters
-from workers.engine_model.sequence import Sequence
-from workers.engine_model.step import Step
 
 _SAMPLES = 4096
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.benchmark.stats import median
-from workers.engine_model.parameters import EngineParameters, Timing
+from scripts.simulation.engines import EngineParameters, Timing
 
 from .points import Point, Times, predict
 

@@ -9,8 +9,8 @@ import msgspec
 from rich.console import Console
 
 from scripts.benchmark import interrupts, report
+from scripts.simulation.engines import EngineParameters, Timing, decode_parameters
 from serve_app.errors import SettingsError
-from workers.engine_model.parameters import EngineParameters, Timing, decode_parameters
 
 from . import points
 from .engines import load_engine

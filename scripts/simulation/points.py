@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scripts.benchmark.stats import median
-from workers.engine_model.model import EngineModel
-from workers.engine_model.parameters import EngineParameters
-from workers.engine_model.sequence import Sequence as EngineSequence
+from scripts.simulation.engine_model import EngineModel
+from scripts.simulation.engine_model import Sequence as EngineSequence
+from scripts.simulation.engines import EngineParameters
 
 FITTED = (1, 4, 16, 64)
 """Users of the points that parameters are fitted to."""

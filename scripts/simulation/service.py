@@ -9,12 +9,12 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from scripts.simulation.engine_model import Sequence
+from scripts.simulation.engines import EngineParameters
 from serve_app import timings
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, WorkerLease
 from serve_app.policy.classes import CLASSES
-from workers.engine_model.parameters import EngineParameters
-from workers.engine_model.sequence import Sequence
 from workers.window import Window
 
 from .engine import VirtualEngine

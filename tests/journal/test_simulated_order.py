@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 import msgspec
 import pytest
 
+from scripts.simulation.engines import EngineParameters, Timing
 from scripts.simulation.service import Cluster, VirtualService
 from scripts.simulation.virtual_time import run
 from scripts.simulation.work import Work
@@ -21,9 +22,10 @@ from serve_app.policy.classes import CLASSES
 from tests.journal.in_process import in_process
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
-from workers.engine_model.parameters import EngineParameters, Timing
 
-ENGINE = EngineParameters("e", Timing(step_ms=5.0), num_gpu_blocks=1000)
+# The live simulated engine has fixed rates: so has the model, whose memory is never full.
+STEP_MS = 5.0
+ENGINE = EngineParameters("e", Timing(step_ms=STEP_MS), num_gpu_blocks=1000)
 SLOTS = 2
 # The two that run first end at different times, and every answer takes a multiple of 0.3 s: two
 # ends are so far apart that a busy machine does not change their order.
@@ -82,7 +84,7 @@ async def test_live_and_simulated_requests_start_in_the_same_order(
     assert simulated != sorted(simulated, key=lambda name: int(name[4:])), "by arrival alone"
     started: list[str] = []
     settings = {
-        "engine": {"kind": "simulated", "args": {"engine_model": msgspec.to_builtins(ENGINE)}},
+        "engine": {"kind": "simulated", "args": {"tokens_per_s": 1e3 / STEP_MS}},
         "workers": {"max_running_requests": SLOTS},
     }
 

@@ -60,11 +60,6 @@ PURE = (
     "serve_app.ingress.validation.structure",
     "serve_app.ingress.validation.limits",
     "serve_app.ingress.validation.headers",
-    "workers.engine_model.model",
-    "workers.engine_model.kv_blocks",
-    "workers.engine_model.parameters",
-    "workers.engine_model.sequence",
-    "workers.engine_model.step",
 )
 IMPURE_LIBRARIES = {
     "ray",

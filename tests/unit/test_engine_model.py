@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.simulation.engine_model import EngineModel, Sequence
+from scripts.simulation.engines import EngineParameters, Timing, decode_parameters
 from serve_app.errors import SettingsError
-from workers.engine_model.model import EngineModel
-from workers.engine_model.parameters import EngineParameters, Timing, decode_parameters
-from workers.engine_model.sequence import Sequence
 
 TIMING = Timing(
     step_ms=3.0,

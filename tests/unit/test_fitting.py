@@ -10,11 +10,10 @@ import pytest
 
 from scripts.simulation import points
 from scripts.simulation.__main__ import main
-from scripts.simulation.engines import load_engine
+from scripts.simulation.engines import EngineParameters, Timing, load_engine
 from scripts.simulation.fit import errors, fit, median_errors
 from scripts.simulation.fitting import MEASURED
 from scripts.simulation.points import Point, Times, predict
-from workers.engine_model.parameters import EngineParameters, Timing
 
 pytestmark = pytest.mark.nightly  # a tool
 

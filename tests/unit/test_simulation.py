@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from scripts.simulation import virtual_time
-from scripts.simulation.engines import engine_names, load_engine
+from scripts.simulation.engines import EngineParameters, Timing, engine_names, load_engine
 from scripts.simulation.figures import figures
 from scripts.simulation.service import Cluster, Outcome
 from scripts.simulation.simulate import Fault, simulate
@@ -28,7 +28,6 @@ from scripts.simulation.workloads import (
     poisson,
 )
 from serve_app.errors import SettingsError
-from workers.engine_model.parameters import EngineParameters, Timing
 
 ENGINE = EngineParameters(
     "e", Timing(step_ms=5.0, prefill_token_us=20.0, decode_sequence_us=100.0), num_gpu_blocks=2000

@@ -1,19 +1,265 @@
-"""The scheduler of vLLM's engine: which sequences a step holds, and what the step changes. Pure.
+"""A model of vLLM's engine: which sequences a step holds, what it changes and how long it takes.
 
-As vLLM's: running sequences come first and get one token each, or the next chunk of their prompt;
-what is left of `max_num_batched_tokens` goes to waiting ones. A sequence that finds no block
-preempts the one that came last (or has the least priority), which begins again later.
+As vLLM's scheduler: running sequences come first and get one token each, or the next chunk of their
+prompt; what is left of `max_num_batched_tokens` goes to waiting ones. A sequence that finds no
+block preempts the one that came last (or has the least priority), which begins again later. A block
+whose owner has ended keeps its content until the block is needed again; the least recently used
+goes first, and of one sequence its end before its beginning. It has no clock and does no I/O.
 """
 
-from __future__ import annotations
-
 import heapq
+from collections import OrderedDict
+from typing import NamedTuple
 
 from serve_app.contract import EngineReport
-from workers.engine_model.kv_blocks import KvBlocks
-from workers.engine_model.parameters import EngineParameters
-from workers.engine_model.sequence import Sequence
-from workers.engine_model.step import Step, timed
+
+from .engines import EngineParameters, Timing
+
+
+class Sequence:
+    """A prompt and the tokens that follow it.
+
+    The content of a block is an id: equal ids mean that the block and all before it hold the same
+    text. The ids of the first blocks are `prefix`; block `i` after them has `base + i`.
+
+    Args:
+        output_tokens: how many tokens it will generate.
+        priority: for vLLM's priority scheduling; lower goes first.
+        base: a number that no other text uses for its blocks.
+        prefix: ids of the blocks at the beginning that other requests may share.
+    """
+
+    __slots__ = (
+        "arrived",
+        "base",
+        "blocks",
+        "computed",
+        "held",
+        "hit_tokens",
+        "output_tokens",
+        "preemptions",
+        "prefix",
+        "priority",
+        "private",
+        "produced",
+        "prompt_tokens",
+        "registered",
+        "running",
+        "started",
+    )
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        priority: int = 0,
+        base: int = 0,
+        prefix: tuple[int, ...] = (),
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.priority = priority
+        self.base = base
+        self.prefix = prefix
+        self.arrived = 0
+        """Position in the order of arrival."""
+        self.computed = 0
+        """Tokens whose KV is in the cache."""
+        self.produced = 0
+        """Tokens generated."""
+        self.blocks = 0
+        """Blocks of KV that it occupies."""
+        self.held: list[int] = []
+        """Content of those blocks that others can use, in order."""
+        self.private = 0
+        """Number of the other blocks."""
+        self.registered = 0
+        """Blocks at the beginning whose content is known to the cache, or is a duplicate there."""
+        self.running = False
+        self.started = False
+        self.hit_tokens = 0
+        """Tokens that the prefix cache held when it began."""
+        self.preemptions = 0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return self.prompt_tokens + self.produced
+
+    @property
+    def missing(self) -> int:
+        """Tokens to compute before the next can be generated."""
+        return self.prompt_tokens + self.produced - self.computed
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of its tokens are generated."""
+        return self.produced >= self.output_tokens
+
+    def content(self, block: int) -> int:
+        """The id of a block's content."""
+        return self.prefix[block] if block < len(self.prefix) else self.base + block
+
+
+class KvBlocks:
+    """A number of blocks.
+
+    Args:
+        total: how many there are.
+        block_tokens: tokens in each.
+        caching: whether content is found again.
+    """
+
+    def __init__(self, total: int, block_tokens: int, caching: bool) -> None:
+        self.total = total
+        self.block_tokens = block_tokens
+        self._caching = caching
+        self._empty = total
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        """Content of blocks that nobody uses, the least recently used first."""
+        self._users: dict[int, int] = {}
+        """How many sequences use a block of this content."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return self._empty + len(self._unused)
+
+    @property
+    def used(self) -> int:
+        """Blocks that sequences occupy."""
+        return self.total - self.free
+
+    def find(self, sequence: Sequence) -> tuple[int, int]:
+        """How many blocks at the beginning are there, and how many of those nobody uses now.
+
+        At least one token is left to compute, because its result is the next token.
+        """
+        if not self._caching:
+            return 0, 0
+        users, unused, content = self._users, self._unused, sequence.content
+        idle = 0
+        most = (sequence.tokens - 1) // self.block_tokens
+        for block in range(most):
+            name = content(block)
+            if name in users:
+                continue
+            if name not in unused:
+                return block, idle
+            idle += 1
+        return most, idle
+
+    def use(self, sequence: Sequence, found: int) -> None:
+        """A sequence begins with the blocks that `find` found."""
+        for block in range(found):
+            name = sequence.content(block)
+            self._unused.pop(name, None)
+            self._users[name] = self._users.get(name, 0) + 1
+            sequence.held.append(name)
+        sequence.blocks = sequence.registered = found
+
+    def lacks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a sequence needs beyond its own to hold `tokens` tokens."""
+        return -(-tokens // self.block_tokens) - sequence.blocks
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a sequence the blocks for `tokens` tokens. Returns whether there were enough."""
+        more = self.lacks(sequence, tokens)
+        if more > 0:
+            if more > self.free:
+                return False
+            fresh = min(more, self._empty)
+            self._empty -= fresh
+            for _ in range(more - fresh):
+                self._unused.popitem(last=False)
+            sequence.blocks += more
+            sequence.private += more
+        if self._caching:
+            self._register(sequence, tokens // self.block_tokens)
+        return True
+
+    def _register(self, sequence: Sequence, full: int) -> None:
+        """From now on others find the blocks that are full."""
+        while sequence.registered < full:
+            name = sequence.content(sequence.registered)
+            sequence.registered += 1
+            if name in self._users:
+                continue  # a duplicate: somebody computed the same at the same time
+            if name in self._unused:
+                del self._unused[name]
+                self._empty += 1
+            self._users[name] = 1
+            sequence.held.append(name)
+            sequence.private -= 1
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence no longer needs its blocks."""
+        self._empty += sequence.private
+        for name in reversed(sequence.held):
+            if self._users[name] == 1:
+                del self._users[name]
+                self._unused[name] = None
+            else:
+                self._users[name] -= 1
+        sequence.held.clear()
+        sequence.blocks = sequence.private = sequence.registered = 0
+
+
+class Step(NamedTuple):
+    """One step; or, if nothing but time can change them, up to `repeats` equal ones."""
+
+    chunks: list[tuple[Sequence, int]]
+    """Sequences and how many of their tokens are computed, except those of `decoding`."""
+    decoding: list[Sequence]
+    """Sequences of which one token is computed and the next one generated."""
+    repeats: int
+    first_s: float
+    """Duration of the first step."""
+    growth_s: float
+    """How much longer each step takes than the one before it, because the contexts grow."""
+
+    def duration_s(self, steps: int) -> float:
+        """How long the first `steps` steps take."""
+        return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
+
+    def steps_by(self, elapsed_s: float) -> int:
+        """How many steps have ended when the one that runs `elapsed_s` after the start ends."""
+        low, high = 1, self.repeats
+        while low < high:
+            middle = (low + high) // 2
+            if self.duration_s(middle) >= elapsed_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+def timed(
+    timing: Timing,
+    chunks: list[tuple[Sequence, int]],
+    decoding: list[Sequence],
+    fresh: int,
+    repeats: int,
+) -> Step:
+    """A step with its duration. `fresh`: how many sequences begin in it."""
+    prefill = pairs = 0
+    for sequence, tokens in chunks:
+        prefill += tokens
+        pairs += tokens * sequence.computed + tokens * tokens // 2
+    context = sum(sequence.computed for sequence in decoding) if timing.context_token_ns else 0
+    first_s = (
+        timing.step_ms * 1e-3
+        + (
+            timing.prefill_token_us * prefill
+            + timing.decode_sequence_us * len(decoding)
+            + timing.new_sequence_us * fresh
+        )
+        * 1e-6
+        + timing.context_token_ns * context * 1e-9
+        + timing.prefill_context_token_ps * pairs * 1e-12
+    )
+    growth_s = timing.context_token_ns * len(decoding) * 1e-9
+    return Step(chunks, decoding, repeats, first_s, growth_s)
 
 
 class EngineModel:
