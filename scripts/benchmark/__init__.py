@@ -4,5 +4,5 @@
 side), `batching` (batchers in front of one system) and `order` (the order of work on one). All of
 them use `run` (a load through one of the `batchers`, on a server by `client` or on the model of an
 engine), `measurement` (the row of a run; `processes` and `engine_page` for what the system says of
-itself), `stats`, `tables`, `plot` and `report`.
+itself), `stats`, `tables` and `report`.
 """

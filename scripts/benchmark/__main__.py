@@ -4,7 +4,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 
 from . import interrupts
@@ -24,12 +23,6 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = parse(arguments)
     interrupts.install()
-    if options.plot_path is not None and find_spec("matplotlib") is None:
-        print(
-            "scripts/bench --plot draws with matplotlib: run `scripts/test unit` once",
-            file=sys.stderr,
-        )
-        return 2
     with ExitStack() as stack:
         # Short, because sockets live below it.
         folder = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)

@@ -18,7 +18,7 @@ from .engine_page import EnginePage
 from .errors import SystemFailed
 from .measurement import Row, describe, maker_for, measure, wanted_shape, warm_up
 from .options import Options
-from .report import write_document, write_picture
+from .report import write_document
 from .run import HttpEndpoint, Load, ModelEndpoint, Ran, Run, one_exchange
 from .stats import Ratio, loads_of, median, names_of, ratio, spread
 from .systems import System
@@ -136,7 +136,6 @@ def compare_batchers(options: Options, arguments: Sequence[str], system: System 
         "batch_ratios": [asdict(one) for one in found_ratios],
     }
     write_document(options.json_path, arguments, found)
-    write_picture(options.plot_path, rows, "End to end", lambda row: row.end_to_end.p50_ms)
     return 1 if any(row.errors for row in rows) else 0
 
 

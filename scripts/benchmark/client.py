@@ -44,7 +44,6 @@ class Shape:
     model: str
     max_tokens: int
     prompt_chars: int
-    sessions: int = 0
 
 
 class RequestMaker:
@@ -55,7 +54,6 @@ class RequestMaker:
         self.host = parts.hostname or "127.0.0.1"
         self.port = parts.port or 80
         self.shape = shape
-        self._seed = seed
         self._rng = random.Random(seed)
         self._head = (
             f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
@@ -64,11 +62,10 @@ class RequestMaker:
 
     def next(self, max_tokens: int = 0) -> bytes:
         """The bytes of the next request: header and body; ``max_tokens`` for this one only."""
-        session = self._rng.randrange(self.shape.sessions) if self.shape.sessions else None
         asked = {
             "model": self.shape.model,
             "temperature": 0,
-            "messages": [{"role": "user", "content": self._prompt(session)}],
+            "messages": [{"role": "user", "content": _words(self._rng, self.shape.prompt_chars)}],
             "max_tokens": max_tokens or self.shape.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -76,18 +73,7 @@ class RequestMaker:
             "ignore_eos": True,
         }
         body = json.dumps(asked, separators=(",", ":")).encode()
-        name = "" if session is None else f"x-session-id: bench-{self._seed}-{session}\r\n"
-        return self._head + f"{name}content-length: {len(body)}\r\n\r\n".encode() + body
-
-    def _prompt(self, session: int | None) -> str:
-        """Words of the wanted length; a session's turns share their first half, as conversations
-        do.
-        """
-        length = self.shape.prompt_chars
-        if session is None:
-            return _words(self._rng, length)
-        shared = _words(random.Random(f"{self._seed}/{session}"), length // 2)
-        return shared + _words(self._rng, length - len(shared))
+        return self._head + f"content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _words(rng: random.Random, length_chars: int) -> str:

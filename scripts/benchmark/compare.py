@@ -11,7 +11,7 @@ from .client import Shape
 from .measurement import Row, maker_for, measure, wanted_shape, warm_up
 from .options import Options
 from .processes import GENERATOR, Kind
-from .report import write_document, write_picture
+from .report import write_document
 from .run import HttpEndpoint, Load, Run
 from .stats import Measure, Ratio, loads_of, median, names_of, ratio, select, split_cost
 from .systems import System
@@ -74,7 +74,6 @@ def compare(options: Options, arguments: Sequence[str], systems: Sequence[System
         "costs": [asdict(cost) for cost in cost_model(cost_rows)],
     }
     write_document(options.json_path, arguments, found)
-    write_picture(options.plot_path, rows, "Time to first token", lambda row: row.ttft.p50_ms)
     return 1 if any(row.errors for row in rows + cost_rows) else 0
 
 

@@ -185,7 +185,7 @@ def wanted_shape(options: Options, system: System) -> Shape:
     """The run's shape, with the prompt's length in characters that makes the wanted number of
     tokens.
     """
-    base = Shape(system.model, options.max_tokens, prompt_chars=0, sessions=options.sessions)
+    base = Shape(system.model, options.max_tokens, prompt_chars=0)
 
     async def tokens_of(chars: int) -> int:
         shape = replace(base, prompt_chars=chars, max_tokens=2)

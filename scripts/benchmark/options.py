@@ -50,8 +50,8 @@ examples:
     scripts/bench --url http://127.0.0.1:8000/v1
   the same under 20 arrivals a second for half a minute:
     scripts/bench --url http://127.0.0.1:8000/v1 --rate 20 --duration-s 30
-  start everything, compare three systems, keep the figures and a picture:
-    scripts/bench --serve --against bare-vllm --against ray-serve-llm --json out.json --plot out.png
+  start everything, compare three systems, keep the figures:
+    scripts/bench --serve --against bare-vllm --against ray-serve-llm --json out.json
   what a token and a request cost, by kind of process:
     scripts/bench --serve --concurrency 32 --cost-model
   a peer alone:
@@ -148,8 +148,7 @@ class Options:
     duration_s: float = _option(10.0, "minimum length of each run (%(default)s)", type=float)
     max_tokens: int = _option(128, "output tokens per response (%(default)s)", type=_positive)
     prompt_tokens: int = _option(64, "approximate prompt length (%(default)s)", type=_positive)
-    sessions: int = _option(0, "send the x-session-id of one of N sessions", type=_positive)
-    seed: int = _option(0, "seed of prompts, sessions and arrivals (%(default)s)", type=int)
+    seed: int = _option(0, "seed of prompts and arrivals (%(default)s)", type=int)
 
     batching: tuple[Specification, ...] = _option(
         (),
@@ -196,9 +195,6 @@ class Options:
     )
     json_path: Path | None = _option(  # noqa: RUF009
         None, "write machine, versions, command and every row", "--json", type=Path, metavar="FILE"
-    )
-    plot_path: Path | None = _option(  # noqa: RUF009
-        None, "write a picture (PNG)", "--plot", type=Path, metavar="FILE"
     )
 
 
@@ -263,9 +259,7 @@ def _contradiction(given: dict[str, Any]) -> str | None:
         ),
         "--batching has no --cost-model": batching and given["cost_model"],
         "--order measures one system: give one": order and systems != 1,
-        "--order has no --batching, --cost-model or --plot": (
-            order and (batching or given["cost_model"] or given["plot_path"])
-        ),
+        "--order has no --batching or --cost-model": (order and (batching or given["cost_model"])),
         "--set needs --serve: it is for the service that this command starts": (
             given["settings"] and not given["serve"]
         ),

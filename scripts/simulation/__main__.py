@@ -6,19 +6,16 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 
-from scripts.benchmark.errors import SystemFailed
 from serve_app.errors import SettingsError
 
-from . import fitting, works
+from . import works
 from .arguments import make_parser
 from .figures import Figures, figures
 from .presets import PRESETS, cluster_of
-from .service import Outcome
 from .simulate import simulate
 from .table import show
 
@@ -27,29 +24,19 @@ def main(arguments: Sequence[str]) -> int:
     """The command; returns its exit status."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    wanted = (options.preset, options.work, options.fit or None, options.errors or None)
-    if sum(one is not None for one in wanted) != 1:
-        parser.error("give one of --preset, --work, --fit and --errors")
-    if options.plot_path is not None and find_spec("matplotlib") is None:
-        print(
-            "scripts/simulate --plot draws with matplotlib: run `scripts/test unit` once",
-            file=sys.stderr,
-        )
-        return 2
+    if (options.preset is None) == (options.work is None):
+        parser.error("give one of --preset and --work")
     console = Console(width=None if sys.stdout.isatty() else 130)
     try:
-        if options.fit or options.errors:
-            (fitting.fit_engine if options.fit else fitting.show_errors)(options, console)
-            return 0
         runs = _simulate(options, console)
-    except (SettingsError, SystemFailed) as error:
+    except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
     _write(options, arguments, runs)
     return 0
 
 
-def _simulate(options: Namespace, console: Console) -> list[tuple[Outcome, Figures]]:
+def _simulate(options: Namespace, console: Console) -> list[Figures]:
     chosen = PRESETS.get(options.preset)
     cluster = cluster_of(
         chosen,
@@ -59,7 +46,7 @@ def _simulate(options: Namespace, console: Console) -> list[tuple[Outcome, Figur
         options.ingresses,
         options.gather_ms,
     )
-    runs: list[tuple[Outcome, Figures]] = []
+    runs: list[Figures] = []
     for seed in options.seeds:
         plan = chosen.make(cluster, seed) if chosen else works.plan(options, cluster, seed)
         for policy in options.policy or ["hermes"]:
@@ -67,25 +54,18 @@ def _simulate(options: Namespace, console: Console) -> list[tuple[Outcome, Figur
             found = figures(outcome, seed, dict(plan.slos))
             title = f"{options.preset or options.work} · {policy} · seed {seed}"
             show(console, found, f"{title} · {cluster.engine.name}")
-            runs.append((outcome, found))
+            runs.append(found)
     return runs
 
 
-def _write(
-    options: Namespace, arguments: Sequence[str], runs: Sequence[tuple[Outcome, Figures]]
-) -> None:
+def _write(options: Namespace, arguments: Sequence[str], runs: Sequence[Figures]) -> None:
     if options.json_path is not None:
         document = {
             "command": ["scripts/simulate", *arguments],
-            "runs": [_without_nan(asdict(found)) for _, found in runs],
+            "runs": [_without_nan(asdict(found)) for found in runs],
         }
         options.json_path.write_text(json.dumps(document, indent=1) + "\n")
         print(f"wrote {options.json_path}", file=sys.stderr)
-    if options.plot_path is not None:
-        from . import plot  # matplotlib is among the packages of the tests
-
-        plot.draw(options.plot_path, [outcome for outcome, _ in runs])
-        print(f"wrote {options.plot_path}", file=sys.stderr)
 
 
 def _without_nan(value: Any) -> Any:

@@ -23,11 +23,10 @@ engines: {", ".join(engine_names())}, or a file of your own (NAME.json)
 
 examples:
   scripts/simulate --preset flood --policy hermes --policy fcfs
-  scripts/simulate --preset mixed --seeds 1,2,3 --json out.json --plot out.png
+  scripts/simulate --preset mixed --seeds 1,2,3 --json out.json
   scripts/simulate --work azure --load 0.9 --requests 5000 --policy hermes --policy fcfs
   scripts/simulate --preset clients --policy hermes --policy fcfs --policy oracle
-  scripts/simulate --work coding-agent --users 20 --engine estimate-h100-llama-8b --replicas 2
-  scripts/simulate --fit --measured mine.json --out mine-fitted.json
+  scripts/simulate --work sessions --engine estimate-h100-llama-8b --replicas 2
   scripts/simulate --preset two-tenants --engine estimate-h100-llama-8b --slots 128
 
 exit status: 0; 2 when something that is needed is missing"""
@@ -87,10 +86,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="how long a claim waits for more after the first arrival; live: not at all (0)",
     )
-    _add_fit(parser.add_argument_group("the engine's model"))
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, dest="json_path", metavar="FILE", help="all figures")
-    output.add_argument("--plot", type=Path, dest="plot_path", metavar="FILE", help="a PNG")
     return parser
 
 
@@ -105,61 +102,18 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
         ("--think-s", "think_s", 0.0, "mean time between an answer and the next request"),
         ("--prompt-tokens", "prompt_tokens", 200, "median, drawn log-normally (200)"),
         ("--output-tokens", "output_tokens", 150, "median, drawn log-normally (150)"),
-        ("--begin-h", "begin_h", 40.0, "servegen: hours from its beginning (40)"),
     )
     for name, field, default, text in numbers:
         work.add_argument(name, dest=field, type=float, default=default, metavar="X", help=text)
     counts = (
-        ("--requests", 0, "no more than so many (coding-agent: of each session)"),
-        ("--users", 0, "closed-loop: users (twice the slots); coding-agent: sessions"),
+        ("--requests", 0, "of a trace: no more than so many"),
+        ("--users", 0, "closed-loop: users (twice the slots)"),
         ("--tenants", 4, "where the work names none (4)"),
     )
     for name, default, text in counts:
         work.add_argument(name, type=_positive, default=default, metavar="N", help=text)
     work.add_argument(
-        "--model", default="m-small", metavar="NAME", help="servegen: m-small or deepseek-r1"
-    )
-    work.add_argument(
         "--until-s", type=float, metavar="S", help="stop there, whatever is still open"
-    )
-
-
-def _add_fit(model: argparse._ArgumentGroup) -> None:
-    """`--fit` and what it can be told."""
-    model.add_argument(
-        "--fit",
-        action="store_true",
-        help="fit the model to a real engine: vLLM with the tiny model, started here, or --url",
-    )
-    model.add_argument(
-        "--errors", action="store_true", help="compare --engine with what was measured"
-    )
-    model.add_argument(
-        "--measured",
-        type=Path,
-        metavar="FILE",
-        help="what was measured; --fit measures if it is absent (--errors: the engine's own)",
-    )
-    model.add_argument("--out", type=Path, metavar="FILE", help="where --fit writes the engine")
-    model.add_argument(
-        "--url", default="", help="fit a running endpoint with vLLM's /metrics beside it"
-    )
-    model.add_argument(
-        "--model-name", default="", metavar="NAME", help="with --url: the model's name there"
-    )
-    model.add_argument(
-        "--point-s",
-        type=float,
-        default=5.0,
-        metavar="S",
-        help="time for each of the 21 loads that are measured (5)",
-    )
-    model.add_argument(
-        "--rounds",
-        type=_positive,
-        default=1,
-        metavar="N",
-        help="how often all loads are measured, one after another; medians of the rounds count (1)",
     )
 
 

@@ -328,21 +328,11 @@ class EngineModel:
         sequence.arrived = self._arrivals
         self._queue(sequence)
 
-    def abort(self, sequence: Sequence) -> None:
-        """A sequence leaves before its end."""
-        if sequence.running:
-            self.running.remove(sequence)
-            sequence.running = False
-            self.kv.release(sequence)
-            return
-        self._waiting = [item for item in self._waiting if item[2] is not sequence]
-        heapq.heapify(self._waiting)
-
     def schedule(self) -> Step | None:
         """The next step; None if there is nothing to do.
 
-        `complete` must follow before anything is aborted; sequences may be added meanwhile, and
-        then no more of the step's repetitions may be completed than had begun.
+        `complete` must follow; sequences may be added meanwhile, and then no more of the step's
+        repetitions may be completed than had begun.
         """
         chunks: list[tuple[Sequence, int]] = []
         decoding: list[Sequence] = []

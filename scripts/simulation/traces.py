@@ -8,7 +8,7 @@ import json
 import os
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, islice
@@ -18,14 +18,10 @@ from typing import Any
 from serve_app.errors import SettingsError
 
 from .work import Work
-from .workloads import Lengths, bursts
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TICK_S = 3.0
 """Mooncake's times are multiples of this."""
-_CODING_BLOCK = 64
-_TEXT = 1 << 32
-"""Distance between the identities of the texts of two sessions."""
 
 
 def trace_file(name: str) -> Path:
@@ -116,108 +112,6 @@ def mooncake(
             prefix=tuple(islice(prefix, full)),
         )
         yield at_s, work
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A request of a session, and the time that passes between the answer before it and it."""
-
-    work: Work
-    think_s: float
-
-
-def coding_agent(cast: Cast, block_size: int) -> Iterator[Sequence[Turn]]:
-    """Sessions of coding agents; a subagent is a session of its own."""
-    number = 0
-    with trace_file("weka_dev_compact.jsonl").open() as file:
-        for line in file:
-            session = json.loads(line)
-            agents = [row for row in session["requests"] if row["type"] == "subagent"]
-            for requests in (session["requests"], *(row["requests"] for row in agents)):
-                number += 1
-                yield _turns(cast, f"{session['id']}-{number}", number, requests, block_size)
-
-
-def _turns(
-    cast: Cast, session: str, number: int, requests: Sequence[dict[str, Any]], block_size: int
-) -> list[Turn]:
-    tenant, name = cast.draw(session)
-    ratio = max(1, _CODING_BLOCK // block_size)
-    found: list[Turn] = []
-    for row in requests:
-        if row["type"] == "subagent":
-            continue
-        ids = (
-            number * _TEXT + block * ratio + part
-            for first, last in row["hash_ranges"]
-            for block in range(first, last + 1)
-            for part in range(ratio)
-        )
-        work = Work(
-            max(1, row["in"]),
-            max(1, row["out"]),
-            tenant=tenant,
-            session=session,
-            request_class=name,
-            prefix=tuple(islice(ids, row["in"] // block_size)),
-        )
-        found.append(Turn(work, row.get("think_time") or 0.0))
-    return found
-
-
-def servegen(
-    cast: Cast, model: str, begin_s: float, duration_s: float, rate_per_s: float
-) -> Iterator[tuple[float, Work]]:
-    """Uneven clients as tenants: their rates and burstiness are ServeGen's, scaled to `rate_per_s`
-    together; their lengths, which are not in the file, are drawn for each client.
-    """
-    chosen = list(_windows(model, begin_s, duration_s))
-    total = sum(window.rate_per_s * window.length_s for window in chosen) / duration_s
-    if not total:
-        raise SettingsError(f"servegen_client_rates.csv has nothing of {model} at {begin_s:.0f} s")
-    found: list[tuple[float, Work]] = []
-    for window in chosen:
-        rng = random.Random(f"{cast.seed}/{window.client}")
-        prompt, output = (
-            Lengths(rng.lognormvariate(5.3, 0.7)),
-            Lengths(rng.lognormvariate(4.6, 0.7)),
-        )
-        _, name = cast.draw(window.client)
-        seed = f"{cast.seed}/{window.client}/{window.at_s}"
-        drawn = random.Random(f"{seed}/lengths")
-        scaled = window.rate_per_s * rate_per_s / total
-        for at_s in bursts(scaled, max(window.cv, 0.1), window.length_s, seed, window.at_s):
-            work = Work(
-                prompt.draw(drawn),
-                output.draw(drawn),
-                tenant=f"client-{window.client}",
-                request_class=name,
-            )
-            found.append((at_s, work))
-    yield from sorted(found, key=lambda one: one[0])
-
-
-@dataclass(frozen=True)
-class _Window:
-    client: str
-    at_s: float
-    """From the beginning of what was chosen."""
-    length_s: float
-    rate_per_s: float
-    cv: float
-
-
-_WINDOW_S = 600.0
-
-
-def _windows(model: str, begin_s: float, duration_s: float) -> Iterator[_Window]:
-    with trace_file("servegen_client_rates.csv").open() as file:
-        for row in csv.DictReader(file):
-            at_s = float(row["window_start_s"]) - begin_s
-            rate_per_s = float(row["rate_rps"])
-            if row["model"] == model and 0 <= at_s < duration_s and rate_per_s:
-                length_s = min(_WINDOW_S, duration_s - at_s)
-                yield _Window(row["client"], at_s, length_s, rate_per_s, float(row["cv"]))
 
 
 Reader = Callable[[Cast, int], Iterator[tuple[float, Work]]]

@@ -1,15 +1,13 @@
 """The work that `--work` names: a trace, or arrivals drawn by a seed."""
 
-import asyncio
 import random
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator
 
 from . import traces
 from .presets import SLOS, Plan, capacity_per_s, speed_for
-from .service import Cluster, VirtualService
-from .traces import Cast, Turn
+from .service import Cluster
+from .traces import Cast
 from .work import Work
 from .workloads import (
     Lengths,
@@ -24,8 +22,6 @@ from .workloads import (
 
 WORKS = (
     *traces.TIMED,
-    "coding-agent",
-    "servegen",
     "poisson",
     "bursts",
     "closed-loop",
@@ -44,17 +40,9 @@ def plan(options: Namespace, cluster: Cluster, seed: int) -> Plan:
 
 def _source(options: Namespace, cluster: Cluster, seed: int) -> Source:
     cast = Cast(seed, options.tenants)
-    name, block_size = options.work, cluster.engine.block_size
-    if name == "coding-agent":
-        sessions = islice(traces.coding_agent(cast, block_size), options.users or None)
-        return _sessions(list(sessions), options, seed)
+    name = options.work
     if name in traces.TIMED:
-        return _timed(list(traces.TIMED[name](cast, block_size)), options, cluster)
-    if name == "servegen":
-        rate_per_s = options.rate_per_s or 5.0
-        begin_s = options.begin_h * 3600
-        found = traces.servegen(cast, options.model, begin_s, options.duration_s, rate_per_s)
-        return _timed(list(found), options, cluster)
+        return _timed(list(traces.TIMED[name](cast, cluster.engine.block_size)), options, cluster)
     return _drawn(name, options, cluster, cast)
 
 
@@ -91,22 +79,3 @@ def _timed(found: list[tuple[float, Work]], options: Namespace, cluster: Cluster
         return ((at_s / speed, work) for at_s, work in found)
 
     return schedule(faster)
-
-
-def _sessions(sessions: Sequence[Sequence[Turn]], options: Namespace, seed: int) -> Source:
-    """Sessions begin at random within `--duration-s`; their turns follow each other."""
-    rng = random.Random(seed)
-    begins_s = sorted(rng.random() * options.duration_s for _ in sessions)
-
-    async def speak(service: VirtualService, turns: Sequence[Turn]) -> None:
-        for turn in turns[: options.requests or None]:
-            await asyncio.sleep(turn.think_s / options.speed)
-            await service.submit(turn.work)
-
-    async def source(service: VirtualService) -> None:
-        async with asyncio.TaskGroup() as group:
-            for begin_s, turns in zip(begins_s, sessions, strict=True):
-                await asyncio.sleep(max(0.0, begin_s - service.now_s))
-                group.create_task(speak(service, turns))
-
-    return source

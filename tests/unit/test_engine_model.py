@@ -216,20 +216,6 @@ def test_the_least_recently_used_beginning_is_forgotten_first() -> None:
     assert hit(2000) == 16, "its end is forgotten before its beginning"
 
 
-def test_what_leaves_gives_its_blocks_back() -> None:
-    model = EngineModel(parameters())
-    running, waiting = Sequence(100, 30), Sequence(600, 30, base=9000)
-    for sequence in (running, waiting):
-        model.add(sequence)
-    step = model.schedule()
-    assert step is not None
-    model.complete(step)
-    model.abort(running)
-    model.abort(waiting)
-    assert model.idle
-    assert model.kv.used == 0
-
-
 def test_what_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         EngineModel(parameters(blocks=4)).add(Sequence(60, 5))

@@ -243,19 +243,6 @@ def test_the_gpus_are_the_drivers_and_of_those_the_chosen_ones(
         assert preflight.gpus() == count, chosen
 
 
-def test_a_benchmark_that_cannot_draw_says_so_before_it_measures() -> None:
-    hidden = (
-        "import sys; sys.modules['matplotlib'] = None; import scripts.benchmark.__main__ as bench; "
-    )
-    asked = f"{hidden} sys.exit(bench.main(['--url', 'http://127.0.0.1:1/v1', '--plot', 'x.png']))"
-    done = subprocess.run(
-        [sys.executable, "-c", asked], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "run `scripts/test unit` once" in done.stderr
-
-
 def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from scripts.simulation import traces
 from scripts.simulation.__main__ import main
 from scripts.simulation.presets import PRESETS, cluster_of
 from scripts.simulation.traces import Cast
-from serve_app.errors import SettingsError
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # a tool
@@ -34,14 +33,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"timestamp": 3000, "input_length": 64, "output_length": 9, "hash_ids": [0, 7]},
     ]
     (folder / "mooncake_conversation_div16.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    turn = {"type": "n", "in": 200, "out": 10, "hash_ranges": [[1, 3]], "think_time": 2.0}
-    agent = {"type": "subagent", "requests": [{**turn, "in": 64, "hash_ranges": [[9, 9]]}]}
-    session = {"id": "trace_1", "requests": [turn, agent, {**turn, "in": 260}]}
-    (folder / "weka_dev_compact.jsonl").write_text(json.dumps(session) + "\n")
-    (folder / "servegen_client_rates.csv").write_text(
-        "model,client,window_start_s,rate_rps,cv,pattern,p1,p2\n"
-        "m-small,0,600,9,1.0,Gamma,1,1\nm-small,1,600,1,4.0,Weibull,1,1\nother,2,600,50,1,Gamma,1,1\n"
-    )
     return tmp_path
 
 
@@ -58,27 +49,6 @@ def test_mooncake_gives_beginnings_that_are_the_same(data: Path) -> None:
     assert 0 <= first_s < 3 <= second_s < 6, "spread over the trace's ticks"
     assert first.prefix == (0, 1, 2, 3), "only blocks that are full"
     assert second.prefix == (0, 1, 14, 15)
-
-
-def test_a_subagent_is_a_session_of_its_own(data: Path) -> None:
-    main_agent, subagent = traces.coding_agent(CAST, 64)
-    assert [turn.work.prompt_tokens for turn in main_agent] == [200, 260]
-    assert [turn.think_s for turn in main_agent] == [2.0, 2.0]
-    assert main_agent[1].work.prefix[:3] == main_agent[0].work.prefix
-    assert len(subagent) == 1
-    assert len({turn.work.session for turn in (*main_agent, *subagent)}) == 2
-    assert not set(subagent[0].work.prefix) & set(main_agent[0].work.prefix)
-
-
-def test_servegen_gives_uneven_clients(data: Path) -> None:
-    found = list(traces.servegen(CAST, "m-small", 600, 600, 5.0))
-    tenants = [work.tenant for _, work in found]
-    assert set(tenants) == {"client-0", "client-1"}
-    assert tenants.count("client-0") > 5 * tenants.count("client-1")
-    assert len(found) == pytest.approx(3000, rel=0.2)
-    assert found == list(traces.servegen(CAST, "m-small", 600, 600, 5.0))
-    with pytest.raises(SettingsError, match="nothing of m-small at 9000 s"):
-        list(traces.servegen(CAST, "m-small", 9000, 600, 5.0))
 
 
 def test_classes_and_tenants_are_drawn_by_the_seed() -> None:
@@ -99,17 +69,16 @@ def test_an_absent_trace_is_one_clear_sentence(
     assert "is absent: scripts/fetch-data brings it" in line
 
 
-def test_the_command_prints_a_table_and_writes_the_figures_and_a_picture(
+def test_the_command_prints_a_table_and_writes_the_figures(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures, picture = data / "out.json", data / "out.png"
+    figures = data / "out.json"
     words = ["--work", "azure", "--policy", "hermes", "--policy", "fcfs"]
-    assert main([*words, "--json", str(figures), "--plot", str(picture)]) == 0
+    assert main([*words, "--json", str(figures)]) == 0
     assert "azure · fcfs · seed 1" in capsys.readouterr().out
     hermes, fcfs = json.loads(figures.read_text())["runs"]
     assert (hermes["policy"], fcfs["policy"]) == ("hermes", "fcfs")
     assert hermes["groups"][0]["tokens"] == 44 + 109
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @each("name", sorted(PRESETS))

@@ -7,10 +7,14 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
 
 import pytest
 
 from scripts.simulation import virtual_time
+from scripts.simulation.engine import VirtualEngine
+from scripts.simulation.engine_model import Sequence
 from scripts.simulation.engines import EngineParameters, Timing, engine_names, load_engine
 from scripts.simulation.figures import figures
 from scripts.simulation.service import Cluster, Outcome
@@ -190,6 +194,50 @@ def test_every_engine_of_the_repository_loads_and_says_where_its_figures_come_fr
     assert engine.name == name
     assert len(engine.source) > 20
     assert name.startswith("estimate-") == ("ESTIMATE" in engine.source)
+
+
+@pytest.mark.nightly  # a tool
+@pytest.mark.parametrize("users", [1, 8, 32, 128])
+def test_the_tiny_models_engine_is_as_far_from_what_was_measured_as_the_document_says(
+    users: int,
+) -> None:
+    parameters, seconds = load_engine("tiny-cpu"), 30.0
+    first_s: list[float] = []
+    each_s: list[float] = []
+    whole_s: list[float] = []
+
+    async def user(engine: VirtualEngine, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        for asked in range(1000):
+            began_s, came_s = loop.time(), list[float]()
+            sequence = Sequence(64, 128, base=-(1000 * number + asked + 1) << 20)
+            await engine.run(sequence, lambda: came_s.append(loop.time()))  # noqa: B023
+            if loop.time() > seconds:
+                return
+            first_s.append(came_s[0] - began_s)
+            each_s.append((loop.time() - came_s[0]) / 127)
+            whole_s.append(loop.time() - began_s)
+
+    async def main() -> None:
+        engine = VirtualEngine("e", parameters)
+        async with asyncio.TaskGroup() as group:
+            for number in range(users):
+                group.create_task(user(engine, number))
+
+    virtual_time.run(main())
+    modelled = (
+        f"{median(first_s) * 1e3:.1f}",
+        f"{median(each_s) * 1e3:.2f}",
+        f"{users * 128 / mean(whole_s):,.0f}",  # of a closed loop
+    )
+    print(users, modelled)
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {users} |"))
+    shown = [cell.partition(" / ")[2].partition(" ")[0] for cell in row.split(" | ")[1:4]]
+    for found, written in zip(modelled, shown, strict=True):
+        if written:
+            exact = float(written.replace(",", ""))
+            assert float(found.replace(",", "")) == pytest.approx(exact, rel=0.03)
 
 
 def test_an_engine_that_does_not_exist_is_named() -> None:
