@@ -6,11 +6,10 @@ import asyncio
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from scripts.simulation.engine_model import EngineModel, Step
+from scripts.simulation.engine import VirtualEngine
 from scripts.simulation.engine_model import Sequence as EngineSequence
 from scripts.simulation.engines import EngineParameters
 
@@ -106,72 +105,36 @@ class HttpEndpoint(Endpoint):
 
 
 class ModelEndpoint(Endpoint):
-    """The model of an engine on an event loop in virtual time. Steps that differ in their contexts
-    alone are made at once; an arrival cuts them short at the end of the step in which it comes.
-    """
+    """The model of an engine on an event loop in virtual time."""
 
     every_s = 0.05
 
     def __init__(self, parameters: EngineParameters) -> None:
         self._loop = asyncio.get_running_loop()
-        self._model = EngineModel(parameters)
-        self._request_s = parameters.timing.request_ms / 1e3
-        self._answers: dict[EngineSequence, tuple[Exchange, asyncio.Event]] = {}
-        self._arrived = asyncio.Event()
-        self._turning: asyncio.Task[None] | None = None
-        self._step: tuple[Step, float] | None = None
-        """The step under way, and when it began."""
+        self._engine = VirtualEngine(parameters.name, parameters)
+        self._answers: dict[EngineSequence, Exchange] = {}
 
     def now_s(self) -> float:
         return self._loop.time()
 
     async def answer(self, job: Job, exchange: Exchange) -> None:
-        await asyncio.sleep(self._request_s)
         # Each prompt is a text of its own: the prefix cache has none of it.
         base = -(job.number + 1) << 20
         sequence = EngineSequence(job.prompt_tokens, job.output_tokens, base=base)
-        self._model.add(sequence)
-        ended = asyncio.Event()
-        self._answers[sequence] = exchange, ended
-        self._arrived.set()
-        if self._turning is None or self._turning.done():
-            self._turning = self._loop.create_task(self._turn())
-        await ended.wait()
+        self._answers[sequence] = exchange
+        await self._engine.run(sequence, lambda: None)
+        del self._answers[sequence]
+        exchange.events = exchange.tokens = sequence.produced
+        exchange.finished_s = self.now_s()
 
     async def read(self) -> Reading:
-        found = self._model.metrics()
+        found = self._engine.metrics()
         return Reading(self.now_s(), *(found[f"vllm:{name}"] for name in GAUGES))
 
     def catch_up(self) -> None:
         """See `Endpoint`: count the steps that are over of those that are made at once."""
-        step, began_s = self._step or (None, 0.0)
-        over = step.steps_by(self.now_s() - began_s) - 1 if step else 0
-        growing = set(step.decoding) if step else set()
-        for sequence, (exchange, _) in self._answers.items():
-            exchange.events = sequence.produced + (over if sequence in growing else 0)
-
-    async def _turn(self) -> None:
-        """Make steps for as long as there is work."""
-        while (step := self._model.schedule()) is not None:
-            self._arrived.clear()
-            steps = await self._pass(step)
-            for sequence in self._model.complete(step, steps):
-                exchange, ended = self._answers.pop(sequence)
-                exchange.events = exchange.tokens = sequence.produced
-                exchange.finished_s = self.now_s()
-                ended.set()
-
-    async def _pass(self, step: Step) -> int:
-        """Wait until a step has ended, with as many of its repetitions as nobody interrupts."""
-        began_s = self.now_s()
-        self._step = step, began_s
-        with suppress(TimeoutError):
-            async with asyncio.timeout(step.duration_s(step.repeats)):
-                await self._arrived.wait()
-        steps = step.steps_by(self.now_s() - began_s)
-        await asyncio.sleep(began_s + step.duration_s(steps) - self.now_s())
-        self._step = None
-        return steps
+        for sequence, exchange in self._answers.items():
+            exchange.events = self._engine.produced(sequence)
 
 
 class Occupancy:

@@ -108,6 +108,13 @@ class VirtualEngine:
         """The engine is back, with an empty cache."""
         self._stopped = self._hangs = False
 
+    def produced(self, sequence: Sequence) -> int:
+        """How many tokens a sequence has now, in the middle of steps that are made at once, too."""
+        step = self._step
+        if step is None or sequence not in step.decoding:
+            return sequence.produced
+        return sequence.produced + step.steps_by(self._loop.time() - self._began_s) - 1
+
     def settle(self) -> None:
         """The simulation stops in the middle of this engine's steps: count those that are over."""
         step, elapsed_s = self._step, self._loop.time() - self._began_s

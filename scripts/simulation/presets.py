@@ -10,14 +10,12 @@ import msgspec
 from . import traces
 from .engines import load_engine
 from .figures import Slo
-from .service import Cluster
-from .simulate import Fault, simulate
+from .service import Cluster, Source, simulate
 from .work import Work
 from .workloads import (
     Kind,
     Lengths,
     Make,
-    Source,
     Talk,
     bursts,
     closed_loop,
@@ -44,7 +42,6 @@ class Plan(NamedTuple):
     sources: Sequence[Source]
     until_s: float | None = None
     slos: Mapping[str, Slo] = SLOS
-    faults: Sequence[Fault] = ()
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,33 @@ Ray (the call to a replica) and the engine.
 """
 
 import asyncio
-from collections import Counter
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from scripts.simulation.engine_model import Sequence
-from scripts.simulation.engines import EngineParameters
 from serve_app import timings
+from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
-from serve_app.contract import EngineReport, WorkerLease
+from serve_app.cluster.replicas import Replicas
+from serve_app.contract import EngineReport, WorkerLease, Written
+from serve_app.dispatch.dispatcher import Dispatcher
+from serve_app.dispatch.waits import Waits, WhyItWaits
+from serve_app.loops import backoff
 from serve_app.policy.classes import CLASSES
+from serve_app.policy.order import DEFAULT_RULES
+from serve_app.policy.placement import Placement
+from serve_app.policy.work import Work as Asked
+from serve_app.request_queue.entry import QueueEntry, decode_entry, encode_entry
 from workers.window import Window
 
-from .engine import VirtualEngine
-from .ingress import VirtualIngress
-from .queue import VirtualQueue
+from . import virtual_time
+from .engine import EngineStopped, VirtualEngine
+from .engine_model import Sequence as EngineSequence
+from .engines import EngineParameters
+from .policies import POLICIES
 from .virtual_time import VirtualClock
 from .work import Record, Work
 
@@ -71,6 +84,157 @@ class Outcome:
     """Tokens generated, by tenant."""
 
 
+class VirtualQueue:
+    """The queue of each class in memory, with the promises of the live one: oldest first, up to so
+    many of each class in one claim, and a claim that waits is answered by the first arrival.
+
+    All ingresses share it. A claim takes `claim_s`, as a round trip to Redis does. One that may
+    wait for arrivals and has some waits another `gather_s` for more.
+    """
+
+    def __init__(self, claim_s: float, gather_s: float = 0.0) -> None:
+        self._claim_s = claim_s
+        self._gather_s = gather_s
+        self._waiting: dict[str, deque[QueueEntry]] = {name: deque() for name in CLASSES}
+        self._blocked: deque[tuple[Sequence[str], asyncio.Future[list[QueueEntry]]]] = deque()
+        self._last_ids = dict.fromkeys(CLASSES, (0, 0))
+        self.round_trips = 0
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._waiting.values())
+
+    def enqueue(self, request_id: str, work: Work, now_ms: int) -> None:
+        """A request has been accepted."""
+        name = work.request_class
+        last_ms, last = self._last_ids[name]
+        self._last_ids[name] = entry_id = (now_ms, last + 1 if now_ms == last_ms else 0)
+        fields = encode_entry(
+            request_id,
+            work.tenant,
+            work.session,
+            now_ms + int(work.deadline_s * 1000),
+            Asked(work.prompt_tokens, work.max_tokens, f"chat/completions {work.kind}"),
+        )
+        raw = {key.encode(): str(value).encode() for key, value in fields.items()}
+        entry = decode_entry(f"queue:{name}", name, b"%d-%d" % entry_id, raw)
+        for place, (classes, answer) in enumerate(self._blocked):
+            if name in classes:
+                del self._blocked[place]
+                answer.set_result([entry])
+                return
+        self._waiting[name].append(entry)
+
+    async def claim(
+        self,
+        of_each: int,
+        classes: Sequence[str] = CLASSES,
+        wait: bool = True,
+    ) -> list[QueueEntry]:
+        """See `RequestQueue.claim`."""
+        self.round_trips += 1
+        await asyncio.sleep(self._claim_s)
+        taken = self._take(of_each, classes)
+        if not wait or (taken and not self._gather_s):
+            return taken
+        block_ms = timings.CLAIM_BLOCK_MS
+        taken = taken or await self._first(classes, block_ms)
+        if taken and self._gather_s:
+            await asyncio.sleep(self._gather_s)
+            taken += self._take(max(0, of_each - len(taken)), classes)
+        return taken
+
+    def _take(self, of_each: int, classes: Sequence[str]) -> list[QueueEntry]:
+        taken: list[QueueEntry] = []
+        for name in classes:
+            waiting = self._waiting[name]
+            taken += [waiting.popleft() for _ in range(min(of_each, len(waiting)))]
+        return taken
+
+    async def _first(self, classes: Sequence[str], block_ms: int) -> list[QueueEntry]:
+        answer: asyncio.Future[list[QueueEntry]] = asyncio.get_running_loop().create_future()
+        blocked = (classes, answer)
+        self._blocked.append(blocked)
+        try:
+            async with asyncio.timeout(block_ms / 1000):
+                return await answer
+        except TimeoutError:
+            return []
+        finally:
+            if blocked in self._blocked:
+                self._blocked.remove(blocked)
+
+
+class VirtualIngress:
+    """One ingress process: its dispatcher, and its view of the replicas."""
+
+    def __init__(self, service: "VirtualService", name: str, policy: str) -> None:
+        cluster = service.cluster
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self.name = name
+        self.replicas = Replicas()
+        self.waits = WhyItWaits()
+        self._version = -1
+        self._placement = Placement(
+            cluster.load_factor, cluster.virtual_nodes, cluster.max_running_requests
+        )
+        clock = RedisClock(VirtualClock(self._loop))
+        # The queue, the abandoned claims and the attempts are those of this file.
+        queue: Any = service.queue
+        this: Any = self
+        rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
+        self.dispatcher = Dispatcher(
+            queue, this, this, self.replicas, name, "session-1", clock, rules=rules
+        )
+        if policy != "hermes":
+            self.dispatcher._scheduler = POLICIES[policy](service.records)
+
+    async def take_over(self, *_: object) -> list[QueueEntry]:
+        """As `AbandonedClaims.take_over`: nothing is ever lost in this queue."""
+        return []
+
+    async def run(self, entry: QueueEntry) -> Written | None:
+        """As `Attempts.run`: attend to a request until it has ended."""
+        record = self._service.records[entry.request_id]
+        now_s = self._loop.time()
+        record.starts(now_s)
+        if record.arrived_s + record.work.deadline_s <= now_s:
+            record.expired = True
+            self._service.ended(record)
+            return None
+        refused = 0
+        while not await self._attempt(entry, record):
+            refused += 1
+            self.waits.now(entry.key, entry.request_id, Waits.AGAIN, self._loop.time())
+            await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, refused))
+            self.waits.over(entry.key)
+        self._service.ended(record)
+        return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
+
+    async def _attempt(self, entry: QueueEntry, record: Record) -> bool:
+        """Returns whether the request has all of its tokens."""
+        if self._version != self.replicas.version:
+            self._version = self.replicas.version
+            self._placement.rebuild(self.replicas.able())
+        try:
+            name = self._placement.choose(entry.session or entry.request_id)
+        except LookupError:
+            return False
+        record.attempts += 1
+        record.engine = name
+        self._placement.began(entry.request_id, name)
+        self.replicas.place(entry.request_id, name)
+        try:
+            await self._service.generate(record, name)
+            return True
+        except EngineStopped:
+            self.replicas.avoid(entry.request_id, self._loop.time())
+            return False
+        finally:
+            self._placement.ended(entry.request_id)
+            self.replicas.release(entry.request_id)
+
+
 class VirtualService:
     """Ingresses, queue and engines. Use it as an asynchronous context manager under
     `virtual_time.run`; `submit` work, and read the `outcome` at the end.
@@ -85,7 +249,7 @@ class VirtualService:
         """The requests in the order in which they were sent to engines."""
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
-        self._generating: dict[str, tuple[VirtualEngine, Sequence]] = {}
+        self._generating: dict[str, tuple[VirtualEngine, EngineSequence]] = {}
         self._texts = 0
         self.engines = [
             VirtualEngine(f"replica-{number}", cluster.engine) for number in range(cluster.replicas)
@@ -149,7 +313,7 @@ class VirtualService:
         self.started.append(record.request_id)
         engine, work = self._by_name[replica], record.work
         already = record.tokens
-        sequence = Sequence(
+        sequence = EngineSequence(
             work.prompt_tokens + already,
             work.output_tokens - already,
             CLASSES.index(work.request_class),
@@ -232,3 +396,56 @@ class VirtualService:
         for ingress in self._ingresses:
             ingress.replicas.serving(sorted(self._leased))
             ingress.dispatcher.on_members(Members(leases, workers, trusted=True, engines=reports))
+
+
+Source = Callable[[VirtualService], Awaitable[None]]
+"""Submits work until it is done. What it has submitted may still run then."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to an engine."""
+
+    kind: str
+    """`stop` or `hang`."""
+    at_s: float
+    engine: int = 0
+    back_after_s: float = 30.0
+
+
+def simulate(
+    cluster: Cluster,
+    sources: Sequence[Source],
+    policy: str = "hermes",
+    until_s: float | None = None,
+    faults: Sequence[Fault] = (),
+) -> Outcome:
+    """Run until all work has ended, or until `until_s`; what waits or runs then stays open."""
+    began_s = time.perf_counter()
+
+    async def work(service: VirtualService) -> None:
+        async with asyncio.TaskGroup() as group:
+            for source in sources:
+                group.create_task(_as_coroutine(source, service))
+        await service.all_ended()
+
+    async def main() -> Outcome:
+        async with VirtualService(cluster, policy) as service:
+            striking = [asyncio.create_task(_strike(service, fault)) for fault in faults]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_s):
+                    await work(service)
+            for task in striking:
+                task.cancel()
+        return service.outcome(time.perf_counter() - began_s)
+
+    return virtual_time.run(main())
+
+
+async def _as_coroutine(source: Source, service: VirtualService) -> None:
+    await source(service)
+
+
+async def _strike(service: VirtualService, fault: Fault) -> None:
+    await asyncio.sleep(fault.at_s)
+    await service.fault(fault.kind, fault.engine, fault.back_after_s)

@@ -3,14 +3,12 @@
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from .service import VirtualService
+from .service import Source, VirtualService
 from .work import Work
 
-Source = Callable[[VirtualService], Awaitable[None]]
-"""Submits work until it is done. What it has submitted may still run then."""
 Make = Callable[[random.Random], Work]
 
 

@@ -14,8 +14,7 @@ import pytest
 from scripts.benchmark.stats import percentile
 from scripts.simulation.figures import figures
 from scripts.simulation.presets import PRESETS, Plan, cluster_of
-from scripts.simulation.service import Outcome
-from scripts.simulation.simulate import simulate
+from scripts.simulation.service import Outcome, simulate
 from serve_app.errors import SettingsError
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES

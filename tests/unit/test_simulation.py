@@ -17,8 +17,7 @@ from scripts.simulation.engine import VirtualEngine
 from scripts.simulation.engine_model import Sequence
 from scripts.simulation.engines import EngineParameters, Timing, engine_names, load_engine
 from scripts.simulation.figures import figures
-from scripts.simulation.service import Cluster, Outcome
-from scripts.simulation.simulate import Fault, simulate
+from scripts.simulation.service import Cluster, Fault, Outcome, simulate
 from scripts.simulation.work import Work
 from scripts.simulation.workloads import (
     Kind,

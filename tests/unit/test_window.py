@@ -11,8 +11,7 @@ import pytest
 
 from scripts.benchmark.stats import percentile
 from scripts.simulation.presets import PRESETS, Plan, cluster_of
-from scripts.simulation.service import Outcome
-from scripts.simulation.simulate import simulate
+from scripts.simulation.service import Outcome, simulate
 from scripts.simulation.workloads import Kind, Lengths, open_loop, poisson
 from serve_app.contract import EngineReport
 from tests.unit.virtual_order import seeds
