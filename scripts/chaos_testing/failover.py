@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import random
@@ -19,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.chaos_testing.streams import Load, Stream, load
@@ -27,6 +26,8 @@ from scripts.local import ports, processes, surroundings
 from scripts.local.environment import ROOT
 from scripts.local.sentinels import Sentinels
 from serve_app.settings import Settings
+
+_EVENTS_PER_S = 50.0
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/chaos failover", description=__doc__)
     parser.add_argument("--strikes", type=int, default=5, help="kills in each case (5)")
     parser.add_argument("--streams", type=int, default=16, help="streams (16)")
-    parser.add_argument("--events-per-s", type=float, default=50, help="of each stream (50)")
     parser.add_argument(
         "--delays-ms", default="0", help="how late replicas get their data, with commas (0)"
     )
     parser.add_argument(
         "--min-replicas", default="1", help="values of min-replicas-to-write, with commas (1)"
     )
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args(arguments)
     options.cases = [
         Case(delay_ms, count)
@@ -153,7 +152,7 @@ async def measure(folder: Path, case: Case, options: argparse.Namespace) -> Outc
     outcome = Outcome(case)
     with group(folder, case) as sentinels:
         settings = Settings.model_validate({"redis": {"url": sentinels.url}})
-        async with load(settings, options.streams, options.events_per_s) as running:
+        async with load(settings, options.streams, _EVENTS_PER_S) as running:
             for _ in range(options.strikes):
                 outcome.failovers.append(one := await strike(sentinels, running))
                 print(
@@ -201,8 +200,6 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="failover-") as folder:
             outcomes.append(asyncio.run(measure(Path(folder), case, options)))
     print(table(outcomes))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
     return 0 if all(map(is_well, outcomes)) else 1
 
 

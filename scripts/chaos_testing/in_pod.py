@@ -46,7 +46,6 @@ class Judge:
 
     Args:
         tokens: of each stream.
-        compare: `before` or `record`; `auto`: find out.
     """
 
     def __init__(
@@ -54,13 +53,11 @@ class Judge:
         client: Client,
         http: httpx.AsyncClient,
         tokens: int,
-        compare: str,
         chance: random.Random,
     ) -> None:
         self._client = client
         self._http = http
         self._tokens = tokens
-        self._compare = compare
         self._chance = chance
         self._gate = asyncio.Semaphore(_LOOK_UPS)
         self._texts: dict[str, str] = {}
@@ -85,8 +82,7 @@ class Judge:
                 raise Unfit(f"before any fault: {told.failure or told.wrong[0]}")
         self._texts = {told.prompt: told.text for told in alone}
         same = all(told.text == self._texts[told.prompt] for told in together)
-        before = self._compare == "before" or (self._compare == "auto" and same)
-        self.compared_with = BEFORE if before else RECORD
+        self.compared_with = BEFORE if same else RECORD
 
     async def use(self, end: End) -> None:
         """One user, who sends stream after stream until the end, and at least one."""
@@ -195,7 +191,7 @@ async def run(options: argparse.Namespace, http: httpx.AsyncClient) -> int:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     client = Client(http, await _model(http), give_up_s=_ENDS_S)
-    judge = Judge(client, http, options.tokens, options.compare, random.Random(options.seed))
+    judge = Judge(client, http, options.tokens, random.Random(options.seed))
     await judge.expect()
     print(f"users={options.users} compared_with={judge.compared_with!r}", flush=True)
     telling = asyncio.create_task(judge.tell())
@@ -221,13 +217,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=13.0,
         help="after so long without a byte, a connection is broken; more than "
         "settings.ingress.heartbeat_s (13)",
-    )
-    add(
-        "--compare",
-        choices=("auto", "before", "record"),
-        default="auto",
-        help="compare each text with the one of before the faults, or with the service's own "
-        "record of the request (auto: before, if the model answers the same under load)",
     )
     return parser.parse_args(arguments)
 

@@ -124,13 +124,6 @@ def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> No
         else f"private, {server or 'from the pinned wheel'}"
     )
     print(f"  Redis: {redis}")
-    if ports.is_taken(6379):
-        print("  port 6379 is taken (a Redis or a Ray of yours): it is left alone")
-    if Path("/tmp/ray/ray_current_cluster").exists():
-        print(
-            "  a Ray was started on this machine before: it is left alone; ours has ports and a "
-            "folder of its own"
-        )
 
 
 def _still_runs(state_dir: Path) -> bool:

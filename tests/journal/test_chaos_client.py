@@ -147,7 +147,7 @@ async def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_re
             told.texts = {0: told.text + ("?" if len(asked) > len(PROMPTS) else "")}
 
         client.ask = otherwise  # type: ignore[method-assign]
-        judge = Judge(client, d.http, 5, "auto", random.Random(1))
+        judge = Judge(client, d.http, 5, random.Random(1))
         await judge.expect()
         assert judge.compared_with == RECORD
         client.ask = ask  # type: ignore[method-assign]
