@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from scripts.local import processes
-from scripts.local.claims import Claims
+from scripts.local.ports import Claims
 
 _CLAIMS = Claims("runs")
 _NUMBERS = range(1, 255)  # a byte of its networks' addresses

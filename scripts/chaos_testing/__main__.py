@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 
@@ -290,14 +290,10 @@ def start(state: Path, options: argparse.Namespace) -> service.Service:
     return running
 
 
-def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
-    """Ending this command by a signal also stops everything that it has started."""
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Run the command; returns its exit status."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    # Ending this command by a signal also stops everything that it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if sys.argv[1:2] == ["failover"]:
         return failover.main(sys.argv[2:])
     options = parse(sys.argv[1:])

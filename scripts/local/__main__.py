@@ -8,15 +8,16 @@ runs need no network.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from scripts.local import assignments, environment, preflight, surroundings
+from scripts.local import environment, preflight, surroundings
 from scripts.local.environment import ROOT
 
 
@@ -74,7 +75,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         default=[],
         dest="settings",
         metavar="NAME=VALUE",
-        type=assignments.assignment,
+        type=_assignment,
         help="change a setting (docs/settings.md), such as order.claim_ahead=2 or "
         "engine.args.max_model_len=2048",
     )
@@ -110,6 +111,18 @@ def _variable(text: str) -> tuple[str, str]:
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
     return name, value
+
+
+def _assignment(text: str) -> tuple[tuple[str, ...], object]:
+    """A setting's name in parts, and its value: JSON, or else the text itself."""
+    name, equals, value = text.partition("=")
+    names = tuple(name.split("."))
+    if not equals or not all(part.isidentifier() for part in names):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE, such as engine.kind=vllm")
+    try:
+        return names, json.loads(value)
+    except ValueError:
+        return names, value
 
 
 def main() -> int:
@@ -161,7 +174,7 @@ def up(options: argparse.Namespace, device: str) -> int:
     def tell(line: str) -> None:
         print(f"  {time.monotonic() - began:5.1f} s  {line}", flush=True)
 
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     running = None
     gpus = preflight.gpus() if device == "gpu" else 0
     try:
@@ -200,10 +213,6 @@ def up(options: argparse.Namespace, device: str) -> int:
             running.down()
 
 
-def _as_interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str, Any]:
     """The command line as settings that override `cluster/local_cpu.yaml`. `gpus`: how many this
     machine has.
@@ -229,7 +238,10 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
     if options.ingress_replicas:
         args["ingress"] = {"replicas": options.ingress_replicas}
     for names, value in options.settings:
-        assignments.assign(args, names, value)
+        section = args
+        for name in names[:-1]:
+            section = section.setdefault(name, {})
+        section[names[-1]] = value
     return args
 
 
