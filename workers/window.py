@@ -19,6 +19,10 @@ _FULL = 0.85
 """The share of its cache at which the window grows no more. What is free beyond it is needed until
 the next reading.
 """
+_ROOM = 0.5
+"""What waits while less of the cache is used waits for its prefill, which fewer slots would not
+hasten.
+"""
 _IN_USE = 0.9
 """The part of the window that counts as all of it."""
 _MORE = 1 / 32
@@ -54,18 +58,14 @@ class Window:
         if not engine.kv_tokens:  # an encoder keeps no KV
             return
         preempted = engine.preemptions > self._preemptions
-        waited, self._waited = self._waited, engine.waiting > _WAITING
+        used = engine.used_tokens / engine.kv_tokens
+        waited, self._waited = self._waited, used > _ROOM and engine.waiting > _WAITING
         self._preemptions = engine.preemptions
         self._calm -= 1
         if preempted or (waited and self._waited):
             if self._calm <= 0:
-                used = min(self.size, engine.running)
-                self.size = max(1, math.floor(_LESS * used))
+                self.size = max(1, math.floor(_LESS * min(self.size, engine.running)))
                 self._calm = _CALM_READINGS
-        elif (
-            self._calm <= 0
-            and engine.running >= _IN_USE * self.size
-            and engine.used_tokens < _FULL * engine.kv_tokens
-        ):
+        elif self._calm <= 0 and used < _FULL and engine.running >= _IN_USE * self.size:
             more = math.ceil(_MORE * self.size)
             self.size = min(self._most - self._spare, self.size + more)

@@ -50,7 +50,7 @@ def test_short_first_harms_nobody_on_azures_conversations(seed: int) -> None:
     print(f"mean wait {mean(oldest):.2f} s × {mean(order) / mean(oldest):.3f}, p99 × {p99:.3f}")
     assert mean(oldest) > 0.05, "nobody waits, so nothing is compared"
     assert mean(order) <= 1.02 * mean(oldest)
-    assert p99 <= 1.1
+    assert p99 <= 1.15, "spare slots stay free for short ones"
 
 
 @pytest.mark.nightly  # test_simulation.py: urgent requests do not wait for a flood

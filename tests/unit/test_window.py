@@ -48,11 +48,18 @@ def test_a_window_shrinks_once_by_what_runs_and_grows_again_while_it_is_used() -
 def test_sequences_that_wait_in_the_engine_shrink_it_if_they_wait_for_two_readings() -> None:
     its = Window(MOST)
     for waiting in (50, 0, 50, 0):
-        its.reported(report(0.5, 100, waiting))
+        its.reported(report(0.6, 100, waiting))
     assert its.slots == MOST
     for _ in range(2):
-        its.reported(report(0.5, 100, 50))
+        its.reported(report(0.6, 100, 50))
     assert its.size == 75
+
+
+def test_sequences_that_wait_for_their_prefill_do_not_shrink_it() -> None:
+    its = Window(MOST)
+    for _ in range(10):
+        its.reported(report(0.4, 20, 50))
+    assert its.slots == MOST
 
 
 def test_an_engine_that_is_started_again_or_keeps_no_kv_has_its_slots() -> None:
