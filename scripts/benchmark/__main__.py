@@ -12,9 +12,20 @@ from .compare import compare
 from .errors import SystemFailed
 from .options import Options, parse
 from .order import measure_order
-from .systems import System, existing, start_bare_vllm, start_own, start_ray_serve_llm
+from .systems import (
+    System,
+    existing,
+    start_bare_vllm,
+    start_own,
+    start_ray_direct,
+    start_ray_serve_llm,
+)
 
-_PEERS = {"bare-vllm": start_bare_vllm, "ray-serve-llm": start_ray_serve_llm}
+_PEERS = {
+    "bare-vllm": start_bare_vllm,
+    "ray-serve-llm": start_ray_serve_llm,
+    "ray-direct": start_ray_direct,
+}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from .batchers import ABOUT as ABOUT_BATCHERS
 from .batchers import DEFAULT, Specification
 from .batchers import parse as parse_batchers
 
-PEERS = ("bare-vllm", "ray-serve-llm")
+PEERS = ("bare-vllm", "ray-serve-llm", "ray-direct")
 ORDERS = ("backlog", "long-among-short")
 TINY_MODEL = str(Path(__file__).resolve().parents[2] / "workers/tiny_model")
 SLOTS = 4
@@ -54,6 +54,8 @@ examples:
     scripts/bench --serve --against bare-vllm --against ray-serve-llm --json out.json
   what a token and a request cost, by kind of process:
     scripts/bench --serve --concurrency 32 --cost-model
+  what the queue and the journal cost, on the simulated engine: beside Ray Serve alone:
+    scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
   a peer alone:
     scripts/bench --against bare-vllm --concurrency 1,8
   batchers side by side, in front of the engine alone, and in virtual time:
@@ -107,8 +109,9 @@ class Options:
     url: str = _option(
         "", "a running OpenAI endpoint (http://127.0.0.1:8000/v1)", group="what to measure"
     )
-    serve: bool = _option(
-        False, "start this repository's service (one engine replica)", action="store_true"
+    serve: bool = _option(False, "start this repository's service", action="store_true")
+    replicas: int = _option(
+        1, "with --serve and ray-direct: replicas of each kind (%(default)s)", type=_positive
     )
     against: tuple[str, ...] = _option(
         (), f"start it too: {', '.join(PEERS)}", action="append", choices=PEERS, metavar="PEER"

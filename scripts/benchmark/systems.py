@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from scripts.local import processes, surroundings
+from scripts.local import processes, ray_cluster, surroundings
 from scripts.local.ports import free_port, is_taken
 
+from . import ray_direct
 from .client import fetch
 from .errors import SystemFailed
 from .options import TINY_MODEL, Options
@@ -131,11 +132,14 @@ def existing(options: Options) -> System:
 
 
 def start_own(options: Options, folder: Path) -> System:
-    """This repository's service with one engine replica, by ``scripts/quickstart``."""
+    """This repository's service, by ``scripts/quickstart``; beside ray-direct with the simulated
+    engine, whose tokens that peer has, too.
+    """
     family = Family("hermes-serve", folder)
     port, state_dir = free_port(), folder / "state"
     quickstart = [str(REPOSITORY / "scripts/quickstart"), "--state-dir", str(state_dir)]
-    command = [*quickstart, "--detach", "--replicas", "1", "--ingress-replicas", "1"]
+    command = [*quickstart, "--detach"]
+    command += ["--replicas", str(options.replicas), "--ingress-replicas", str(options.replicas)]
     # The state folder does not stay.
     command += ["--port", str(port), "--kept-logs", str(REPOSITORY / ".hermes/bench-logs")]
     # The engine's metrics are read five times a second where a table has them.
@@ -144,7 +148,12 @@ def start_own(options: Options, folder: Path) -> System:
         if options.order or options.batching
         else ()
     )
-    for setting in (*fresh, *options.settings):
+    simulated = (
+        ("engine.kind=simulated", f"engine.args.tokens_per_s={ray_direct.TOKENS_PER_S}")
+        if "ray-direct" in options.against
+        else ()
+    )
+    for setting in (*fresh, *simulated, *options.settings):
         command += ["--set", setting]
     if options.model_path != TINY_MODEL:
         command += ["--model", options.model_path]
@@ -216,6 +225,23 @@ def start_ray_serve_llm(options: Options, folder: Path) -> System:
         return family.start(command, own_token | {"RAY_ADDRESS": f"127.0.0.1:{gcs_port}"})
 
     return _serving(family, start, port, model, options)
+
+
+def start_ray_direct(options: Options, folder: Path) -> System:
+    """Ray Serve's direct shape with the simulated engine's tokens, on a Ray of its own."""
+    state, port = folder / "direct", free_port()
+    state.mkdir()
+    pid = ray_direct.start_ray(state, port, options.replicas)
+    scope = Scope(marks=(str(state), str(ray_cluster.short_folder(state))))
+    url = f"http://127.0.0.1:{port}/v1"
+    system = System("ray-direct", url, ray_direct.MODEL, scope, lambda: ray_cluster.end(state, pid))
+    deadline_s = time.monotonic() + options.ready_timeout_s
+    while not fetch(f"{url}/models"):
+        if time.monotonic() > deadline_s:
+            system.end()
+            raise SystemFailed(f"ray-direct did not answer\n{processes.tail(state / 'ray.log')}")
+        time.sleep(0.25)  # a server tells nobody that it is ready
+    return system
 
 
 def _serving(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -183,4 +183,4 @@ def as_json(
         {"fault": s.name, "in_flight": s.in_flight, "pause_s": pause_s(s, all_told)}
         for s in strikes
     ]
-    return {**asdict(account), "strikes": struck}
+    return {**vars(account), "strikes": struck}

@@ -3,6 +3,10 @@
 
 It uses no framework's response class, because those run a task group and a disconnect listener per
 response. Ray Serve cancels this task when the client leaves.
+
+While the task waits for the next bytes of a stream, the follower calls `send` itself (`_push`). If
+`send` suspends there, because the client reads slowly, the task finishes that call (`_Suspended`)
+before it sends anything else, so the bytes always have one sender.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +38,26 @@ _EVENT_STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")]
 
 class _Overdue(Exception):
     """The deadline has passed while Redis was unreachable."""
+
+
+class _Suspended:
+    """A call of `send` that was begun outside of a task and waits for a future; awaiting this
+    finishes it.
+    """
+
+    __slots__ = ("_call", "_future")
+
+    def __init__(self, call: Generator[Any, Any, None], future: Any) -> None:
+        self._call = call
+        self._future = future
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._future
+        yield from self._call
+
+    def close(self) -> None:
+        """The client is gone: the call is not finished."""
+        self._call.close()
 
 
 class ResponseStart(dict[str, Any]):
@@ -103,6 +127,9 @@ class Answer:
         """
         self._task: asyncio.Task[Any] | None = None
         self._cut = False
+        self._asgi_send: Send | None = None
+        self._suspended: _Suspended | None = None
+        self._send_error: BaseException | None = None
 
     def cut(self) -> None:
         """The client no longer reads: treat it as disconnected."""
@@ -133,6 +160,9 @@ class Answer:
                 self._follower.request_id,
             )
         finally:
+            self._follower.push = None
+            if self._suspended is not None:
+                self._suspended.close()
             if self._alarm is not None:
                 self._alarm.cancel()
             self._disconnects.left(self._follower, departed)
@@ -172,13 +202,15 @@ class Answer:
         reader = self._follower.reader
         held: list[bytes] = []  # the response is not a stream, so its status may still change
         while True:
+            await self._finish_push()
             ended = (
                 reader.ending is not None
             )  # set before sending, because more bytes can arrive meanwhile
             body = reader.take()
-            if reader.head is not None and reader.head.streamed:
+            if reader.streams and reader.head is not None:
                 if body:
                     await self._send(send, reader.head, body)
+                    self._asgi_send, self._follower.push = send, self._push
             elif body:
                 held.append(body)
             if reader.more and ended:  # a long transcript: the next piece, once this one is sent
@@ -192,6 +224,33 @@ class Answer:
                 await self._expire()
             else:
                 await self._follower.wait()
+
+    def _push(self) -> bool:
+        """Send what the reader holds, while the task only waits. False: the task must go on."""
+        reader = self._follower.reader
+        if reader.ending is not None or reader.held_bytes > PIECE_BYTES:
+            return False
+        assert self._asgi_send is not None
+        self.sending_since_s = self._last_sent_s = SYSTEM.monotonic_s()
+        message = {"type": "http.response.body", "body": reader.take(), "more_body": True}
+        try:
+            call = self._asgi_send(message).__await__()
+            self._suspended = _Suspended(call, next(call))
+        except StopIteration:
+            self.sending_since_s = math.inf
+            return True
+        except BaseException as error:  # it belongs to this answer's task, not to the subscription
+            self._send_error = error
+        return False
+
+    async def _finish_push(self) -> None:
+        """Finish a call of `send` that was pushed."""
+        if self._send_error is not None:
+            raise self._send_error
+        if self._suspended is not None:
+            suspended, self._suspended = self._suspended, None
+            await suspended
+            self.sending_since_s = math.inf
 
     async def _finish(self, send: Send, held: bytes) -> None:
         """Send the last bytes: of the engine's response, or an error of ours in a format that still

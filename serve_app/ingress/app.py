@@ -30,7 +30,7 @@ def build_app(
     connections: ConnectionLimit,
     max_header_bytes: int,
     telemetry: Telemetry,
-) -> FastAPI:
+) -> Guard:
     """The ASGI application of one ingress process.
 
     Args:
@@ -46,14 +46,7 @@ def build_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RequestRefused, _refused_handler(telemetry))
-    app.add_middleware(
-        Guard,
-        api_keys=api_keys,
-        connections=connections,
-        max_header_bytes=max_header_bytes,
-        telemetry=telemetry,
-    )
-    return app
+    return Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
 
 
 def _refused_handler(telemetry: Telemetry) -> Callable[[Request, Exception], Awaitable[Response]]:

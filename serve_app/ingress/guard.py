@@ -13,7 +13,7 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.inference import Scope
+from serve_app.ingress.inference import InferenceEndpoint, Scope
 from serve_app.ingress.refusals import Send, note_refusal, send_refusal
 from serve_app.ingress.uploads import Receive
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
@@ -29,17 +29,23 @@ _METRICS_PATH = "/metrics"
 
 
 class Guard:
-    """ASGI middleware. It sets `scope["state"]["tenant"]` to the request's tenant."""
+    """ASGI middleware. It sets `scope["state"]["tenant"]` to the request's tenant.
+
+    Inference requests go straight to their endpoint, because every layer of the framework wraps
+    `send`, and each token would pass them all.
+    """
 
     def __init__(
         self,
         app: Any,
+        inference: InferenceEndpoint,
         api_keys: ApiKeys,
         connections: ConnectionLimit,
         max_header_bytes: int,
         telemetry: Telemetry,
     ) -> None:
         self._app = app
+        self._inference = inference
         self._api_keys = api_keys
         self._connections = connections
         self._max_header_bytes = max_header_bytes
@@ -72,8 +78,9 @@ class Guard:
             tenant = self._api_keys.tenant(authorization)
             scope["state"] = {**scope.get("state", {}), "tenant": tenant}
             if path in INFERENCE_PATHS:  # short requests, such as `DELETE`, are not limited
+                app = self._inference if scope["method"] == "POST" else self._app
                 with self._connections.hold(tenant):
-                    await self._app(scope, receive, send)
+                    await app(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

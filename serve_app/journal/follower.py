@@ -1,5 +1,8 @@
 """Follows one journal for one connection: with wake-ups, and with the stream if a wake-up was
 missed.
+
+New bytes go straight to the client (`push`) while the connection's task only waits for them: a task
+switch for every token would cost more than the send. Everything else wakes the task.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ class Follower:
     __slots__ = (
         "_bulk",
         "_clock",
+        "_idle",
         "_woken",
         "due_at",
         "fed_at",
         "on_begun",
+        "push",
         "reader",
         "request_id",
         "stale",
@@ -53,13 +58,26 @@ class Follower:
         """When to stop waiting for an answer from Redis, by the event loop's clock."""
         self.on_begun: Callable[[], None] | None = None
         """Called once, when a worker has started the request or none will."""
+        self.push: Callable[[], bool] | None = None
+        """Sends what the reader holds, outside of the connection's task; False if that task must
+        run.
+        """
         self._bulk = bulk
+        self._idle = False
         self._woken = asyncio.Event()
 
     def wake(self, stale: bool = False) -> None:
         """The reader has something new or, if `stale`, the stream may have."""
         self.stale = self.stale or stale
         self._woken.set()
+
+    def deliver(self, entry: Entry, now_s: float) -> None:
+        """An entry that follows directly on what the reader has (hot path)."""
+        self.feed([entry])
+        if self._idle and self.push is not None and not self._woken.is_set() and self.push():
+            self.fed_at = now_s
+        else:
+            self._woken.set()
 
     def begun(self) -> None:
         """The request no longer waits, or nobody is left to observe it."""
@@ -72,7 +90,11 @@ class Follower:
         longer.
         """
         self.fed_at = min(self.fed_at, self._clock.monotonic_s())
-        await self._woken.wait()
+        self._idle = True
+        try:
+            await self._woken.wait()
+        finally:
+            self._idle = False
         self._woken.clear()
         self.fed_at = self._clock.monotonic_s()
         if self.on_begun is not None and (

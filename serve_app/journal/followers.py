@@ -111,13 +111,13 @@ class Followers:
                 "journal: dropping a malformed wake-up: %r", error
             )  # the check for silence finds its content
             return
+        now_s = self._clock.monotonic_s()
         for request_id, entry in wakes:
             for follower in self._followers.get(request_id, ()):
                 if follower.reader.full:  # its client does not read: leave it in the stream
                     follower.wake(stale=True)
                 elif follower.reader.contiguous(entry):
-                    follower.feed([entry])
-                    follower.wake()
+                    follower.deliver(entry, now_s)
                 elif entry.id > follower.reader.position:
                     follower.wake(stale=True)
 

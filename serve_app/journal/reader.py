@@ -30,7 +30,6 @@ class JournalReader:
         "_body",
         "_bytes_at",
         "_event",
-        "_held_bytes",
         "_passed_bytes",
         "_passed_event",
         "_pieces",
@@ -40,7 +39,9 @@ class JournalReader:
         "ending",
         "facts",
         "head",
+        "held_bytes",
         "position",
+        "streams",
     )
 
     def __init__(self, seen: int = 0, position: EntryId = BEGINNING) -> None:
@@ -50,8 +51,11 @@ class JournalReader:
         self.attempt: AttemptFacts | None = None
         self.attempts = 0
         self.ending: Ending | None = None
+        self.streams = False
+        """Whether the response is a stream of events; False while its head is unknown."""
+        self.held_bytes = 0
+        """How many bytes wait to be taken."""
         self._body: list[bytes] = []
-        self._held_bytes = 0
         self._pieces: Pieces | None = None
         self._bytes_at = BEGINNING
         self._event = 0
@@ -74,7 +78,7 @@ class JournalReader:
         """Whether so many bytes wait to be taken that no more entries should be fed; they remain in
         the stream.
         """
-        return self._held_bytes > _HOLD_BYTES
+        return self.held_bytes > _HOLD_BYTES
 
     @property
     def more(self) -> bool:
@@ -87,7 +91,7 @@ class JournalReader:
             return self._next_piece(self._pieces)
         body = b"".join(self._body)
         self._body.clear()
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._passed_bytes += len(body)
         self._passed_event = max(self._passed_event, self._event)
         return body
@@ -124,7 +128,8 @@ class JournalReader:
             self.ending = Ending(State.FAILED, Reason.JOURNAL_LOST, None)
             return
         self.position = entry.id
-        self.head = self.head or entry.head
+        if self.head is None and (head := entry.head) is not None:
+            self.head, self.streams = head, head.streamed
         if entry.id == REQUEST_ID:
             self.facts = decode_facts(entry, RequestFacts)
         elif entry.ends:
@@ -157,7 +162,7 @@ class JournalReader:
             self._event = events
         if body:
             self._body.append(body)
-            self._held_bytes += len(body)
+            self.held_bytes += len(body)
 
     def _end(self, entry: Entry, packed: bytes | None) -> None:
         summary = entry.summary
@@ -172,7 +177,7 @@ class JournalReader:
             # Earlier entries were trimmed: the transcript replaces everything that this reader
             # has not passed on.
             self._body.clear()
-            self._held_bytes = 0
+            self.held_bytes = 0
             self._pieces = (
                 Pieces(packed, self._passed_event)
                 if entry.events

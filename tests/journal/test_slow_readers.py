@@ -194,7 +194,7 @@ async def test_a_follower_whose_client_does_not_read_leaves_the_rest_in_the_stre
             while attempt.pending:
                 await asyncio.sleep(0)
         await eventually(lambda: follower.reader.full)
-        assert follower.reader._held_bytes < 2 * _HOLD_BYTES
+        assert follower.reader.held_bytes < 2 * _HOLD_BYTES
         attempt.finish(State.COMPLETED, None, _summary(), 1)
         await attempt.closed
         got = await everything(follower)
