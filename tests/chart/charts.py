@@ -22,31 +22,6 @@ STAGES = ("single-gpu", "multi-gpu", "multi-node", "cpu")
 
 Document = dict[str, Any]
 
-NAMED: Document = {
-    "image": {"repository": "registry.example/hermes-serve"},
-    "auth": {"existingSecret": "hermes-keys"},
-    "redis": {"internal": {"existingSecret": "hermes-redis"}},
-    "settings": {"model": {"name": "big", "source": "/models/big"}},
-    "weights": {"existingClaim": "models"},
-}
-"""Values that every installation must set."""
-
-EVERYTHING: Document = {
-    "hub": {"access": True, "existingSecret": "hermes-hub"},
-    "redis": {"internal": {"exporter": {"enabled": True}}},
-    "ingress": {"enabled": True, "host": "llm.example.org", "tlsSecret": "llm-tls"},
-    "monitoring": {"podMonitors": True, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
-    "weights": {"create": True, "existingClaim": "", "readOnly": False},
-    "networkPolicy": {
-        "servingFrom": [
-            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
-        ]
-    },
-    "image": {"pullSecrets": ["registry"]},
-    "cpuLimits": True,
-}
-"""Values that enable every optional part."""
-
 
 class Loader(yaml.CSafeLoader):
     """Refuses duplicate keys, as Kubernetes does and YAML parsers do not."""
@@ -59,24 +34,69 @@ class Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def merged(base: Document, *changes: Document) -> Document:
-    """`base` with the changes laid over it, as Helm merges values."""
-    result = copy.deepcopy(base)
+def merged(*changes: Document) -> Document:
+    """Values laid over each other, as Helm merges them. A name may be a path, as of `--set`."""
+    result: Document = {}
     for change in changes:
-        for key, value in change.items():
-            old = result.get(key)
-            result[key] = (
-                merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-            )
+        for path, value in change.items():
+            first, *names = path.split(".")
+            for name in reversed(names):
+                value = {name: value}
+            _lay_over(result, {first: value})
     return result
+
+
+def _lay_over(result: Document, change: Document) -> None:
+    for key, value in change.items():
+        if isinstance(result.get(key), dict) and isinstance(value, dict):
+            _lay_over(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+
+
+NAMED = merged(
+    {
+        "image.repository": "registry.example/hermes-serve",
+        "auth.existingSecret": "hermes-keys",
+        "redis.internal.existingSecret": "hermes-redis",
+        "settings.model": {"name": "big", "source": "/models/big"},
+        "weights.existingClaim": "models",
+    }
+)
+"""Values that every installation must set."""
+INGRESS_NGINX = {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}
+EVERYTHING: Document = {
+    "hub": {"access": True, "existingSecret": "hermes-hub"},
+    "redis.internal.exporter.enabled": True,
+    "ingress": {"enabled": True, "host": "llm.example.org", "tlsSecret": "llm-tls"},
+    "monitoring.podMonitors": True,
+    "monitoring.rules.enabled": True,
+    "monitoring.dashboard.enabled": True,
+    "weights": {"create": True, "existingClaim": "", "readOnly": False},
+    "networkPolicy.servingFrom": [{"namespaceSelector": INGRESS_NGINX}],
+    "image.pullSecrets": ["registry"],
+    "cpuLimits": True,
+}
+"""Values that enable every optional part."""
+ELSEWHERE = {"redis.internal.enabled": False, "redis.external.enabled": True}
+EXTERNAL: Document = {
+    **ELSEWHERE,
+    "redis.external.existingSecret": "redis-url",
+    "redis.external.gcsAddress": "redis.example.org:6379",
+    "redis.external.cidrs": ["10.1.2.3/32"],
+}
+TLS = {
+    "redis.external.caKey": "ca.pem",
+    "redis.external.gcsAddress": "rediss://redis.example.org:6379",
+}
+HA: Document = yaml.safe_load((CHART / "values-ha.yaml").read_text())
 
 
 def stage_values(stage: str) -> Document:
     """A stage's file, plus the values that every installation must set; the file takes
     precedence.
     """
-    own = yaml.safe_load((CHART / f"values-{stage}.yaml").read_text())
-    return merged(NAMED, own)
+    return merged(NAMED, yaml.safe_load((CHART / f"values-{stage}.yaml").read_text()))
 
 
 def rendered(values: Document, name: str = "hermes", namespace: str = "prod") -> dict[str, str]:
@@ -116,6 +136,25 @@ def one(objects: list[Document], kind: str, name: str = "") -> Document:
     return found[0]
 
 
+def cluster_of(objects: list[Document]) -> Document:
+    """The Ray cluster of a release."""
+    found: Document = one(objects, "RayService")["spec"]["rayClusterConfig"]
+    return found
+
+
+def ray_groups(objects: list[Document]) -> dict[str, Document]:
+    """Its head and its worker groups, by name."""
+    cluster = cluster_of(objects)
+    workers = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+    return {"head": cluster["headGroupSpec"], **workers}
+
+
+def environment(template: Document) -> dict[str, str]:
+    """The values of a pod's variables; empty where they come from elsewhere."""
+    variables = template["spec"]["containers"][0].get("env", [])
+    return {item["name"]: item.get("value", "") for item in variables}
+
+
 def pod_templates(objects: list[Document]) -> dict[str, Document]:
     """Every pod that the release starts, by component, with the labels that KubeRay adds."""
     templates = {}
@@ -126,21 +165,12 @@ def pod_templates(objects: list[Document]) -> dict[str, Document]:
             templates["test"] = item
         if item["kind"] == "Job":
             templates["uninstall"] = item["spec"]["template"]
-        if item["kind"] == "RayService":
-            cluster = item["spec"]["rayClusterConfig"]
-            head = copy.deepcopy(cluster["headGroupSpec"]["template"])
-            head["metadata"]["labels"] |= {
-                "ray.io/node-type": "head",
-                "ray.io/cluster": "hermes-abcde",
-            }
-            templates["head"] = head
-            for group in cluster["workerGroupSpecs"]:
-                template = copy.deepcopy(group["template"])
-                template["metadata"]["labels"] |= {
-                    "ray.io/node-type": "worker",
-                    "ray.io/cluster": "hermes-abcde",
-                }
-                templates[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template
+    for name, group in ray_groups(objects).items():
+        template = copy.deepcopy(group["template"])
+        labels = template["metadata"]["labels"]
+        labels["ray.io/node-type"] = "head" if name == "head" else "worker"
+        labels["ray.io/cluster"] = "hermes-abcde"
+        templates[labels["app.kubernetes.io/component"]] = template
     return templates
 
 

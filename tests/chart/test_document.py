@@ -12,6 +12,7 @@ import yaml
 
 from tests.chart.charts import (
     CHART,
+    HA,
     NAMED,
     ROOT,
     Document,
@@ -19,7 +20,6 @@ from tests.chart.charts import (
     merged,
     rendered,
 )
-from tests.chart.test_objects import HA
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # it concerns a document

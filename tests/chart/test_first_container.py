@@ -10,15 +10,17 @@ from pathlib import Path
 from scripts.local import processes, redis_server
 from scripts.local.environment import ROOT, VENV
 from tests.chart.charts import (
+    EXTERNAL,
+    HA,
     NAMED,
     STAGES,
+    TLS,
     Document,
     documents,
     merged,
     pod_templates,
     stage_values,
 )
-from tests.chart.test_objects import EXTERNAL, HA, TLS
 from tests.tables import each
 
 GCS = {"HERMES_GCS_REDIS", "HERMES_GCS_REDIS_USER", "HERMES_GCS_REDIS_PASSWORD"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.chart.charts import (
     EVERYTHING,
+    EXTERNAL,
     Document,
     documents,
     merged,
@@ -11,7 +12,6 @@ from tests.chart.charts import (
     pod_templates,
     stage_values,
 )
-from tests.chart.test_objects import EXTERNAL
 from tests.chart.test_references import matches
 from tests.tables import Failures, each
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chart.charts import NAMED, Document, merged, rendered, stage_values
-from tests.chart.test_objects import HA
+from tests.chart.charts import HA, NAMED, Document, merged, rendered, stage_values
 from tests.tables import each
 
 

@@ -12,8 +12,7 @@ import yaml
 from scripts.local.environment import ROOT
 from serve_app.settings.redis_address import sentinel_address
 from tests.chart import kinds
-from tests.chart.charts import NAMED, Document, documents, merged, one, pod_templates
-from tests.chart.test_objects import HA
+from tests.chart.charts import HA, NAMED, Document, documents, merged, one, pod_templates
 from tests.chart.test_redis import USERS, config_of, users
 
 VALUES: Any = yaml.safe_load((ROOT / "helm" / "redis-ha.yaml").read_text())

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.chart.charts import (
     EVERYTHING,
+    EXTERNAL,
     NAMED,
     Document,
     documents,
@@ -19,7 +20,7 @@ from tests.chart.charts import (
     rendered,
     stage_values,
 )
-from tests.chart.test_objects import EVERY, EXTERNAL, release
+from tests.chart.test_objects import EVERY, release
 from tests.tables import each
 
 DECLARED = {

@@ -13,9 +13,11 @@ import yaml
 
 from serve_app.settings import Settings, load_settings
 from tests.chart.charts import (
+    EXTERNAL,
     NAMED,
     ROOT,
     STAGES,
+    TLS,
     Document,
     Loader,
     documents,
@@ -24,7 +26,6 @@ from tests.chart.charts import (
     pod_templates,
     stage_values,
 )
-from tests.chart.test_objects import EXTERNAL, TLS
 from tests.tables import each
 
 
