@@ -13,6 +13,7 @@ from tests.chart.charts import (
     EXTERNAL,
     NAMED,
     Document,
+    cluster_of,
     documents,
     merged,
     one,
@@ -24,13 +25,7 @@ from tests.chart.test_objects import EVERY, release
 from tests.tables import each
 
 DECLARED = {
-    "hermes-keys",
-    "hermes-redis",
-    "hermes-hub",
-    "redis-url",
-    "llm-tls",
-    "registry",
-    "models",
+    *("hermes-keys", "hermes-redis", "hermes-hub", "redis-url", "llm-tls", "registry", "models"),
 }
 """Secrets and claims that exist according to the values of these tests."""
 
@@ -70,17 +65,26 @@ def containers(objects: list[Document]) -> Iterator[tuple[str, Document]]:
             yield component, container
 
 
+def matches_one_of(selector: Document, objects: list[Document], *more: Document) -> bool:
+    """Whether a selector finds a pod of the release, or one with the labels `more`."""
+    labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
+    return any(matches(selector, of_pod) for of_pod in (*labels, *more))
+
+
+def of_kind(objects: list[Document], kind: str) -> list[Document]:
+    return [item for item in objects if item["kind"] == kind]
+
+
 @each("stage, variant", EVERY)
 def test_every_selector_finds_a_pod(stage: str, variant: str) -> None:
     objects = release(stage, variant)
-    labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
     for item in objects:
         spec = item.get("spec", {})
         selector = spec.get("podSelector", spec.get("selector"))
         if item["kind"] == "Service":
             selector = {"matchLabels": selector}
         if item["kind"] != "ServiceMonitor" and selector:
-            assert any(matches(selector, of_pod) for of_pod in labels), item["metadata"]["name"]
+            assert matches_one_of(selector, objects), item["metadata"]["name"]
 
 
 @each("stage, variant", EVERY)
@@ -88,49 +92,46 @@ def test_every_peer_of_a_network_policy_is_a_pod_of_ours_or_a_namespace(
     stage: str, variant: str
 ) -> None:
     objects = release(stage, variant)
-    labels = [template["metadata"]["labels"] for template in pod_templates(objects).values()]
-    labels += BY_REDIS_HA
-    for policy in (item for item in objects if item["kind"] == "NetworkPolicy"):
-        for peer in [*found(policy["spec"], "from"), *found(policy["spec"], "to")]:
-            for selector in found(peer, "podSelector"):
-                assert any(matches(selector, of_pod) for of_pod in labels), policy["metadata"][
-                    "name"
-                ]
+    for policy in of_kind(objects, "NetworkPolicy"):
+        peers = [*found(policy["spec"], "from"), *found(policy["spec"], "to")]
+        for selector in found(peers, "podSelector"):
+            assert matches_one_of(selector, objects, *BY_REDIS_HA), policy["metadata"]["name"]
 
 
 @each("stage, variant", EVERY)
 def test_every_port_that_is_named_exists(stage: str, variant: str) -> None:
     objects = release(stage, variant)
-    templates = pod_templates(objects).values()
-    for item in objects:
-        if item["kind"] == "PodMonitor":
-            named = [endpoint["port"] for endpoint in item["spec"]["podMetricsEndpoints"]]
-            selector = item["spec"]["selector"]
-        elif item["kind"] == "Service":
-            named = [port["targetPort"] for port in item["spec"]["ports"]]
-            selector = {"matchLabels": item["spec"]["selector"]}
-        else:
-            continue
-        for template in templates:
+    wanted = [
+        (
+            monitor["spec"]["selector"],
+            {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]},
+        )
+        for monitor in of_kind(objects, "PodMonitor")
+    ]
+    for service in of_kind(objects, "Service"):
+        named = {port["targetPort"] for port in service["spec"]["ports"]}
+        wanted.append(({"matchLabels": service["spec"]["selector"]}, named))
+    for template in pod_templates(objects).values():
+        own = [set_of_ports(container) for container in template["spec"]["containers"]]
+        for selector, named in wanted:
             if matches(selector, template["metadata"]["labels"]):
-                ports = {
-                    port["name"]
-                    for c in template["spec"]["containers"]
-                    for port in c.get("ports", [])
-                }
-                assert set(named) <= ports, item["metadata"]["name"]
+                assert named <= set().union(*own), selector
     for _, container in containers(objects):
-        ports = {port["name"] for port in container.get("ports", [])}
-        assert {probe["port"] for probe in found(container, "httpGet")} <= ports
+        probed = {probe["port"] for probe in found(container, "httpGet")}
+        assert probed <= set_of_ports(container)
+
+
+def set_of_ports(container: Document) -> set[str]:
+    return {port["name"] for port in container.get("ports", [])}
 
 
 @each("stage, variant", EVERY)
 def test_every_service_behind_a_door_exists(stage: str, variant: str) -> None:
     objects = release(stage, variant)
-    for ingress in (item for item in objects if item["kind"] == "Ingress"):
+    for ingress in of_kind(objects, "Ingress"):
         for backend in found(ingress, "service"):
             assert backend["port"]["number"] in BY_KUBERAY[backend["name"]].values()
-    for monitor in (item for item in objects if item["kind"] == "ServiceMonitor"):
+    for monitor in of_kind(objects, "ServiceMonitor"):
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == {"serve"}
 
 
@@ -156,10 +157,8 @@ def test_every_secret_claim_and_account_exists_or_was_named_in_the_values(
 @each("stage, variant", EVERY)
 def test_every_mount_has_its_volume_and_every_volume_a_mount(stage: str, variant: str) -> None:
     objects = release(stage, variant)
-    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
-    of_autoscaler = {
-        mount["name"] for mount in cluster.get("autoscalerOptions", {}).get("volumeMounts", [])
-    }
+    autoscaler = cluster_of(objects).get("autoscalerOptions", {})
+    of_autoscaler = {mount["name"] for mount in autoscaler.get("volumeMounts", [])}
     for component, template in pod_templates(objects).items():
         volumes = {volume["name"] for volume in template["spec"]["volumes"]}
         volumes |= {"data"} if component == "redis" else set()  # from its claim template
@@ -176,16 +175,15 @@ def test_every_container_that_stays_has_its_three_probes(stage: str, variant: st
     objects = release(stage, variant)
     for component, container in containers(objects):
         if component not in ("test", "uninstall") and container["name"] != "check-redis":
-            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), container[
-                "name"
-            ]
+            probes = {"startupProbe", "livenessProbe", "readinessProbe"}
+            assert probes <= container.keys(), container["name"]
 
 
 @each("stage, variant", EVERY)
 def test_every_pod_and_container_is_locked_down(stage: str, variant: str) -> None:
     objects = release(stage, variant)
     contexts = [(c["name"], c["securityContext"]) for _, c in containers(objects)]
-    options = one(objects, "RayService")["spec"]["rayClusterConfig"].get("autoscalerOptions")
+    options = cluster_of(objects).get("autoscalerOptions")
     contexts += [("autoscaler", options["securityContext"])] if options else []
     for name, context in contexts:
         assert context["allowPrivilegeEscalation"] is False, name
@@ -203,20 +201,18 @@ def test_every_pod_and_container_is_locked_down(stage: str, variant: str) -> Non
 def test_only_the_autoscaler_holds_a_token_for_the_kubernetes_api() -> None:
     # Ray runs whatever it is sent: what its container holds, everybody holds who reaches it.
     objects = documents(stage_values("multi-node"))
-    cluster = one(objects, "RayService")["spec"]["rayClusterConfig"]
+    cluster = cluster_of(objects)
     place = "/var/run/secrets/kubernetes.io/serviceaccount"
     (token,) = [
         m["name"] for m in cluster["autoscalerOptions"]["volumeMounts"] if m["mountPath"] == place
     ]
     volumes = {v["name"]: v for v in cluster["headGroupSpec"]["template"]["spec"]["volumes"]}
     sources = volumes[token]["projected"]["sources"]
-    assert set(found(sources, "path")) == {"token", "ca.crt", "namespace"}, (
-        "as Kubernetes mounts them"
-    )
+    as_kubernetes_mounts_them = {"token", "ca.crt", "namespace"}
+    assert set(found(sources, "path")) == as_kubernetes_mounts_them
     for component, container in containers(objects):
-        assert token not in {mount["name"] for mount in container.get("volumeMounts", [])}, (
-            component
-        )
+        mounted = [mount["name"] for mount in container.get("volumeMounts", [])]
+        assert token not in mounted, component
     assert "serviceAccountToken" not in str(documents(stage_values("multi-gpu")))
 
 
@@ -240,7 +236,7 @@ def test_every_image_has_a_version(stage: str, variant: str) -> None:
 
 def test_a_digest_takes_the_place_of_the_tag() -> None:
     digest = "sha256:" + "a" * 64
-    head = pod_templates(documents(merged(NAMED, {"image": {"digest": digest}})))["head"]
+    head = pod_templates(documents(merged(NAMED, {"image.digest": digest})))["head"]
     assert head["spec"]["containers"][0]["image"] == f"registry.example/hermes-serve@{digest}"
 
 
@@ -258,11 +254,10 @@ def test_secrets_stand_in_no_object(changes: Document) -> None:
     assert not [
         path for path, text in texts.items() if re.search(r"rediss?://[^$\s]*:[^$\s]+@", text)
     ]
-    assert not [item for item in objects if item["kind"] == "Secret"]
-    for item in objects:
-        if item["kind"] == "ConfigMap":
-            assert "secretKeyRef" not in str(item)
-            assert "HERMES_REDIS_URL" not in str(item)
+    assert not of_kind(objects, "Secret")
+    for item in of_kind(objects, "ConfigMap"):
+        assert "secretKeyRef" not in str(item)
+        assert "HERMES_REDIS_URL" not in str(item)
     assert "redis" not in str(one(objects, "RayService")["spec"]["serveConfigV2"])
 
 
@@ -270,8 +265,7 @@ def test_a_disruption_leaves_all_pods_but_one() -> None:
     objects = documents(stage_values("multi-node"))
     assert one(objects, "PodDisruptionBudget", "hermes-ingress")["spec"]["minAvailable"] == 3
     assert one(objects, "PodDisruptionBudget", "hermes-engine")["spec"]["minAvailable"] == 1
-    for budget in (item for item in objects if item["kind"] == "PodDisruptionBudget"):
+    for budget in of_kind(objects, "PodDisruptionBudget"):
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     # One pod cannot lose one and leave one: a budget would only keep nodes from being drained.
-    alone = documents(stage_values("cpu"))
-    assert not [item for item in alone if item["kind"] == "PodDisruptionBudget"]
+    assert not of_kind(documents(stage_values("cpu")), "PodDisruptionBudget")
