@@ -62,13 +62,6 @@ def test_every_user_can_do_its_work(port: int) -> None:
 
 
 REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
-    "the service and Ray's keys": ("hermes", lambda r: r.hget("RAYabc@JOB", "k")),
-    "the service and another namespace": ("hermes", lambda r: r.get("other:x")),
-    "the service and others' channels": ("hermes", lambda r: r.publish("other:w", "x")),
-    "the service and everybody's data": ("hermes", lambda r: r.flushall()),
-    "the service and the configuration": ("hermes", lambda r: r.config_get("*")),
-    "the service and the names of keys": ("hermes", lambda r: r.keys("*")),
-    "the service and a scan": ("hermes", lambda r: r.scan()),
     "Ray and a journal": ("ray", lambda r: r.xrange("prod:j:1")),
     "Ray and the configuration": ("ray", lambda r: r.config_get("*")),
     "Ray and everybody's data": ("ray", lambda r: r.flushall()),

@@ -17,7 +17,6 @@ import openai
 import pytest
 import trustme
 from redis import Redis
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from scripts.chaos_testing.parts import Parts
 from scripts.local import ports, processes, ray_cluster
@@ -133,47 +132,6 @@ def test_a_key_is_added_and_taken_away_while_the_service_runs(simulated: Running
             assert acme.get("/v1/models").status_code == 200
         finally:
             admit(simulated)
-
-
-@pytest.mark.nightly  # in the gate: journal/test_redis_conf.py
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("SET", "other:key", "x"),
-        ("GET", "RAY_gcs"),
-        ("FLUSHALL",),
-        ("CONFIG", "GET", "*"),
-        ("KEYS", "*"),
-        ("ACL", "LIST"),
-        ("SHUTDOWN",),
-        ("RESTORE", "hermes:x", "0", "x"),
-        ("CLIENT", "PAUSE", "1"),
-        ("REPLICAOF", "NO", "ONE"),
-        ("SUBSCRIBE", "other"),
-    ],
-)
-def test_the_applications_redis_user_can_touch_its_own_keys_and_nothing_else(
-    simulated: Running, command: tuple[str, ...]
-) -> None:
-    with (
-        redis_as(simulated, "hermes") as redis,
-        pytest.raises((NoPermissionError, ResponseError)) as refused,
-    ):
-        redis.execute_command(*command)
-    assert "no permissions" in str(refused.value).lower() or "noperm" in str(refused.value).lower()
-
-
-def test_redis_rejects_logins_without_a_password(simulated: Running) -> None:
-    with (
-        Redis(port=urlsplit(simulated.service.redis_url).port or 0, protocol=2) as nobody,
-        pytest.raises((AuthenticationError, ResponseError)),
-    ):
-        nobody.ping()
-    with (
-        redis_as(simulated, "hermes", "guess") as guessing,
-        pytest.raises((AuthenticationError, ResponseError)),
-    ):
-        guessing.ping()
 
 
 def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(

@@ -31,13 +31,6 @@ def check_whole(found: list[Event]) -> None:
     assert found[-1].data == "[DONE]"
 
 
-def test_every_event_has_an_id_of_its_own_done_included(simulated: Running) -> None:
-    with simulated.stream(tokens=20) as response:
-        found = Stream(response).rest()
-    check_whole(found)
-    assert len(found) > 10
-
-
 def test_a_finished_request_is_described(simulated: Running) -> None:
     answer = simulated.ask(tokens=8, headers={"x-hermes-class": "realtime"})
     found = simulated.state(answer.headers["x-request-id"])
@@ -176,16 +169,6 @@ def test_an_answer_that_was_not_streamed_is_one_event(simulated: Running) -> Non
         assert json.loads(event.data) == answer.json()
         assert events_of(events(simulated, url, answer.headers["x-request-id"], 1).text) == []
         assert events(simulated, url, answer.headers["x-request-id"], 2).status_code == 410
-
-
-def test_an_event_beyond_the_end_is_lost(simulated: Running) -> None:
-    with simulated.stream(tokens=4) as response:
-        stream = Stream(response)
-        whole = stream.rest()
-    answer = events(simulated, simulated.url, stream.request_id, len(whole) + 1)
-    assert answer.status_code == 410
-    assert answer.headers["x-hermes-reason"] == "journal_lost"
-    assert answer.json()["error"]["code"] == "journal_lost"
 
 
 def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(

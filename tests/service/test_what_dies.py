@@ -123,19 +123,6 @@ def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running
     assert text == simulated_text("Wait.", 200)
 
 
-@pytest.mark.nightly
-@pytest.mark.outage
-def test_a_stream_outlives_every_ingress_at_once(simulated: Running) -> None:
-    ingresses = Parts(simulated.service).pids("ingress")  # found out before: it takes a while
-
-    async def strike(parts: Parts, told: list[Told]) -> None:
-        for pid in ingresses:
-            parts.kill(pid)
-
-    told = under(simulated, strike, simulated_text, TOKENS)
-    assert any(one.breaks for one in told)
-
-
 def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> None:
     workers = Parts(simulated.service).pids("worker")
 
@@ -145,25 +132,6 @@ def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> Non
 
     told = under(simulated, strike, simulated_text, TOKENS, count=12)
     assert max(attempts(told)) >= 2
-
-
-@pytest.mark.nightly
-@pytest.mark.outage
-def test_what_a_worker_writes_after_it_has_hung_is_refused(simulated: Running) -> None:
-    stopped = Parts(simulated.service).pids("worker")
-
-    async def strike(parts: Parts, told: list[Told]) -> None:
-        for pid in stopped[:2]:
-            parts.send(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(6)
-        finally:
-            for pid in stopped[:2]:
-                parts.send(pid, signal.SIGCONT)
-
-    told = under(simulated, strike, simulated_text, 600, count=12)
-    assert max(attempts(told)) >= 2
-    simulated.until_idle()  # the zombies' engine work was aborted
 
 
 @pytest.mark.nightly
@@ -199,18 +167,6 @@ def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
         assert all(one.state["state"] == "completed" for one in told)
     finally:
         scale(3)
-
-
-@pytest.mark.nightly
-@pytest.mark.outage
-def test_a_changed_configuration_rolls_out_under_load(simulated: Running) -> None:
-    document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
-    document["applications"][0]["args"]["engine"]["args"]["prefill_ms"] = 5
-
-    async def strike(_: Parts, __: list[Told]) -> None:
-        await asyncio.to_thread(serve_api.deploy, simulated.service.dashboard_url, document)
-
-    under(simulated, strike, simulated_text, 800, count=12)
 
 
 @pytest.mark.nightly
