@@ -83,6 +83,12 @@ def gpu_nodes(services: Services) -> Nodes:
     return services.nodes("gpu-nodes")
 
 
+@pytest.fixture
+def alone(services: Services) -> None:
+    """Nothing else runs: memory is for one service."""
+    services.end()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group by service, what disturbs it last; starting a service counts as part of the first
     test's time.

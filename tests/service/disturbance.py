@@ -17,8 +17,7 @@ import httpx
 
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import PROMPTS, Client, Told
-from serve_app.cli.serve_api import application_status
-from tests.service.support import Running, together
+from tests.service.support import Running, check_whole, events_of, replicas, together
 from tests.waiting import until
 from workers.simulated_engine import text_of
 
@@ -33,18 +32,27 @@ def simulated_text(prompt: str, tokens: int) -> str:
     return "".join(next(words) for _ in range(tokens))
 
 
-@cache
-def _real_text(service_key: str, prompt: str, tokens: int) -> str:
-    return _services[service_key].text(prompt, tokens)
-
-
-_services: dict[str, Running] = {}
-
-
 def real_text(service: Running) -> Callable[[str, int], str]:
     """The text that the real engine produces; call it before the disturbance."""
-    _services[service.url] = service
-    return lambda prompt, tokens: _real_text(service.url, prompt, tokens)
+    return cache(service.text)
+
+
+class Towards(httpx.AsyncBaseTransport):
+    """Every request goes on a new connection to where `target` says, as with a load balancer or a
+    Kubernetes Service.
+    """
+
+    def __init__(self, target: Callable[[], httpx.URL]) -> None:
+        self._target = target
+        self._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        target = self._target()
+        request.url = request.url.copy_with(host=target.host, port=target.port)
+        return await self._transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
 
 
 def under(
@@ -71,11 +79,23 @@ def under(
     """
     told = [Told(PROMPTS[n % len(PROMPTS)], tokens, streamed=n % 4 != 3) for n in range(count)]
     together([partial(expected, one.prompt, tokens) for one in told], count)
-    asyncio.run(
-        asyncio.wait_for(
-            _run(service, strike, told, transport, give_up_s, silent_s, at_once), give_up_s
-        )
-    )
+
+    async def run() -> None:
+        way = transport or Towards(partial(httpx.URL, service.url))
+        timeout = httpx.Timeout(silent_s, pool=None)
+        async with httpx.AsyncClient(
+            base_url=service.url, headers=service.headers, timeout=timeout, transport=way
+        ) as http:
+            client = Client(http, service.model, give_up_s=give_up_s)
+            asking = [asyncio.create_task(client.ask(one)) for one in told]
+            begun, events = (any, 1) if at_once else (all, 5)
+            while not begun(one.last_id >= events for one in told if one.streamed):
+                assert not any(one.failure for one in told), [one.failure for one in told]
+                await asyncio.sleep(0.02)
+            await strike(Parts(service.service), told)
+            await asyncio.gather(*asking)
+
+    asyncio.run(asyncio.wait_for(run(), give_up_s))
     for one in told:
         assert not one.wrong, (one.request_id, one.wrong)
         assert not one.failure, (one.request_id, one.failure)
@@ -85,37 +105,8 @@ def under(
         assert (state["state"], state["output_tokens"]) == ("completed", tokens), state
         one.state = state
         again = service.http.get(f"/v1/requests/{one.request_id}/events").text
-        ids = [int(line[4:]) for line in again.split("\n") if line.startswith("id: ")]
-        assert ids == list(range(1, len(ids) + 1))
+        check_whole(events_of(again))
     return told
-
-
-async def _run(
-    service: Running,
-    strike: Strike,
-    told: list[Told],
-    transport: httpx.AsyncBaseTransport | None,
-    give_up_s: float,
-    silent_s: float,
-    at_once: bool,
-) -> None:
-    transport = transport or httpx.AsyncHTTPTransport(
-        limits=httpx.Limits(max_keepalive_connections=0)
-    )
-    timeout = httpx.Timeout(silent_s, pool=None)
-    async with httpx.AsyncClient(
-        base_url=service.url, headers=service.headers, timeout=timeout, transport=transport
-    ) as http:
-        asking = [
-            asyncio.create_task(Client(http, service.model, give_up_s=give_up_s).ask(one))
-            for one in told
-        ]
-        begun, events = (any, 1) if at_once else (all, 5)
-        while not begun(one.last_id >= events for one in told if one.streamed):
-            assert not any(one.failure for one in told), [one.failure for one in told]
-            await asyncio.sleep(0.02)
-        await strike(Parts(service.service), told)
-        await asyncio.gather(*asking)
 
 
 def on_disk(service: Running) -> None:
@@ -148,14 +139,12 @@ class Victims:
     def __init__(self, service: Running, kind: str = "worker") -> None:
         self._service = service
         parts = Parts(service.service)
-        deployments = application_status(service.service.dashboard_url)["deployments"]
         self._parts = parts
         self._pids: dict[str, int] = {}
-        for replica in deployments["Worker"]["replicas"]:
+        for replica in replicas(service.service.dashboard_url, "Worker"):
             family = parts.family(replica["pid"])
-            self._pids[replica["replica_id"]] = next(
-                pid for pid in parts.pids(kind) if pid in family
-            )
+            pid = next(pid for pid in parts.pids(kind) if pid in family)
+            self._pids[replica["replica_id"]] = pid
 
     async def busiest(self, told: list[Told]) -> int:
         """The process of the replica with most of the requests that have not ended."""
@@ -179,9 +168,8 @@ class Victims:
                 self._parts.send(pid, signal.SIGCONT)
 
     def _busiest(self, told: list[Told]) -> int:
-        states = [
-            self._service.state(one.request_id) for one in told if one.request_id and not one.done
-        ]
+        ids = [one.request_id for one in told if one.request_id and not one.done]
+        states = [self._service.state(request_id) for request_id in ids]
         running = Counter(state["replica"] for state in states if state["ended_at_ms"] is None)
         assert running, f"every request has ended before the fault: {states}"
         (name, _), *_ = running.most_common(1)

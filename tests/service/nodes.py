@@ -15,7 +15,7 @@ from scripts.local.ray_cluster import Place
 from scripts.local.service import Service, render, wait_ready
 from serve_app.cli.serve_api import application_status, deploy
 from tests.service.network import Host, Network
-from tests.service.support import kill_all, replica_pids
+from tests.service.support import kill_all, replicas
 from tests.waiting import until
 
 PORT = 8000
@@ -153,7 +153,7 @@ class Nodes:
     def empty(self) -> None:
         """Delete what is deployed, and start the nodes again that were killed."""
         dashboard = self.service.dashboard_url
-        pids = replica_pids(dashboard)
+        pids = [one["pid"] for one in replicas(dashboard) if one["pid"]]
         deploy(dashboard, {**self._document, "applications": []})
         kill_all(pids)
         for number, host in enumerate(self.hosts[1:], 1):

@@ -9,6 +9,7 @@ from types import TracebackType
 import httpx
 
 from tests.running_time import RunningTime
+from tests.service.support import CHAT, asking, of_tenant
 
 _PERIOD_S = 0.1
 
@@ -49,20 +50,13 @@ class Polite:
         return ordered[max(0, -(-len(ordered) * 99 // 100) - 1)]
 
     def _ask(self) -> None:
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": "Hello"}],
-            "max_tokens": 2,
-        }
-        headers = {"authorization": f"Bearer {self.key}"}
-        with (
-            httpx.Client(base_url=self.url, headers=headers, timeout=120) as http,
-            RunningTime() as running,
-        ):
+        body, headers = asking(tokens=2, model=self.model), of_tenant(self.key)
+        client = httpx.Client(base_url=self.url, headers=headers, timeout=120)
+        with client as http, RunningTime() as running:
             while not self._stop.is_set():
                 began_s = running.now_s()
                 try:
-                    answer = http.post("/v1/chat/completions", json=body)
+                    answer = http.post(CHAT, json=body)
                     if answer.status_code != 200:
                         self.wrong.append(f"{answer.status_code}: {answer.text[:200]}")
                 except httpx.TransportError as error:

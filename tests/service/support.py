@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,44 @@ from tests.waiting import until
 T = TypeVar("T")
 STORY = "Tell me a story about a lighthouse."
 LONG_TOKENS = 3900
+CHAT = "/v1/chat/completions"
+
+
+def asking(
+    prompt: str = "Hello", tokens: int = 10, model: str = "hermes-tiny", **more: Any
+) -> dict[str, Any]:
+    """The body of a chat request."""
+    message = {"role": "user", "content": prompt}
+    return {"model": model, "messages": [message], "max_tokens": tokens, **more}
+
+
+def of_tenant(key: str) -> dict[str, str]:
+    """The header with an API key."""
+    return {"authorization": f"Bearer {key}"}
+
+
+def openai_client(url: str, key: str, http: httpx.Client | None = None) -> OpenAI:
+    """The unmodified SDK, without its retries, which would hide failures."""
+    # Its types name `httpx2` alone.
+    own: dict[str, Any] = {"http_client": http, "timeout": http.timeout if http else 240}
+    return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **own)
+
+
+def text_of_chunks(chunks: Iterable[Any]) -> str:
+    """The text of a chat stream of the SDK."""
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def answers(url: str, key: str = "", model: str = "hermes-tiny") -> bool:
+    """Whether a service answers there, with a whole stream."""
+    headers = of_tenant(key) if key else {}
+    body = asking(model=model, stream=True)
+    try:
+        asked = httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=60)
+    except httpx.TransportError:
+        return False
+    whole = asked.text.endswith("data: [DONE]\n\n") and '"error"' not in asked.text
+    return asked.status_code == 200 and whole
 
 
 @dataclass(frozen=True)
@@ -35,6 +74,19 @@ class Event:
     id: int
     kind: str
     data: str
+
+
+def check_whole(found: Sequence[Event]) -> None:
+    """Check that the ids are 1..n without a gap, and that the last event is `[DONE]`."""
+    assert [event.id for event in found] == list(range(1, len(found) + 1))
+    assert found[-1].data == "[DONE]"
+
+
+def text_of(found: Sequence[Event]) -> str:
+    """The text of a whole chat stream."""
+    check_whole(found)
+    deltas = [json.loads(event.data)["choices"][0]["delta"] for event in found[:-1]]
+    return "".join(delta.get("content") or "" for delta in deltas)
 
 
 def events_of(body: str) -> list[Event]:
@@ -129,15 +181,11 @@ class Running:
     @property
     def headers(self) -> dict[str, str]:
         """What every request carries."""
-        return self.headers_of("acme") if self.keys else {}
-
-    def headers_of(self, tenant: str) -> dict[str, str]:
-        """What the requests of a tenant carry."""
-        return {"authorization": f"Bearer {self.keys[tenant]}"}
+        return of_tenant(self.keys["acme"]) if self.keys else {}
 
     def client(self, tenant: str = "") -> httpx.Client:
         """A client of a tenant, or one without a key."""
-        headers = self.headers_of(tenant) if tenant else {}
+        headers = of_tenant(self.keys[tenant]) if tenant else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=240)
 
     @property
@@ -155,9 +203,7 @@ class Running:
 
     @cached_property
     def sdk(self) -> OpenAI:
-        """The unmodified SDK, without its retries, which would hide failures."""
-        key = self.keys.get("acme", "none")
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=240)
+        return openai_client(self.url, self.keys.get("acme", "none"))
 
     @cached_property
     def redis(self) -> Redis:
@@ -183,20 +229,13 @@ class Running:
 
     def body(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> dict[str, Any]:
         """A greedy chat request of exactly `tokens` tokens."""
-        greedy = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
-        return {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            **greedy,
-            **more,
-        }
+        greedy = {"temperature": 0, "ignore_eos": True}
+        return asking(prompt, tokens, self.model, **{**greedy, **more})
 
     def ask(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> httpx.Response:
         """A chat answer that is not streamed."""
         headers = more.pop("headers", {})
-        answer = self.http.post(
-            "/v1/chat/completions", json=self.body(prompt, tokens, **more), headers=headers
-        )
+        answer = self.http.post(CHAT, json=self.body(prompt, tokens, **more), headers=headers)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -209,7 +248,7 @@ class Running:
         """A streamed chat answer: a context manager of an `httpx.Response`."""
         headers = more.pop("headers", {})
         body = self.body(prompt, tokens, stream=True, **more)
-        return self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
+        return self.http.stream("POST", CHAT, json=body, headers=headers)
 
     def long_body(self, prompt: str = STORY, **more: Any) -> dict[str, Any]:
         """A request that is still running when it is looked at: four answers, as long as the
@@ -217,30 +256,35 @@ class Running:
         """
         return self.body(prompt, LONG_TOKENS, n=4, **{"temperature": 1, **more})
 
-    def long_stream(self, **more: Any) -> Any:
+    def long_stream(self, headers: Mapping[str, str] | None = None) -> Any:
         """A `long_body`, streamed: a context manager of an `httpx.Response`."""
-        headers = more.pop("headers", {})
-        return self.http.stream(
-            "POST",
-            "/v1/chat/completions",
-            json=self.long_body(stream=True, **more),
-            headers=headers,
-        )
+        body = self.long_body(stream=True)
+        return self.http.stream("POST", CHAT, json=body, headers=headers)
 
     def state(self, request_id: str) -> dict[str, Any]:
         """`GET /v1/requests/{id}`."""
-        answer = self.http.get(f"/v1/requests/{request_id}")
+        return self._asked("GET", request_id)
+
+    def cancel(self, request_id: str) -> dict[str, Any]:
+        """`DELETE /v1/requests/{id}`."""
+        found = self._asked("DELETE", request_id)
+        assert found["ended_at_ms"] is not None, found
+        return found
+
+    def _asked(self, method: str, request_id: str) -> dict[str, Any]:
+        answer = self.http.request(method, f"/v1/requests/{request_id}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
-    def cancel(self, request_id: str) -> dict[str, Any]:
-        """`DELETE /v1/requests/{id}`."""
-        answer = self.http.delete(f"/v1/requests/{request_id}")
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        assert found["ended_at_ms"] is not None, found
-        return found
+    def ended(self, request_id: str) -> dict[str, Any]:
+        """`GET /v1/requests/{id}`, once it has ended."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.state(request_id)
+            return found if found["ended_at_ms"] is not None else None
+
+        return until("the request ends", look)
 
     def begun(self, user: str) -> str | None:
         """The id of the request whose body names this user, once it has an output."""
@@ -277,7 +321,7 @@ class Running:
         return until("the counts stand still", still)
 
     def metrics(self) -> Metrics:
-        headers = self.headers_of("@metrics") if self.keys else {}
+        headers = of_tenant(self.keys["@metrics"]) if self.keys else {}
         answer = self.http.get("/metrics", headers=headers)
         assert answer.status_code == 200, answer.text
         return Metrics(answer.text)
@@ -296,14 +340,11 @@ class Running:
     def until_idle(self) -> None:
         """Wait until no engine runs or holds a request."""
 
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
         def idle() -> bool:
             page = self.metrics()
-            names = (
-                "vllm:num_requests_running",
-                "vllm:num_requests_waiting",
-                "hermes_in_flight_requests",
-            )
-            return all(page.total(name) == 0 for name in names)
+            return all(page.total(name) == 0 for name in (*names, "hermes_in_flight_requests"))
 
         until("every engine is idle", idle)
 
@@ -312,25 +353,21 @@ class Running:
         """`{ingress id: URL}`: under direct ingress every ingress replica has an HTTP port of its
         own.
         """
-        deployments = application_status(self.service.dashboard_url)["deployments"]
         urls = {}
-        for replica in deployments["Ingress"]["replicas"]:
+        for replica in replicas(self.service.dashboard_url, "Ingress"):
             for connection in psutil.Process(replica["pid"]).net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == "127.0.0.1":
                     url = f"http://127.0.0.1:{connection.laddr.port}"
-                    assert (
-                        httpx.get(f"{url}/healthz", timeout=60).json()["ingress"]
-                        == replica["replica_id"]
-                    )
+                    told = httpx.get(f"{url}/healthz", timeout=60).json()
+                    assert told["ingress"] == replica["replica_id"]
                     urls[replica["replica_id"]] = url
         return urls
 
 
-def replica_pids(dashboard_url: str) -> list[int]:
-    """The processes of all replicas."""
+def replicas(dashboard_url: str, *names: str) -> list[dict[str, Any]]:
+    """What Serve says of the replicas of these deployments, or of all."""
     deployments = application_status(dashboard_url).get("deployments", {})
-    replicas = [one for deployment in deployments.values() for one in deployment["replicas"]]
-    return [replica["pid"] for replica in replicas if replica["pid"]]
+    return [one for name in names or deployments for one in deployments[name]["replicas"]]
 
 
 def kill_all(pids: Sequence[int]) -> None:

@@ -18,7 +18,8 @@ from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import simulated_text
 from tests.service.nodes import Nodes
 from tests.service.services import KEYS
-from tests.service.test_stages import SIMULATED, replicas
+from tests.service.support import asking, openai_client, replicas
+from tests.service.test_stages import SIMULATED
 
 pytestmark = [
     pytest.mark.nightly,
@@ -30,6 +31,10 @@ ENGINE = {
     "engine": {**SIMULATED["engine"], "args": {"tokens_per_s": 40}},
     "ingress": {"heartbeat_s": 1.0},
 }
+
+
+def story(number: int) -> str:
+    return f"Story number {number}"
 
 
 def test_every_token_once_while_the_node_of_an_engine_dies(
@@ -47,18 +52,9 @@ def test_every_token_once_while_the_node_of_an_engine_dies(
     where: Counter[str] = Counter()
 
     def ask(number: int, client: httpx.Client) -> str:
-        sdk = openai.OpenAI(
-            base_url=f"{gpu_nodes.url(0)}/v1",
-            api_key=KEYS["acme"],
-            max_retries=0,
-            http_client=client,  # type: ignore[arg-type] # its types name `httpx2` alone
-        )
-        with sdk.chat.completions.with_streaming_response.create(
-            model=service.model,
-            messages=[{"role": "user", "content": f"Story number {number}"}],
-            max_tokens=TOKENS,
-            stream=True,
-        ) as response:
+        sdk = openai_client(gpu_nodes.url(0), KEYS["acme"], client)
+        body = asking(story(number), TOKENS, service.model, stream=True)
+        with sdk.chat.completions.with_streaming_response.create(**body) as response:
             where[response.headers["x-hermes-replica"]] += 1
             text = ""
             for count, chunk in enumerate(response.parse()):
@@ -75,19 +71,15 @@ def test_every_token_once_while_the_node_of_an_engine_dies(
         ]
         begun.wait(240)
         busiest = where.most_common(1)[0][0]
-        place = next(
-            r["node_ip"] for r in replicas(gpu_nodes, "Worker") if r["replica_id"] == busiest
-        )
+        workers = replicas(service.dashboard_url, "Worker")
+        place = next(w["node_ip"] for w in workers if w["replica_id"] == busiest)
         next(host for host in gpu_nodes.hosts if host.address == place).kill()
-        assert [one.result(400) for one in steady] == [
-            simulated_text(f"Story number {n}", TOKENS) for n in range(6, 12)
-        ]
-        whole = [n for n, one in enumerate(plain) if one.exception(400) is None]
-        assert [plain[n].result() for n in whole] == [
-            simulated_text(f"Story number {n}", TOKENS) for n in whole
-        ]
-        assert len(whole) >= 3, "three of four ingresses live on"
-        broken = [plain[n].exception() for n in range(len(plain)) if n not in whole]
-        assert all(
-            isinstance(error, httpx.TransportError | openai.APIConnectionError) for error in broken
-        ), broken
+        errors = [answer.exception(400) for answer in (*plain, *steady)]
+        for number, answer in enumerate((*plain, *steady)):
+            if errors[number] is None:
+                assert answer.result() == simulated_text(story(number), TOKENS)
+        assert errors[6:] == [None] * 6
+        broken = [error for error in errors if error is not None]
+        assert len(broken) <= 3, "three of four ingresses live on"
+        of_a_connection = httpx.TransportError | openai.APIConnectionError
+        assert all(isinstance(error, of_a_connection) for error in broken), broken

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.service.services import GRACE_S
-from tests.service.support import Running, Stream
+from tests.service.support import CHAT, Running, Stream
 from tests.waiting import until
 
 # In the gate: journal/test_disconnects.py.
@@ -27,8 +27,7 @@ def leave(service: Running) -> tuple[str, list[object], float]:
     time before it left.
     """
     with httpx.Client(base_url=service.url, timeout=60) as client:
-        body = service.long_body(stream=True)
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        with client.stream("POST", CHAT, json=service.long_body(stream=True)) as response:
             stream = Stream(response)
             begun: list[object] = list(stream.next_events(5))
             left_s = time.monotonic()
@@ -41,7 +40,7 @@ def test_a_client_that_leaves_its_stream_frees_the_engine_within_the_grace_perio
 ) -> None:
     with service.freed():
         request_id, _, left_s = leave(service)
-        ended = until("the request ends", lambda: _ended(service, request_id))
+        ended = service.ended(request_id)
         assert time.monotonic() - left_s > GRACE_S * 0.8, "it was given time to come back"
     assert (ended["state"], ended["reason"]) == ("cancelled", "client_disconnected")
 
@@ -51,22 +50,21 @@ def test_a_client_that_leaves_before_its_whole_answer_frees_the_engine_too(
 ) -> None:
     user = secrets.token_hex(8)
     body = json.dumps(service.long_body("I will not wait.", user=user)).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
     port = urlsplit(service.url).port or 0
     with service.freed():
         with socket.create_connection(("127.0.0.1", port)) as hasty:
             hasty.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             request_id = until("it runs", lambda: service.begun(user))
-        ended = until("the request ends", lambda: _ended(service, request_id))
+        ended = service.ended(request_id)
     assert (ended["state"], ended["reason"]) == ("cancelled", "client_disconnected")
 
 
 def test_a_client_that_comes_back_through_another_ingress_keeps_its_request(
     service: Running,
 ) -> None:
-    urls = list(
-        service.ingress_urls.values()
-    )  # found out before: it may take longer than the grace period
+    # Found out before: it may take longer than the grace period.
+    urls = list(service.ingress_urls.values())
     request_id, begun, _ = leave(service)
     for url in urls:  # one of them is not where it began
         headers = {"last-event-id": str(len(begun))}
@@ -77,14 +75,9 @@ def test_a_client_that_comes_back_through_another_ingress_keeps_its_request(
             until("past the grace period", _passed(GRACE_S + 0.7, stream))
             assert service.state(request_id)["state"] == "running"
             assert int(stream.text.split("\n")[0].removeprefix("id: ")) == len(begun) + 1
-    ended = until("nobody reads it any more", lambda: _ended(service, request_id))
+    ended = service.ended(request_id)
     assert ended["reason"] in ("client_disconnected", None)
     service.until_idle()
-
-
-def _ended(service: Running, request_id: str) -> dict[str, object] | None:
-    found = service.state(request_id)
-    return found if found["ended_at_ms"] is not None else None
 
 
 def _passed(seconds: float, stream: Stream) -> Callable[[], bool]:

@@ -14,6 +14,7 @@ import yaml
 
 from scripts.local import ports, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT, VENV
+from tests.service.support import CHAT, asking
 
 # A release property.
 pytestmark = pytest.mark.nightly
@@ -35,12 +36,8 @@ def bare_ray(tmp_path: Path) -> Path:
     ray.write_text(f"#!{tmp_path}/bare/bin/python\nfrom ray.scripts.scripts import main\nmain()\n")
     ray.chmod(0o755)
     for module, known in (("ray", True), ("vllm", True), ("redis", False), ("serve_app", False)):
-        found = subprocess.run(
-            [tmp_path / "bare" / "bin" / "python", "-c", f"import {module}"],
-            cwd=tmp_path,
-            check=False,
-        )
-        assert (found.returncode == 0) is known, module
+        words = [str(tmp_path / "bare" / "bin" / "python"), "-c", f"import {module}"]
+        assert (subprocess.call(words, cwd=tmp_path) == 0) is known, module
     return ray
 
 
@@ -77,12 +74,7 @@ def test_the_code_travels_to_a_cluster_that_has_only_ray_and_vllm(
     serve_deploy = [str(VENV / "bin" / "serve"), "deploy", *to_the_cluster, str(rendered)]
     subprocess.run(serve_deploy, check=True, env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path)
     subprocess.run([*scripts_deploy, *to_the_cluster], check=True)
-    body = {
-        "model": "hermes-tiny",
-        "max_tokens": 8,
-        "messages": [{"role": "user", "content": "Hello"}],
-    }
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=240)
+    answer = httpx.post(f"http://127.0.0.1:{port}{CHAT}", json=asking(), timeout=240)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-hermes-engine"].startswith("vllm-")
     assert answer.json()["usage"]["completion_tokens"] > 0

@@ -40,7 +40,7 @@ def test_a_stream_outlives(service: Running, kind: str) -> None:
 
 
 @pytest.mark.outage
-@pytest.mark.nightly  # in the gate: test_what_dies.py, simulated
+@pytest.mark.nightly
 def test_a_worker_that_hangs_and_wakes_is_refused_and_its_work_aborted(service: Running) -> None:
     whole_again(service, 2)
     victims = Victims(service)

@@ -23,10 +23,10 @@ from scripts.local import processes
 from scripts.local.service import merged
 from serve_app.cli.serve_api import application_status
 from tests.running_time import RunningTime
-from tests.service.disturbance import on_disk, simulated_text, under, whole_again
+from tests.service.disturbance import Towards, on_disk, simulated_text, under, whole_again
 from tests.service.nodes import Nodes
 from tests.service.services import CONFIG, Services, limited
-from tests.service.support import Running
+from tests.service.support import CHAT, Running, asking, replicas
 from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
@@ -36,21 +36,18 @@ MANY = 24
 GCS_HANGS_S, AFTERWARDS_S = 10.0, 3.0
 
 
-class EveryNode(httpx.AsyncBaseTransport):
+def every_node(nodes: Nodes, *numbers: int) -> Towards:
     """Connects to one node after the other, as a load balancer or a name with several addresses
     does.
     """
+    urls = itertools.cycle(httpx.URL(nodes.url(number)) for number in numbers or (1, 2))
+    return Towards(lambda: next(urls))
 
-    def __init__(self, nodes: Nodes, numbers: list[int]) -> None:
-        self._hosts = itertools.cycle(nodes.hosts[number].address for number in numbers)
-        self._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        request.url = request.url.copy_with(host=next(self._hosts))
-        return await self._transport.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
+def serve_is_back(nodes: Nodes) -> None:
+    dashboard = nodes.service.dashboard_url
+    found = until("Serve is back", lambda: application_status(dashboard).get("deployments"))
+    assert set(found) == {"Ingress", "Worker"}
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +97,7 @@ def gcs_of(nodes: Nodes) -> int:
 
 @pytest.mark.nightly  # a release property
 def test_replicas_live_on_both_nodes_and_each_node_answers(nodes: Nodes, cluster: Running) -> None:
-    deployed = application_status(nodes.service.dashboard_url)["deployments"]
-    places = {replica["node_ip"] for name in deployed for replica in deployed[name]["replicas"]}
+    places = {replica["node_ip"] for replica in replicas(nodes.service.dashboard_url)}
     assert places == {host.address for host in nodes.hosts[1:]}
 
 
@@ -120,14 +116,10 @@ def test_streams_outlive_a_node_that(nodes: Nodes, cluster: Running, kind: str) 
             nodes.hosts[1].mend()
 
     try:
+        # Only silence tells of a cut.
+        ways, silent_s = every_node(nodes), 60 if kind == "dies" else 6
         told = under(
-            cluster,
-            strike,
-            simulated_text,
-            TOKENS,
-            count=MANY,
-            transport=EveryNode(nodes, [1, 2]),
-            silent_s=60 if kind == "dies" else 6,  # only silence tells of a cut
+            cluster, strike, simulated_text, TOKENS, MANY, transport=ways, silent_s=silent_s
         )
     finally:
         if kind == "dies":
@@ -152,14 +144,11 @@ def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(
         await asyncio.sleep(8)
         await asyncio.to_thread(parts.restart_redis)
 
-    under(cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2]))
+    under(cluster, strike, simulated_text, TOKENS, count=12, transport=every_node(nodes))
     until("the GCS ends", lambda: not processes.is_alive(gcs))
     nodes.hosts[0].kill()
     nodes.start_head()
-    deployed = until(
-        "Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments")
-    )
-    assert set(deployed) == {"Ingress", "Worker"}
+    serve_is_back(nodes)
 
 
 @pytest.mark.nightly  # a release property
@@ -169,40 +158,34 @@ def test_a_head_that_dies_disturbs_no_stream(nodes: Nodes, cluster: Running) -> 
         await asyncio.sleep(2)
         await asyncio.to_thread(nodes.start_head)
 
-    under(cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2]))
-    deployed = until(
-        "Serve is back", lambda: application_status(nodes.service.dashboard_url).get("deployments")
-    )
-    assert set(deployed) == {"Ingress", "Worker"}
+    under(cluster, strike, simulated_text, TOKENS, count=12, transport=every_node(nodes))
+    serve_is_back(nodes)
 
 
-async def slowest_s(
-    nodes: Nodes, model: str, seconds: float, running: RunningTime
-) -> dict[str, float]:
+async def slowest_s(nodes: Nodes, seconds: float, running: RunningTime) -> dict[str, float]:
     """The longest times of new requests, ten a second, on new connections to one node after the
     other. No request waits for an earlier one.
     """
-    took_s = {"GET /readyz": 0.0, "POST /v1/chat/completions": 0.0}
-    message = {"role": "user", "content": "Hello"}
-    body = {"model": model, "messages": [message], "max_tokens": 4}
+    took_s = {"GET /readyz": 0.0, f"POST {CHAT}": 0.0}
 
     async def ask(http: httpx.AsyncClient, name: str) -> None:
         began_s = running.now_s()
         method, path = name.split()
-        asked = await http.request(method, path, json=body if method == "POST" else None)
+        body = asking(tokens=4) if method == "POST" else None
+        asked = await http.request(method, path, json=body)
         assert asked.status_code == 200, asked.text
         took_s[name] = max(took_s[name], running.now_s() - began_s)
 
     until_s = time.monotonic() + seconds
     async with (
         httpx.AsyncClient(
-            base_url=nodes.service.url, transport=EveryNode(nodes, [1, 2]), timeout=60
+            base_url=nodes.service.url, transport=every_node(nodes), timeout=60
         ) as http,
-        asyncio.TaskGroup() as asking,
+        asyncio.TaskGroup() as group,
     ):
         while time.monotonic() < until_s:
             for name in took_s:
-                asking.create_task(ask(http, name))
+                group.create_task(ask(http, name))
             await asyncio.sleep(0.2)
     return took_s
 
@@ -228,16 +211,14 @@ def test_a_gcs_that_hangs_holds_up_no_stream_and_no_request(nodes: Nodes, cluste
         between_s.extend((time.monotonic(), running.now_s()))
         parts.send(gcs, signal.SIGSTOP)
         try:
-            found["meanwhile"] = await slowest_s(nodes, cluster.model, GCS_HANGS_S, running)
+            found["meanwhile"] = await slowest_s(nodes, GCS_HANGS_S, running)
         finally:
             parts.send(gcs, signal.SIGCONT)
-        found["afterwards"] = await slowest_s(nodes, cluster.model, AFTERWARDS_S, running)
+        found["afterwards"] = await slowest_s(nodes, AFTERWARDS_S, running)
         between_s.extend((time.monotonic(), running.now_s()))
 
     with RunningTime() as running:
-        told = under(
-            cluster, strike, simulated_text, TOKENS, count=12, transport=EveryNode(nodes, [1, 2])
-        )
+        told = under(cluster, strike, simulated_text, TOKENS, count=12, transport=every_node(nodes))
     from_s, ran_from_s, to_s, ran_to_s = between_s
     stood_s = (to_s - from_s) - (ran_to_s - ran_from_s)
     pause_s = longest_pause_s(told, from_s, to_s) - stood_s

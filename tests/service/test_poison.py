@@ -12,14 +12,10 @@ import pytest
 
 from scripts.local.environment import ROOT
 from tests.service.disturbance import simulated_text, whole_again
-from tests.service.support import Running, together
+from tests.service.support import CHAT, Running, together
 
 # In the gate: journal/test_attempts.py and test_dead_letters.py count the engines.
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.outage,
-    pytest.mark.disturbs,
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.outage, pytest.mark.disturbs]
 
 
 def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Running) -> None:
@@ -27,21 +23,13 @@ def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Runn
     innocent: list[str] = []
 
     def others() -> None:
-        def ask(n: int) -> str:
-            content: str = simulated.ask(f"Innocent {n}.", 240).json()["choices"][0]["message"][
-                "content"
-            ]
-            return content
-
-        innocent.extend(together([partial(ask, n) for n in range(9)], 9))
+        asked = [partial(simulated.text, f"Innocent {n}.", 240) for n in range(9)]
+        innocent.extend(together(asked, 9))
 
     beside = threading.Thread(target=others)
     beside.start()
-    answer = simulated.http.post(
-        "/v1/chat/completions",
-        json=simulated.body("POISON, says the label.", 40),
-        timeout=400,
-    )
+    poison = simulated.body("POISON, says the label.", 40)
+    answer = simulated.http.post(CHAT, json=poison, timeout=400)
     assert answer.status_code == 500
     assert answer.headers["x-hermes-reason"] == "poison"
     assert answer.headers["x-should-retry"] == "false"
@@ -54,12 +42,8 @@ def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Runn
     assert innocent == [simulated_text(f"Innocent {n}.", 240) for n in range(9)]
 
     def dead_letters(*words: str) -> str:
-        command = [
-            str(ROOT / "scripts" / "dead-letters"),
-            *words,
-            "--redis-url",
-            simulated.service.redis_url,
-        ]
+        of_its_redis = ("--redis-url", simulated.service.redis_url)
+        command = [str(ROOT / "scripts" / "dead-letters"), *words, *of_its_redis]
         return subprocess.check_output(command, text=True, timeout=60)
 
     assert request_id in dead_letters("list")

@@ -15,7 +15,7 @@ import pytest
 from scripts.local import ports, processes, ray_cluster
 from scripts.local.environment import ROOT
 from scripts.local.service import Service
-from tests.service.services import Services
+from tests.service.support import CHAT, answers, asking, of_tenant
 from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
@@ -90,14 +90,8 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
     url = f"http://127.0.0.1:{(port := ports.free_port())}"
     state = tmp_path / "state"
     words = (
-        "--engine",
-        "simulated",
-        "--device",
-        "gpu",
-        "--port",
-        str(port),
-        "--env",
-        "VLLM_LOGGING_LEVEL=ERROR",
+        *("--engine", "simulated", "--device", "gpu", "--port", str(port)),
+        *("--env", "VLLM_LOGGING_LEVEL=ERROR"),
     )
     with quickstart(tmp_path, *words) as child:
 
@@ -122,10 +116,7 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
         )
         assert "ended" in done.stdout
         assert child.wait(240) == 0, (tmp_path / "told").read_text()
-    until(
-        "not even zombies are left",
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in ours),
-    )
+    until("not even zombies are left", lambda: not any(Path(f"/proc/{p}").exists() for p in ours))
     assert not ray_cluster.short_folder(state).exists()
     assert not [name for name in shared if (Path("/dev/shm") / name).exists()]
 
@@ -133,33 +124,23 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
 def answers_to_its_token_alone(service: Service, token: Path) -> None:
     assert token.stat().st_mode & 0o777 == 0o600
     jobs = f"{service.dashboard_url}/api/jobs/"
-    assert httpx.get(jobs, timeout=60).status_code == 401
-    assert (
-        httpx.get(jobs, headers={"authorization": "Bearer " + "f" * 64}, timeout=60).status_code
-        == 403
-    )
-    assert (
-        httpx.get(
-            jobs, headers={"authorization": f"Bearer {token.read_text()}"}, timeout=60
-        ).status_code
-        == 200
-    )
+    for key, status in (("", 401), ("f" * 64, 403), (token.read_text(), 200)):
+        headers = of_tenant(key) if key else {}
+        assert httpx.get(jobs, headers=headers, timeout=60).status_code == status
 
 
 def reaches_nobody(pids: list[int]) -> None:
     found = {}
     for pid in pids:
         if processes.is_alive(pid):
-            variables = (
-                Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-            )
+            variables = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
             found[pid] = [one for one in variables if STRANGE in one]
     assert len(found) > 8
     assert {pid: variables for pid, variables in found.items() if variables} == {}
 
 
 def has_an_engine_on_every_gpu(service: Service, token: Path) -> None:
-    headers = {"authorization": f"Bearer {token.read_text()}"}
+    headers = of_tenant(token.read_text())
     alive = "detail=true&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     found = httpx.get(
         f"{service.dashboard_url}/api/v0/actors?{alive}", headers=headers, timeout=30
@@ -169,37 +150,22 @@ def has_an_engine_on_every_gpu(service: Service, token: Path) -> None:
 
 
 def redis_may_be_killed(service: Service, url: str, told: Callable[[], str]) -> None:
-    body = {
-        "model": "hermes-tiny",
-        "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": 4,
-    }
-    done = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    done = httpx.post(f"{url}{CHAT}", json=asking(), timeout=120)
     assert done.status_code == 200
     os.kill(service.pids["redis"], signal.SIGKILL)
     until("it says so", lambda: "Redis had ended; it runs again" in told())
-
-    def answer() -> bool:
-        return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).status_code == 200
-
-    until("requests are answered again", answer)
+    until("requests are answered again", lambda: answers(url))
     kept = httpx.get(f"{url}/v1/requests/{done.headers['x-request-id']}", timeout=120).json()
     assert kept["state"] == "completed", "what was done before stands in the file"
 
 
 @pytest.mark.nightly  # a second start
 def test_what_does_not_start_says_why_and_keeps_its_logs(alone: None, tmp_path: Path) -> None:
-    with quickstart(
-        tmp_path, "--engine", "simulated", "--env", "HERMES_REDIS_URL=nonsense"
-    ) as child:
+    words = ("--engine", "simulated", "--env", "HERMES_REDIS_URL=nonsense")
+    with quickstart(tmp_path, *words) as child:
         assert child.wait(480) == 1
     told = (tmp_path / "told").read_text()
     assert "settings:" in told
     logs = Path(told.split("logs: ")[-1].strip())
     assert list(logs.rglob("gcs_server.*")), told
     assert list(logs.rglob("controller_*.log")), told
-
-
-@pytest.fixture
-def alone(services: Services) -> None:
-    services.end()  # memory is for one service

@@ -18,17 +18,13 @@ import pytest
 from scripts.local import ports, processes, redis_server
 from tests.running_time import RunningTime
 from tests.service.disturbance import on_disk
-from tests.service.support import Running, Stream
+from tests.service.support import Running, Stream, answers, asking, events_of, text_of
 from tests.waiting import until
 
 # In the gate: test_what_dies.py kills Redis, too.
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.outage,
-    pytest.mark.disturbs,
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.outage, pytest.mark.disturbs]
 
-TOKENS = 2500
+STORM, TOKENS = "Tell me a story about a storm.", 2500
 
 
 def kill(service: Running) -> None:
@@ -57,12 +53,12 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     service: Running,
 ) -> None:
     service.until_idle()
-    undisturbed = service.text("Tell me a story about a storm.", TOKENS)
+    undisturbed = service.text(STORM, TOKENS)
     streams: list[Stream] = []
     begun = threading.Barrier(5, timeout=240)
 
     def read() -> None:
-        with service.stream("Tell me a story about a storm.", TOKENS) as response:
+        with service.stream(STORM, TOKENS) as response:
             stream = Stream(response)
             streams.append(stream)
             stream.next_events(20)
@@ -78,19 +74,18 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
     kill(service)
     try:
         probes = [f"{url}/readyz" for url in service.ingress_urls.values()]
-        until(
-            "both say so",
-            lambda: all(httpx.get(probe, timeout=60).status_code == 503 for probe in probes),
-        )
+
+        def both_say_so() -> bool:
+            return all(httpx.get(probe, timeout=60).status_code == 503 for probe in probes)
+
+        until("both say so", both_say_so)
         answer = service.http.get("/readyz")
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
         assert "Redis" in answer.json()["problem"]
         assert service.http.get("/healthz").status_code == 200
         with pytest.raises(openai.InternalServerError) as caught:
-            service.sdk.chat.completions.create(
-                model=service.model, messages=[{"role": "user", "content": "Hi"}]
-            )
+            service.sdk.chat.completions.create(**asking())
         assert caught.value.status_code == 503
         assert caught.value.response.headers["x-hermes-reason"] == "journal_unavailable"
         assert int(caught.value.response.headers["retry-after"]) >= 1
@@ -107,15 +102,12 @@ def test_a_redis_that_dies_and_comes_back_costs_a_stream_a_pause_and_not_a_byte(
         reader.join(400)
     for stream in streams:
         events = [block for _, block in stream.arrivals if not block.startswith(":")]
-        ids = [int(block.split("\n")[0].removeprefix("id: ")) for block in events]
-        assert ids == list(range(1, len(ids) + 1))
-        assert events[-1].endswith("data: [DONE]")
-        assert _text(events) == undisturbed
+        assert text_of(events_of("\n\n".join(events))) == undisturbed
         assert service.state(stream.request_id)["state"] == "completed"
         again = httpx.get(f"{service.url}/v1/requests/{stream.request_id}/events", timeout=240).text
         assert again.split("\n\n")[:-1] == events
     service.until_idle()
-    assert service.text("Tell me a story about a storm.", 12)
+    assert service.text(STORM, 12)
 
 
 @pytest.mark.clock
@@ -127,20 +119,6 @@ def test_a_redis_that_comes_back_empty_serves_new_requests(service: Running) -> 
     start(service)
     until("it recovers by itself", lambda: ready(service))
     with RunningTime() as running:
-        until("it answers", lambda: _answers(service))
+        until("it answers", lambda: answers(service.url))
         assert running.now_s() < 30
     service.until_idle()
-
-
-def _answers(service: Running) -> bool:
-    body = service.body(tokens=4)
-    return service.http.post("/v1/chat/completions", json=body, timeout=60).status_code == 200
-
-
-def _text(events: list[str]) -> str:
-    import json
-
-    deltas = [
-        json.loads(block.split("data: ", 1)[1]) for block in events if not block.endswith("[DONE]")
-    ]
-    return "".join(delta["choices"][0]["delta"].get("content") or "" for delta in deltas)

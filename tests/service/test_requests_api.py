@@ -5,30 +5,29 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import httpx
 
 from tests.service.services import HELD
-from tests.service.support import LONG_TOKENS, Event, Running, Stream, events_of, together
+from tests.service.support import (
+    CHAT,
+    LONG_TOKENS,
+    Running,
+    Stream,
+    check_whole,
+    events_of,
+    together,
+)
 from tests.tables import each
 from tests.waiting import until
 
 
-def events(
-    simulated: Running, url: str, request_id: str, seen: int | None = None
-) -> httpx.Response:
+def events(simulated: Running, url: str, request_id: str, seen: object = None) -> httpx.Response:
     """`GET /v1/requests/{id}/events`, read to its end."""
-    headers: Mapping[str, str] = {} if seen is None else {"last-event-id": str(seen)}
+    headers = {} if seen is None else {"last-event-id": str(seen)}
     return simulated.http.get(f"{url}/v1/requests/{request_id}/events", headers=headers)
-
-
-def check_whole(found: list[Event]) -> None:
-    """Check that the ids are 1..n without a gap, and that the last event is `[DONE]`."""
-    assert [event.id for event in found] == list(range(1, len(found) + 1))
-    assert found[-1].data == "[DONE]"
 
 
 def test_a_finished_request_is_described(simulated: Running) -> None:
@@ -79,15 +78,8 @@ def test_cancelling_what_has_ended_changes_nothing(simulated: Running) -> None:
 def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(simulated: Running) -> None:
     user = secrets.token_hex(8)
     answers: list[httpx.Response] = []
-    asked = threading.Thread(
-        target=lambda: answers.append(
-            simulated.http.post(
-                "/v1/chat/completions",
-                json=simulated.body(f"{HELD}. Cancel me.", LONG_TOKENS, user=user),
-            )
-        )
-    )
-
+    body = simulated.body(f"{HELD}. Cancel me.", LONG_TOKENS, user=user)
+    asked = threading.Thread(target=lambda: answers.append(simulated.http.post(CHAT, json=body)))
     simulated.until_idle()
     asked.start()
     simulated.cancel(until("it runs", lambda: simulated.begun(user)))
@@ -108,13 +100,8 @@ def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(
     assert len(simulated.ingress_urls) == 2
     for url in (*simulated.ingress_urls.values(), simulated.url):
         assert events(simulated, url, stream.request_id).text == stream.text
-        answers = together(
-            [
-                partial(events, simulated, url, stream.request_id, seen)
-                for seen in range(len(whole) + 1)
-            ]
-        )
-        for seen, answer in enumerate(answers):
+        read = partial(events, simulated, url, stream.request_id)
+        for seen, answer in enumerate(together([partial(read, n) for n in range(len(whole) + 1)])):
             assert answer.status_code == 200
             assert events_of(answer.text) == whole[seen:]
 
@@ -153,22 +140,23 @@ def test_the_events_of_a_cancelled_request_have_the_same_ids_whoever_serves_them
         whole = begun + stream.rest()
     check_whole(whole)
     for url in simulated.ingress_urls.values():
-        assert events_of(events(simulated, url, stream.request_id).text) == whole
-        for seen in (2, len(whole) - 2, len(whole) - 1, len(whole)):
+        for seen in (0, 2, len(whole) - 2, len(whole) - 1, len(whole)):
             answer = events(simulated, url, stream.request_id, seen)
             assert answer.status_code == 200, answer.text
             assert events_of(answer.text) == whole[seen:]
-        assert events(simulated, url, stream.request_id, len(whole) + 1).status_code == 410
+        beyond = events(simulated, url, stream.request_id, len(whole) + 1)
+        assert (beyond.status_code, beyond.headers["x-hermes-reason"]) == (410, "journal_lost")
 
 
 def test_an_answer_that_was_not_streamed_is_one_event(simulated: Running) -> None:
     answer = simulated.ask(tokens=4)
     for url in simulated.ingress_urls.values():
-        (event,) = events_of(events(simulated, url, answer.headers["x-request-id"]).text)
-        assert event.id == 1
-        assert json.loads(event.data) == answer.json()
-        assert events_of(events(simulated, url, answer.headers["x-request-id"], 1).text) == []
-        assert events(simulated, url, answer.headers["x-request-id"], 2).status_code == 410
+        read = partial(events, simulated, url, answer.headers["x-request-id"])
+        (event,) = events_of(read().text)
+        assert (event.id, json.loads(event.data)) == (1, answer.json())
+        assert events_of(read(1).text) == []
+        beyond = read(2)
+        assert (beyond.status_code, beyond.json()["error"]["code"]) == (410, "journal_lost")
 
 
 def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(
@@ -188,9 +176,7 @@ def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_i
 @each("seen", ["x", "-1", "1.5"])
 def test_an_event_id_that_is_no_number_is_refused(simulated: Running, seen: str) -> None:
     request_id = simulated.ask(tokens=4).headers["x-request-id"]
-    answer = simulated.http.get(
-        f"/v1/requests/{request_id}/events", headers={"last-event-id": seen}
-    )
+    answer = events(simulated, simulated.url, request_id, seen)
     assert answer.status_code == 400
     assert answer.headers["x-hermes-reason"] == "invalid_request"
 

@@ -7,9 +7,7 @@ Hosts are network namespaces; the engine is simulated, because there are no GPUs
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import partial
-from typing import Any
 
 import httpx
 import pytest
@@ -19,18 +17,12 @@ from serve_app.cli import serve_api
 from serve_app.cli.serve_api import application_status
 from tests.service.nodes import Nodes
 from tests.service.services import KEYS
+from tests.service.support import answers, replicas
 from tests.waiting import until
 
 # A release property.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 SIMULATED = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 200}}}
-
-
-def replicas(nodes: Nodes, deployment: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = application_status(nodes.service.dashboard_url)["deployments"][
-        deployment
-    ]["replicas"]
-    return found
 
 
 def reserved(nodes: Nodes, resource: str) -> list[float]:
@@ -43,32 +35,17 @@ def reserved(nodes: Nodes, resource: str) -> list[float]:
     return [one[resource] for one in required if resource in one]
 
 
-def answers(url: str, model: str) -> bool:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
-    try:
-        answer = httpx.post(
-            f"{url}/v1/chat/completions",
-            json=body,
-            headers={"authorization": f"Bearer {KEYS['acme']}"},
-            timeout=30,
-        )
-    except httpx.TransportError:
-        return False
-    return (
-        answer.status_code == 200
-        and len(answer.json()["choices"][0]["message"]["content"].split()) == 10
-    )
-
-
 def check_deployment(nodes: Nodes, stage: str, engines: int, gpus: int, ingresses: int) -> None:
     """The stage has what its file says, and every node answers."""
     service = nodes.deploy(ROOT / "cluster" / f"{stage}.yaml", SIMULATED, timeout_s=600)
-    until("every engine runs", lambda: len(replicas(nodes, "Worker")) == engines)
+    dashboard = service.dashboard_url
+    until("every engine runs", lambda: len(replicas(dashboard, "Worker")) == engines)
     wanted = [gpus] * engines
     until("every GPU that is wanted is reserved", lambda: reserved(nodes, "GPU") == wanted)
-    until("every ingress runs", lambda: len(replicas(nodes, "Ingress")) == ingresses)
+    until("every ingress runs", lambda: len(replicas(dashboard, "Ingress")) == ingresses)
     for number in range(len(nodes.hosts)):
-        until(f"node {number} answers", partial(answers, nodes.url(number), service.model))
+        there = partial(answers, nodes.url(number), KEYS["acme"], service.model)
+        until(f"node {number} answers", there)
 
 
 # File; CPUs that suffice; engines; GPUs of each.
@@ -84,9 +61,11 @@ def test_a_stage_deploys_and_serves_on_one_machine(
 
 def test_a_stage_deploys_and_serves_on_many_nodes(gpu_nodes: Nodes) -> None:
     check_deployment(gpu_nodes, "multi_node", engines=2, gpus=4, ingresses=3)
-    places = Counter(replica["node_ip"] for replica in replicas(gpu_nodes, "Ingress"))
-    assert set(places.values()) == {1}, "each ingress on a node of its own"
-    assert len({replica["node_ip"] for replica in replicas(gpu_nodes, "Worker")}) == 2
+    places = {
+        name: [one["node_ip"] for one in replicas(gpu_nodes.service.dashboard_url, name)]
+        for name in ("Ingress", "Worker")
+    }
+    assert [len(set(of_name)) for of_name in places.values()] == [3, 2], "each on a node of its own"
 
 
 def test_too_few_gpus_are_told_and_nothing_hangs(gpu_machine: Nodes) -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import Told
-from serve_app.cli.serve_api import application_status
 from tests.service.disturbance import attempts, real_text, under
 from tests.service.services import Services
-from tests.service.support import STORY, Running, Stream
-from tests.waiting import until
+from tests.service.support import CHAT, STORY, Running, Stream, check_whole, replicas
 
 # Four processes on two cores take minutes.
 pytestmark = pytest.mark.nightly
@@ -40,9 +38,7 @@ def test_four_processes_give_the_greedy_text_of_one(
 
 
 def test_the_engine_really_has_four_processes(tensor_parallel: Running) -> None:
-    (replica,) = application_status(tensor_parallel.service.dashboard_url)["deployments"]["Worker"][
-        "replicas"
-    ]
+    (replica,) = replicas(tensor_parallel.service.dashboard_url, "Worker")
     family = psutil.Process(replica["pid"]).children(recursive=True)
     workers = [process for process in family if "VLLM::Worker" in "".join(process.cmdline())]
     assert len(workers) == 4
@@ -52,17 +48,14 @@ def test_the_python_proxy_streams_the_same_events(tensor_parallel: Running) -> N
     with tensor_parallel.stream(tokens=64) as response:
         stream = Stream(response)
         found = stream.rest()
-    assert [event.id for event in found] == list(range(1, len(found) + 1))
-    assert found[-1].data == "[DONE]"
+    check_whole(found)
     again = tensor_parallel.http.get(f"/v1/requests/{stream.request_id}/events")
     assert again.text == stream.text
     assert response.headers["x-request-id"].startswith("req_")
 
 
 def test_the_python_proxy_passes_refusals_on(tensor_parallel: Running) -> None:
-    answer = tensor_parallel.http.post(
-        "/v1/chat/completions", json={"model": "gpt-4o", "messages": []}
-    )
+    answer = tensor_parallel.http.post(CHAT, json={"model": "gpt-4o", "messages": []})
     assert answer.status_code == 404
     assert answer.headers["x-hermes-reason"] == "model_not_found"
     assert tensor_parallel.http.get("/nothing").json()["error"]["code"] == "not_found"
@@ -74,9 +67,8 @@ def test_a_client_that_leaves_the_python_proxy_frees_the_engine(tensor_parallel:
         stream.next_events(3)
         state = tensor_parallel.state(stream.request_id)["state"]
         assert state == "running", "events come one by one, not in one piece"
-    until("it ends", lambda: tensor_parallel.state(stream.request_id)["ended_at_ms"])
+    found = tensor_parallel.ended(stream.request_id)
     tensor_parallel.until_idle()  # only now: the metrics of another process may be some seconds old
-    found = tensor_parallel.state(stream.request_id)
     assert (found["state"], found["reason"]) == ("cancelled", "client_disconnected")
 
 

@@ -18,10 +18,9 @@ from scripts.local.environment import ROOT
 from tests.service.disturbance import attempts, real_text, under
 from tests.service.network import Host
 from tests.service.nodes import Nodes
-from tests.service.services import ENGINES_ON_CPUS, Services
-from tests.service.support import Running
-from tests.service.test_nodes import EveryNode
-from tests.service.test_stages import replicas
+from tests.service.services import ENGINES_ON_CPUS
+from tests.service.support import Running, replicas
+from tests.service.test_nodes import every_node
 
 # Four processes on two cores take minutes.
 pytestmark = [
@@ -47,11 +46,6 @@ ON_CPUS = {
 }
 
 
-@pytest.fixture
-def alone(services: Services) -> None:
-    services.end()  # memory is for one service
-
-
 @contextmanager
 def nodes_of(folder: Path, sizes: list[tuple[int, int]]) -> Iterator[Nodes]:
     made = Nodes(folder, sizes, number=2)
@@ -73,19 +67,17 @@ def test_nothing_is_lost_with_the_node_of_an_engine_of_four_processes(
 ) -> None:
     with nodes_of(tmp_path, [(0, 0), (6, 4), (6, 4)]) as nodes:
         nodes.deploy(ROOT / "cluster" / "multi_node.yaml", ON_CPUS, timeout_s=900)
-        assert len(replicas(nodes, "Worker")) == 2
-        assert [ranks(host) for host in nodes.hosts] == [0, 4, 4], (
-            "a replica's ranks are on one node"
-        )
+        assert len(replicas(nodes.service.dashboard_url, "Worker")) == 2
+        of_each = [ranks(host) for host in nodes.hosts]
+        assert of_each == [0, 4, 4], "a replica's ranks are on one node"
         service = Running(nodes.service)
         expected = real_text(service)
 
         async def strike(_: Parts, __: list[Told]) -> None:
             await asyncio.to_thread(nodes.hosts[1].kill)
 
-        told = under(
-            service, strike, expected, TOKENS, give_up_s=600, transport=EveryNode(nodes, [1, 2])
-        )
+        ways = every_node(nodes)
+        told = under(service, strike, expected, TOKENS, give_up_s=600, transport=ways)
         service.close()
         assert any(one.breaks for one in told), "nobody was connected to the node"
         assert max(attempts(told)) >= 2, "nothing ran on the node"

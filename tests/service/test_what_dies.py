@@ -10,9 +10,9 @@ import threading
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
-import openai
 import pytest
 import yaml
 
@@ -22,7 +22,7 @@ from scripts.chaos_testing.traffic import Told
 from serve_app.cli import serve_api
 from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
-from tests.service.support import Running
+from tests.service.support import CHAT, Running, asking, openai_client
 from tests.waiting import until
 
 pytestmark = pytest.mark.disturbs
@@ -37,17 +37,15 @@ def whole(simulated: Running) -> None:
 MORE = [pytest.mark.nightly, pytest.mark.outage]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "ingress",
-        "redis",
-        pytest.param("haproxy", marks=MORE),
-        pytest.param("controller", marks=MORE),
-        pytest.param("ingress-hang", marks=MORE),
-        pytest.param("redis-slow", marks=MORE),
-    ],
-)
+def more(test: Any) -> Any:
+    """A test for the night, with production's limits."""
+    return pytest.mark.nightly(pytest.mark.outage(test))
+
+
+OFTEN, RARELY = ("ingress", "redis"), ("haproxy", "controller", "ingress-hang", "redis-slow")
+
+
+@pytest.mark.parametrize("kind", [*OFTEN, *(pytest.param(kind, marks=MORE) for kind in RARELY)])
 def test_a_stream_outlives(simulated: Running, kind: str) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
         if kind == "redis":
@@ -61,28 +59,16 @@ def test_a_stream_outlives(simulated: Running, kind: str) -> None:
     under(simulated, strike, simulated_text, TOKENS, silent_s=silent_s)
 
 
-@pytest.mark.nightly
-@pytest.mark.outage
+@more
 @pytest.mark.parametrize("kind", ["ingress", "haproxy"])
 def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
     simulated: Running, kind: str
 ) -> None:
     parts = Parts(simulated.service)
-    http = httpx.Client(transport=ReconnectingTransport(), timeout=30)
-    sdk = openai.OpenAI(
-        base_url=f"{simulated.url}/v1",
-        api_key=simulated.keys["acme"],
-        max_retries=0,
-        http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
-    )
-    with http:
-        chunks = sdk.chat.completions.create(
-            model=simulated.model,
-            messages=[{"role": "user", "content": "Do not notice."}],
-            max_tokens=240,
-            stream=True,
-        )
+    with httpx.Client(transport=ReconnectingTransport(), timeout=30) as http:
+        sdk = openai_client(simulated.url, simulated.keys["acme"], http)
         text = ""
+        chunks = sdk.chat.completions.create(**asking("Do not notice.", 240, stream=True))
         for number, chunk in enumerate(chunks):
             text += chunk.choices[0].delta.content or ""
             if number == 20:
@@ -91,35 +77,27 @@ def test_the_sdk_over_a_reconnecting_transport_does_not_notice(
     assert text == simulated_text("Do not notice.", 240)
 
 
-@pytest.mark.nightly
-@pytest.mark.outage
+@more
 @pytest.mark.clock
 def test_the_unmodified_sdk_sits_out_engines_that_stand_still(simulated: Running) -> None:
     """Comments keep the connection alive, and are none of the SDK's business."""
     parts = Parts(simulated.service)
     arrivals_s, text = [], ""
 
-    def mend() -> None:
+    def send(number: signal.Signals) -> None:
         for pid in parts.pids("worker"):
-            parts.send(pid, signal.SIGCONT)
+            parts.send(pid, number)
 
-    mended = threading.Timer(4, mend)
-    for chunk in simulated.sdk.chat.completions.create(
-        model=simulated.model,
-        messages=[{"role": "user", "content": "Wait."}],
-        max_tokens=200,
-        stream=True,
-    ):
+    mended = threading.Timer(4, send, [signal.SIGCONT])
+    for chunk in simulated.sdk.chat.completions.create(**asking("Wait.", 200, stream=True)):
         text += chunk.choices[0].delta.content or ""
         arrivals_s.append(time.monotonic())
         if len(arrivals_s) == 20:
-            for pid in parts.pids("worker"):
-                parts.send(pid, signal.SIGSTOP)
+            send(signal.SIGSTOP)
             mended.start()
     mended.join()
-    assert max(after - before for before, after in pairwise(arrivals_s)) > 1, (
-        "longer than a heartbeat (1 s)"
-    )
+    longest_s = max(after - before for before, after in pairwise(arrivals_s))
+    assert longest_s > 1, "longer than a heartbeat"
     assert text == simulated_text("Wait.", 200)
 
 
@@ -134,15 +112,12 @@ def test_a_worker_that_is_killed_hands_its_streams_on(simulated: Running) -> Non
     assert max(attempts(told)) >= 2
 
 
-@pytest.mark.nightly
-@pytest.mark.outage
+@more
 def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated: Running) -> None:
     async def strike(parts: Parts, told: list[Told]) -> None:
-        async with httpx.AsyncClient(
-            base_url=simulated.url, headers=simulated.headers, timeout=60
-        ) as http:
+        async with httpx.AsyncClient(headers=simulated.headers, timeout=60) as http:
             body = simulated.body("STANDSTILL, please", 40, stream=True)
-            standing = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            standing = asyncio.create_task(http.post(f"{simulated.url}{CHAT}", json=body))
             await asyncio.sleep(7)
             standing.cancel()
             await asyncio.gather(standing, return_exceptions=True)
@@ -150,8 +125,7 @@ def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated
     under(simulated, strike, simulated_text, TOKENS, count=12)
 
 
-@pytest.mark.nightly
-@pytest.mark.outage
+@more
 def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
 
@@ -169,8 +143,7 @@ def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
         scale(3)
 
 
-@pytest.mark.nightly
-@pytest.mark.outage
+@more
 def test_all_processes_at_once_and_a_start_afterwards(simulated: Running) -> None:
     """Everything but Ray's own daemons dies; Ray and Redis start it again."""
 
