@@ -34,14 +34,9 @@ Strike = Callable[[str], None]
 def _turn(service: Running, messages: Any, strike: Strike) -> tuple[str, dict[str, Any]]:
     """One turn: the id of its request, and the assistant's message."""
     text = arguments = call_id = request_id = ""
-    for chunk in service.sdk.chat.completions.create(
-        model=service.model,
-        messages=messages,
-        tools=[SEARCH],
-        temperature=0,
-        max_tokens=200,
-        stream=True,
-    ):
+    asked = {"model": service.model, "messages": messages, "tools": [SEARCH], "max_tokens": 200}
+    create: Any = service.sdk.chat.completions.create
+    for chunk in create(**asked, temperature=0, stream=True):
         if not request_id:  # a call shows only when its name is known, and that is late
             request_id = chunk.id.removeprefix("chatcmpl-")
             strike(request_id)

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.service.support import Running, events_of, together
+from tests.service.support import CHAT, Running, asking, check_whole, events_of, together
 
 
 def key() -> dict[str, str]:
@@ -24,7 +24,7 @@ def test_fifty_at_once_over_two_ingresses_make_one_generation(simulated: Running
     body, headers = simulated.body("Only once.", 60, stream=True), key()
 
     def post(n: int) -> httpx.Response:
-        return simulated.http.post(f"{urls[n % 2]}/v1/chat/completions", json=body, headers=headers)
+        return simulated.http.post(f"{urls[n % 2]}{CHAT}", json=body, headers=headers)
 
     answers = together([partial(post, n) for n in range(50)], 50)
     assert {answer.status_code for answer in answers} == {200}
@@ -32,16 +32,11 @@ def test_fifty_at_once_over_two_ingresses_make_one_generation(simulated: Running
     assert len({answer.text for answer in answers}) == 1
     simulated.until_idle()
     after = simulated.settled()
-    assert (
-        after.total("hermes_requests_admitted_total")
-        - before.total("hermes_requests_admitted_total")
-        == 1
-    )
-    output = {"kind": "output"}
-    assert (
-        after.total("hermes_tokens_total", **output) - before.total("hermes_tokens_total", **output)
-        == 60
-    )
+    for name, labels, more in (
+        ("hermes_requests_admitted_total", {}, 1),
+        ("hermes_tokens_total", {"kind": "output"}, 60),
+    ):
+        assert after.total(name, **labels) - before.total(name, **labels) == more
 
 
 def test_a_running_stream_is_joined_from_its_beginning(simulated: Running) -> None:
@@ -51,23 +46,14 @@ def test_a_running_stream_is_joined_from_its_beginning(simulated: Running) -> No
         next(blocks)
         with simulated.stream("Join me.", 120, headers=headers) as joined:
             found = events_of("".join(joined.iter_text()))
-    assert [event.id for event in found] == list(range(1, len(found) + 1))
-    assert found[-1].data == "[DONE]"
+    check_whole(found)
 
 
 def test_the_sdk_raises_its_proper_exception_for_a_conflict(simulated: Running) -> None:
     headers = key()
     ask = simulated.sdk.chat.completions.create
-    ask(
-        model=simulated.model,
-        messages=[{"role": "user", "content": "a"}],
-        max_tokens=2,
-        extra_headers=headers,
-    )
-    with pytest.raises(openai.UnprocessableEntityError):
-        ask(
-            model=simulated.model,
-            messages=[{"role": "user", "content": "b"}],
-            max_tokens=2,
-            extra_headers=headers,
-        )
+    ask(**asking("a"), extra_headers=headers)
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        ask(**asking("b"), extra_headers=headers)
+    assert refused.value.response.headers["x-hermes-reason"] == "idempotency_conflict"
+    assert refused.value.param == "idempotency-key"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -32,9 +32,17 @@ from scripts.local.environment import ROOT
 from scripts.local.service import Service
 from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
-from tests.service.disturbance import attempts, simulated_text, under
+from tests.service.disturbance import Towards, attempts, simulated_text, under
 from tests.service.services import KEYS, Services, end, kill, let_in, limited
-from tests.service.support import Running, events_of
+from tests.service.support import (
+    Running,
+    asking,
+    events_of,
+    of_tenant,
+    replicas,
+    text_of,
+    text_of_chunks,
+)
 from tests.service.versions import FOLDER, PROMPT, TOKENS, read
 from tests.waiting import until
 
@@ -110,12 +118,7 @@ def test_what_a_version_left_is_gone_on_with(simulated: Running, path: Path) -> 
 
 def text_of_events(service: Running, request_id: str) -> str:
     """The text of a finished chat stream, replayed from its events."""
-    found = events_of(service.http.get(f"/v1/requests/{request_id}/events").text)
-    assert [event.id for event in found] == list(range(1, len(found) + 1))
-    assert found[-1].data == "[DONE]"
-    return "".join(
-        json.loads(event.data)["choices"][0]["delta"].get("content") or "" for event in found[:-1]
-    )
+    return text_of(events_of(service.http.get(f"/v1/requests/{request_id}/events").text))
 
 
 # -- serve deploy --------------------------------------------------------------------------------
@@ -134,68 +137,39 @@ def test_a_new_version_rolls_out_under_load_and_back(simulated: Running, tmp_pat
             await asyncio.to_thread(serve_api.deploy, dashboard, document)
 
         told = under(simulated, strike, simulated_text, ROLL_TOKENS, count=12, silent_s=60)
-        until(
-            f"every ingress is {version}",
-            partial(answers_only, simulated.url, version),
-        )
-        streamed = [
-            one for one in told if one.streamed
-        ]  # the others' clients wait 60 s for an answer, then ask again
-        assert not any(one.breaks for one in streamed), (
-            "no connection breaks, so that any client will do"
-        )
+        until(f"every ingress is {version}", partial(answers_only, simulated.url, version))
+        # No connection breaks, so that any client will do. The clients of those that are not
+        # streamed wait 60 s for an answer, then ask again.
+        assert not any(one.breaks for one in told if one.streamed)
         assert max(attempts(told)) >= 2, "a stream that one version began, the other has ended"
-        running = {
-            s.labels["version"]
-            for s in simulated.metrics().samples
-            if s.name == "hermes_build_info"
-        }
-        assert version in running
+        assert simulated.metrics().total("hermes_build_info", version=version) > 0
 
 
-def replicas(service: Running, deployment: str) -> set[str]:
+def running(service: Running, deployment: str) -> set[str]:
     """The ids of the running replicas."""
-    deployed = serve_api.application_status(service.service.dashboard_url)["deployments"][
-        deployment
-    ]["replicas"]
-    return {replica["replica_id"] for replica in deployed if replica["state"] == "RUNNING"}
+    found = replicas(service.service.dashboard_url, deployment)
+    return {replica["replica_id"] for replica in found if replica["state"] == "RUNNING"}
 
 
 @pytest.mark.nightly  # a release property
 def test_scaling_by_serves_own_field_replaces_no_replica(simulated: Running) -> None:
     document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
-    workers, ingresses = replicas(simulated, "Worker"), replicas(simulated, "Ingress")
+    workers, ingresses = running(simulated, "Worker"), running(simulated, "Ingress")
+    scaled = {"name": "Worker", "num_replicas": len(workers) + 1}
     try:
-        document["applications"][0]["deployments"] = [
-            {"name": "Worker", "num_replicas": len(workers) + 1}
-        ]
+        document["applications"][0]["deployments"] = [scaled]
         serve_api.deploy(simulated.service.dashboard_url, document)
-        until("there is one more", lambda: len(replicas(simulated, "Worker")) == len(workers) + 1)
-        assert replicas(simulated, "Worker") > workers, "each session has its replica still"
-        assert replicas(simulated, "Ingress") == ingresses
+        until("there is one more", lambda: len(running(simulated, "Worker")) == len(workers) + 1)
+        assert running(simulated, "Worker") > workers, "each session has its replica still"
+        assert running(simulated, "Ingress") == ingresses
     finally:
         del document["applications"][0]["deployments"]
         serve_api.deploy(simulated.service.dashboard_url, document)
-    until("it is gone", lambda: len(replicas(simulated, "Worker")) == len(workers))
-    assert replicas(simulated, "Ingress") == ingresses
+    until("it is gone", lambda: len(running(simulated, "Worker")) == len(workers))
+    assert running(simulated, "Ingress") == ingresses
 
 
 # -- the chart -----------------------------------------------------------------------------------
-
-
-class Way(httpx.AsyncBaseTransport):
-    """Stands for a Kubernetes Service: new connections go where it currently points."""
-
-    def __init__(self, url: str) -> None:
-        self.target = httpx.URL(url)
-        self._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        request.url = request.url.copy_with(host=self.target.host, port=self.target.port)
-        return await self._transport.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
 
 
 class Users:
@@ -217,17 +191,11 @@ class Users:
         """Send requests until `stop`; every error is raised."""
         prompt = f"Short question {number}"
         while not stop.is_set():
-            async with self._sdk.chat.completions.with_streaming_response.create(
-                model=self._model,
-                messages=[{"role": "user", "content": prompt}],
-                max_tokens=SHORT_TOKENS,
-                stream=True,
-            ) as response:
-                stream = await response.parse()
-                text = "".join(
-                    [c.choices[0].delta.content or "" async for c in stream if c.choices]
-                )
-            assert text == simulated_text(prompt, SHORT_TOKENS)
+            body = asking(prompt, SHORT_TOKENS, self._model, stream=True)
+            create = self._sdk.chat.completions.with_streaming_response.create
+            async with create(**body) as response:
+                chunks = [chunk async for chunk in await response.parse()]
+            assert text_of_chunks(chunks) == simulated_text(prompt, SHORT_TOKENS)
             self.engines.append(response.headers["x-hermes-engine"])
             self._answers[number] += 1
 
@@ -259,9 +227,8 @@ class Release:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._config = folder / "serve.yaml"
-        self._config.write_text(
-            one(documents(stage_values("cpu")), "RayService")["spec"]["serveConfigV2"]
-        )
+        chart = documents(stage_values("cpu"))
+        self._config.write_text(one(chart, "RayService")["spec"]["serveConfigV2"])
         keys = let_in(folder, "acme")
         wanted = {"auth": {"keys_file": str(keys)}, "ingress": {"replicas": 2}}
         self._args = local.merged(limited("simulated", outage=True), wanted)
@@ -270,30 +237,18 @@ class Release:
         self._clusters: list[Service] = []
 
     def cluster(
-        self,
-        name: str,
-        code: Path | None = None,
-        tell: Callable[[str], None] = lambda _: None,
-        tokens_per_s: int = 40,
+        self, name: str, code: Path | None = None, tokens_per_s: int = 40, **more: Any
     ) -> Service:
         """A Ray cluster that serves the release's `serveConfigV2`; `code`: in place of an image of
         another version.
         """
         environment = {"PYTHONPATH": str(code)} if code else {}
         args = local.merged(self._args, {"engine": {"args": {"tokens_per_s": tokens_per_s}}})
-        self._clusters.append(
-            local.start(
-                self._folder / name,
-                self._config,
-                ports.free_port(),
-                args,
-                self._redis_url,
-                environment=environment,
-                tell=tell,
-                timeout_s=600,
-            )
-        )
-        return self._clusters[-1]
+        state, more = self._folder / name, {"environment": environment, "timeout_s": 600, **more}
+        port = ports.free_port()
+        made = local.start(state, self._config, port, args, self._redis_url, **more)
+        self._clusters.append(made)
+        return made
 
     def end(self) -> None:
         for service in self._clusters:
@@ -321,11 +276,11 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
     told = [Told(PROMPTS[n], LONG_TOKENS, streamed=n % 3 != 2) for n in range(6)]
 
     async def upgrade() -> None:
-        way = Way(old.url)
-        headers = {"authorization": f"Bearer {KEYS['acme']}"}
-        timeout = httpx.Timeout(120, pool=None)
+        points_to = httpx.URL(old.url)
+        service = Towards(lambda: points_to)
+        timeout, headers = httpx.Timeout(120, pool=None), of_tenant(KEYS["acme"])
         async with httpx.AsyncClient(
-            base_url="http://service", transport=way, timeout=timeout, headers=headers
+            base_url="http://service", transport=service, timeout=timeout, headers=headers
         ) as http:
             users = Users(http, old.model)
             async with users.four():
@@ -338,28 +293,22 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
                         loop.call_soon_threadsafe(begun.set)
 
                 # Its engines are faster: what the old ones leave is soon done.
-                coming = asyncio.create_task(
-                    asyncio.to_thread(release.cluster, "new", tmp_path / "next", tell, 400)
-                )
-                await (
-                    begun.wait()
-                )  # its engines are not there yet: what is asked now begins on the old ones
+                start = partial(release.cluster, "new", tmp_path / "next", 400, tell=tell)
+                coming = asyncio.create_task(asyncio.to_thread(start))
+                # Its engines are not there yet: what is asked now begins on the old ones.
+                await begun.wait()
                 client = Client(http, old.model)
                 long = [asyncio.create_task(client.ask(one)) for one in told]
                 new = await coming
-                assert {versions(old.url).pop(), versions(new.url).pop()} == {
-                    serve_app.__version__,
-                    NEXT,
-                }
+                assert versions(old.url) | versions(new.url) == {serve_app.__version__, NEXT}
                 await users.answer(1)
-                way.target = httpx.URL(new.url)
+                points_to = httpx.URL(new.url)
                 await users.answer(3)  # everybody's stream through the old pods has ended meanwhile
                 switched = len(users.engines)
                 await asyncio.to_thread(kill, old)
                 await users.answer(5)
-                assert set(users.engines[switched - 4 :]) == {f"simulated-{NEXT}"}, (
-                    "the old engines get nothing new"
-                )
+                # The old engines get nothing new.
+                assert set(users.engines[switched - 4 :]) == {f"simulated-{NEXT}"}
                 await asyncio.gather(*long)
                 for asked in told:
                     asked.state = (await http.get(f"/v1/requests/{asked.request_id}")).json()
