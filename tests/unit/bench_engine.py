@@ -1,11 +1,15 @@
-"""A small engine for the tests of `scripts/bench`."""
+"""For the tests of `scripts/bench`: a small engine, requests to it, and rows without a run."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 
+from scripts.benchmark.client import RequestMaker, Shape
+from scripts.benchmark.measurement import Row
+from scripts.benchmark.stats import Latency
 from serve_app.journal.events import DONE
 from tests.http_server import END, Asked, Wire, chunk, event, head, whole
 
@@ -71,3 +75,16 @@ class Engine:
             wire.send(chunk(event({"id": f"chatcmpl-r{number}", "choices": choices})))
         usage = {"completion_tokens": tokens, "prompt_tokens": 5}
         wire.send(chunk(event({"choices": [], "usage": usage})) + chunk(DONE) + END)
+
+
+def maker(url: str, max_tokens: int = 16) -> RequestMaker:
+    """Requests for so many tokens."""
+    return RequestMaker(f"{url}/v1", "k", Shape("m", max_tokens, prompt_chars=10), 1)
+
+
+def row(name: str, **known: object) -> Row:
+    """A row of eight users in which all else is 0."""
+    latencies = dict.fromkeys(("ttft", "inter_token", "end_to_end", "interactive"), Latency(1, 2))
+    values: dict[str, object] = dict.fromkeys((field.name for field in fields(Row)), 0.0)
+    values |= latencies | {"name": name, "load": "8", "error_kinds": {}, "cpu_s": {}}
+    return Row(**(values | known))  # type: ignore[arg-type]

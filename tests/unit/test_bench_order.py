@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from scripts.benchmark.batchers import alike
-from scripts.benchmark.client import Exchange, RequestMaker, Shape
+from scripts.benchmark.client import Exchange
 from scripts.benchmark.engine_page import EnginePage, Reading, parse_page
 from scripts.benchmark.errors import SystemFailed
 from scripts.benchmark.measurement import Row, describe
@@ -25,7 +25,7 @@ from scripts.benchmark.order import (
 from scripts.benchmark.run import Load, Ran, Served
 from scripts.benchmark.tables import line, summary
 from tests.http_server import serving
-from tests.unit.bench_engine import Engine
+from tests.unit.bench_engine import Engine, maker
 
 pytestmark = pytest.mark.nightly  # a tool
 
@@ -35,10 +35,6 @@ _LONG_TOKENS = 40
 def _engine(slots: int, word: Callable[[int], str] = lambda _: "a") -> Engine:
     """An engine where a long answer begins later than short ones that come now."""
     return Engine(0.002, begin_s=0.01, slots=slots, word=word)
-
-
-def _maker(url: str, max_tokens: int) -> RequestMaker:
-    return RequestMaker(f"{url}/v1", "k", Shape("m", max_tokens, 10), 1)
 
 
 class TestEnginePage:
@@ -74,8 +70,6 @@ class TestBacklog:
         assert row.waiting_p99 == pytest.approx(2.98)
         assert (row.preemptions, row.preemptions_per_request) == (10.0, 0.5)
         assert (row.kv_used_p50, row.kv_used) == (0.2, 0.3)
-
-    def test_a_round_in_which_nothing_ended_has_no_preemptions_per_request(self) -> None:
         row = self._row(0, [Reading(0.0, 1, 0, 0, 0), Reading(1.0, 1, 0, 0, 2)])
         assert math.isnan(row.preemptions_per_request)
         assert line(BACKLOG_COLUMNS, row).split()[-2] == "–"
@@ -94,7 +88,7 @@ class TestBacklog:
             page = await asyncio.to_thread(
                 EnginePage, [f"{server.url}/nothing", f"{server.url}/metrics"]
             )
-            row = await backlog(_maker(server.url, 32), page, 6, 0.5, 1)
+            row = await backlog(maker(server.url, 32), page, 6, 0.5, 1)
         assert (row.engine_running, row.waiting_p50) == (2, 4)
         assert (row.errors, row.requests - row.unfinished > 6) == (0, True)
         # The small engine calls each beginning a preemption.
@@ -105,8 +99,8 @@ class TestLongAmongShort:
     async def _measure(self, engine: Engine) -> tuple[list[ShortRow], LongAmongShort]:
         with serving(engine) as server:
             load, url = Load(rate_per_s=50.0, window_s=0.5), server.url
-            short, sizes = _maker(url, 3), (2, _LONG_TOKENS)
-            measured = LongAmongShort(short, lambda: _maker(url, 3), *sizes, load, requests=5)
+            short, sizes = maker(url, 3), (2, _LONG_TOKENS)
+            measured = LongAmongShort(short, lambda: maker(url, 3), *sizes, load, requests=5)
             return [row async for row in measured.measure(2)], measured
 
     @pytest.mark.clock

@@ -136,7 +136,4 @@ def test_an_outage_is_logged_in_two_lines_however_many_callers_fail(
         outage.failed("no answer")
         outage.over()
         outage.over()
-    assert caplog.messages == [
-        "cannot append: no connection",
-        "cannot append: over, after 2.5 s",
-    ]
+    assert caplog.messages == ["cannot append: no connection", "cannot append: over, after 2.5 s"]

@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 from scripts.local import ports
-from serve_app.client.transports import (
-    ReconnectingTransport,
-)
+from serve_app.client.transports import ReconnectingTransport
 from tests.http_server import Asked, Server, Wire, cutting, head, sending, serving, whole
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted

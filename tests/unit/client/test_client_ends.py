@@ -10,10 +10,7 @@ import httpx
 import pytest
 
 from serve_app.client import retries
-from serve_app.client.transports import (
-    AsyncReconnectingTransport,
-    ReconnectingTransport,
-)
+from serve_app.client.transports import AsyncReconnectingTransport, ReconnectingTransport
 from serve_app.journal.events import DONE, HEARTBEAT
 from tests.http_server import END, Asked, Cut, Wire, chunk, cutting, head, sending, serving, whole
 from tests.tables import each
