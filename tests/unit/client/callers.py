@@ -67,6 +67,14 @@ class _Parts(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield part
 
 
+def _asked(service: str, request: dict[str, Any]) -> dict[str, Any]:
+    return {"method": "POST", "url": service + CHAT, "content": BODY} | request
+
+
+def _sdk(url: str, http: httpx.Client | httpx.AsyncClient) -> dict[str, Any]:
+    return {"base_url": f"{url}/v1", "api_key": "k", "http_client": http, "max_retries": 0}
+
+
 class Blocking:
     """The transport for `httpx.Client`."""
 
@@ -76,26 +84,17 @@ class Blocking:
         give_up_after_s: float = 10.0,
         timeout: Any = 10.0,
         inner: Any = None,
+        most: int | None = None,
         **request: Any,
     ) -> Got:
-        """Send a request and read its answer as a stream."""
+        """Send a request and read its answer as a stream. `most`: close it after so many chunks."""
         transport = ReconnectingTransport(give_up_after_s=give_up_after_s, transport=inner)
         with (
             httpx.Client(transport=transport, timeout=timeout) as http,
-            http.stream(
-                **{"method": "POST", "url": service + CHAT, "content": BODY} | request
-            ) as response,
+            http.stream(**_asked(service, request)) as response,
         ):
-            return Got(response.status_code, response.headers, list(response.iter_raw()))
-
-    @staticmethod
-    def take(url: str, count: int) -> list[bytes]:
-        """The first chunks of an answer, which is then closed."""
-        with (
-            httpx.Client(transport=ReconnectingTransport(give_up_after_s=10.0)) as http,
-            http.stream("POST", url + CHAT, content=BODY) as response,
-        ):
-            return list(islice(response.iter_raw(), count))
+            chunks = list(islice(response.iter_raw(), most))
+            return Got(response.status_code, response.headers, chunks)
 
     @staticmethod
     def once(*parts: bytes) -> Iterator[bytes]:
@@ -108,18 +107,10 @@ class Blocking:
         found: list[Any] = []
         with httpx.Client(transport=ReconnectingTransport(give_up_after_s=10.0)) as http:
             for url in urls:
-                sdk = openai.OpenAI(
-                    base_url=f"{url}/v1",
-                    api_key="k",
-                    http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
-                    max_retries=0,
-                )
-                result = sdk.chat.completions.create(model="m", messages=[], **request)
-                found.append(
-                    [part.model_dump() for part in result]
-                    if request.get("stream")
-                    else result.model_dump()
-                )
+                completions = openai.OpenAI(**_sdk(url, http)).chat.completions
+                result = completions.create(model="m", messages=[], **request)
+                streamed = request.get("stream")
+                found.append([one.model_dump() for one in (result if streamed else [result])])
         return found
 
 
@@ -132,38 +123,21 @@ class Asyncio:
         give_up_after_s: float = 10.0,
         timeout: Any = 10.0,
         inner: Any = None,
+        most: int | None = None,
         **request: Any,
     ) -> Got:
         async def main() -> Got:
             transport = AsyncReconnectingTransport(give_up_after_s=give_up_after_s, transport=inner)
-            arguments = {"method": "POST", "url": service + CHAT, "content": BODY} | request
             async with (
                 httpx.AsyncClient(transport=transport, timeout=timeout) as http,
-                http.stream(**arguments) as response,
+                http.stream(**_asked(service, request)) as response,
             ):
-                return Got(
-                    response.status_code,
-                    response.headers,
-                    [part async for part in response.aiter_raw()],
-                )
-
-        return asyncio.run(main())
-
-    @staticmethod
-    def take(url: str, count: int) -> list[bytes]:
-        async def main() -> list[bytes]:
-            found: list[bytes] = []
-            async with (
-                httpx.AsyncClient(
-                    transport=AsyncReconnectingTransport(give_up_after_s=10.0)
-                ) as http,
-                http.stream("POST", url + CHAT, content=BODY) as response,
-            ):
+                chunks: list[bytes] = []
                 async for part in response.aiter_raw():
-                    found.append(part)
-                    if len(found) == count:
+                    chunks.append(part)
+                    if len(chunks) == most:
                         break
-            return found
+                return Got(response.status_code, response.headers, chunks)
 
         return asyncio.run(main())
 
@@ -176,21 +150,13 @@ class Asyncio:
     def chat(urls: list[str], **request: Any) -> list[Any]:
         async def main() -> list[Any]:
             found: list[Any] = []
-            async with httpx.AsyncClient(
-                transport=AsyncReconnectingTransport(give_up_after_s=10.0)
-            ) as http:
+            transport = AsyncReconnectingTransport(give_up_after_s=10.0)
+            async with httpx.AsyncClient(transport=transport) as http:
                 for url in urls:
-                    sdk = openai.AsyncOpenAI(
-                        base_url=f"{url}/v1",
-                        api_key="k",
-                        http_client=http,  # type: ignore[arg-type] # its types name `httpx2` alone
-                        max_retries=0,
-                    )
-                    result = await sdk.chat.completions.create(model="m", messages=[], **request)
-                    if request.get("stream"):
-                        found.append([part.model_dump() async for part in result])
-                    else:
-                        found.append(result.model_dump())
+                    completions = openai.AsyncOpenAI(**_sdk(url, http)).chat.completions
+                    result = await completions.create(model="m", messages=[], **request)
+                    parts = [one async for one in result] if request.get("stream") else [result]
+                    found.append([one.model_dump() for one in parts])
             return found
 
         return asyncio.run(main())

@@ -12,7 +12,19 @@ import pytest
 from serve_app.client import retries
 from serve_app.client.transports import AsyncReconnectingTransport, ReconnectingTransport
 from serve_app.journal.events import DONE, HEARTBEAT
-from tests.http_server import END, Asked, Cut, Wire, chunk, cutting, head, sending, serving, whole
+from tests.http_server import (
+    END,
+    Asked,
+    Cut,
+    Script,
+    Wire,
+    chunk,
+    cutting,
+    head,
+    sending,
+    serving,
+    whole,
+)
 from tests.tables import each
 from tests.unit.client.callers import Asyncio, Kind, Scripted
 from tests.unit.client.conftest import Clock
@@ -25,22 +37,24 @@ from tests.unit.client.service import (
     PLAIN,
     answer,
     first,
+    healthy,
     numbered,
     sending_all,
     streaming,
 )
 
+FINAL = [
+    b"data: [DONE]\n\n",
+    b"event: response.completed\ndata: {}\n\n",
+    b"event: response.incomplete\ndata: {}\n\n",
+    b"event: response.failed\ndata: {}\n\n",
+    b"event: error\ndata: {}\n\n",
+]
+BROKEN = streaming() + chunk(PLAIN[0])
+OPENAIS = b'{"error": {"message": "Gone."}}'
 
-@each(
-    "final",
-    [
-        b"data: [DONE]\n\n",
-        b"event: response.completed\ndata: {}\n\n",
-        b"event: response.incomplete\ndata: {}\n\n",
-        b"event: response.failed\ndata: {}\n\n",
-        b"event: error\ndata: {}\n\n",
-    ],
-)
+
+@each("final", FINAL)
 def test_a_connection_that_breaks_behind_the_final_event_breaks_nothing(
     kind: Kind, final: bytes
 ) -> None:
@@ -50,51 +64,51 @@ def test_a_connection_that_breaks_behind_the_final_event_breaks_nothing(
     assert len(service.asked) == 1
 
 
-def test_a_body_that_ends_properly_is_complete_whatever_its_last_event(kind: Kind) -> None:
-    with serving(sending(streaming() + chunk(b"".join(PLAIN[:2])) + END)) as service:
-        assert kind.fetch(service.url).chunks == PLAIN[:2]
-    assert len(service.asked) == 1
-
-
-def test_a_rest_that_ends_properly_is_complete_whatever_its_last_event(kind: Kind) -> None:
-    script = first(cutting(streaming() + chunk(PLAIN[0])), sending(streaming() + END))
-    with serving(script) as service:
-        assert kind.fetch(service.url).chunks == PLAIN[:1]
-    assert len(service.asked) == 2
-
-
-@pytest.mark.parametrize("received", [1, 4])
-def test_a_body_of_unknown_length_ends_with_its_final_event(kind: Kind, received: int) -> None:
-    with serving(first(cutting(head(x_request_id=ID) + b"".join(PLAIN[:received])))) as service:
-        assert kind.fetch(service.url).chunks == PLAIN
-    assert len(service.asked) == (2 if received < 4 else 1)
-
-
-def test_a_body_that_ends_inside_an_event_is_not_complete(kind: Kind) -> None:
-    with serving(first(sending(streaming() + chunk(PLAIN[0] + PLAIN[1][:-3]) + END))) as service:
-        assert kind.fetch(service.url).chunks == PLAIN
-
-
-@each("status", [400, 404, 410, 422])
-def test_a_refusal_of_the_rest_is_an_error_with_the_services_own_words(
-    kind: Kind, status: int
+@each(
+    "begin, rest, events, requests",
+    [
+        # What ends properly is complete, whatever its last event, also the rest.
+        (sending(streaming() + chunk(b"".join(PLAIN[:2])) + END), healthy, 2, 1),
+        (cutting(BROKEN), sending(streaming() + END), 1, 2),
+        # It is not if it ends inside an event, or before its first one.
+        (sending(BROKEN + chunk(PLAIN[1][:-3]) + END), healthy, 4, 2),
+        (cutting(streaming()), healthy, 4, 2),
+        # A body of unknown length ends with its final event.
+        (cutting(head(x_request_id=ID) + PLAIN[0]), healthy, 4, 2),
+        (cutting(head(x_request_id=ID) + b"".join(PLAIN)), healthy, 4, 1),
+        # Events that were handed on already are dropped.
+        (
+            cutting(BROKEN + chunk(PLAIN[1])),
+            sending(streaming() + chunk(b"".join(PLAIN)) + END),
+            4,
+            2,
+        ),
+    ],
+)
+def test_a_stream_is_read_until_it_is_complete(
+    kind: Kind, begin: Script, rest: Script, events: int, requests: int
 ) -> None:
-    body = b'{"error": {"message": "No such request, any more."}}'
-    script = first(cutting(streaming() + chunk(PLAIN[0])), sending(whole(status, body)))
-    expected = rf"No such request, any more\. \(HTTP {status}\)"
+    with serving(first(begin, rest)) as service:
+        assert kind.fetch(service.url).chunks == PLAIN[:events]
+    assert [asked.method for asked in service.asked] == ["POST", "GET"][:requests]
+
+
+@each(
+    "status, body, words",
+    [
+        *((status, OPENAIS, r"Gone\.") for status in (400, 404, 410, 422)),
+        # In another shape it is quoted as it is.
+        *((410, body, "Gone.*") for body in (b"<h1>Gone</h1>", b'{"error": "Gone"}', b'["Gone"]')),
+    ],
+)
+def test_a_refusal_of_the_rest_is_an_error_with_the_services_own_words(
+    kind: Kind, status: int, body: bytes, words: str
+) -> None:
+    script = first(cutting(BROKEN), sending(whole(status, body)))
+    expected = rf"{words} \(HTTP {status}\)"
     with serving(script) as service, pytest.raises(httpx.RemoteProtocolError, match=expected):
         kind.fetch(service.url)
     assert len(service.asked) == 2
-
-
-@pytest.mark.parametrize("body", [b"<h1>Gone</h1>", b'{"error": "Gone"}', b'["Gone"]'])
-def test_a_refusal_in_another_shape_is_quoted_as_it_is(kind: Kind, body: bytes) -> None:
-    script = first(cutting(streaming() + chunk(PLAIN[0])), sending(whole(410, body)))
-    with (
-        serving(script) as service,
-        pytest.raises(httpx.RemoteProtocolError, match=r"Gone.* \(HTTP 410\)"),
-    ):
-        kind.fetch(service.url)
 
 
 def test_a_service_that_cannot_send_the_rest_yet_is_asked_again(kind: Kind) -> None:
@@ -104,7 +118,7 @@ def test_a_service_that_cannot_send_the_rest_yet_is_asked_again(kind: Kind) -> N
         whole(429, b"{}"),
         whole(200, b"<h1>Maintenance</h1>", "text/html"),
     )
-    with serving(first(cutting(streaming() + chunk(PLAIN[0])), answers)) as service:
+    with serving(first(cutting(BROKEN), answers)) as service:
         assert kind.fetch(service.url).chunks == PLAIN
     assert [asked.seen for asked in service.asked[1:]] == [1] * 5
     assert service.connections == 2  # each of these answers was read to its end
@@ -116,30 +130,22 @@ def test_the_first_error_is_raised_when_the_service_stays_away_for_too_long(
     clock.step_s = 0.1
     later = sending(whole(503, b"{}"))
     with (
-        serving(first(cutting(streaming() + chunk(PLAIN[0])), later)) as service,
+        serving(first(cutting(BROKEN), later)) as service,
         pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"),
     ):
         kind.fetch(service.url, give_up_after_s=0.15)
     assert len(service.asked) == 3, "at 0, 0.1 and 0.2 s"
-
-
-def test_the_first_error_is_raised_when_nothing_more_comes_for_too_long(
-    kind: Kind, clock: Clock
-) -> None:
-    clock.step_s = 0.1
     silence: list[bytes | Exception] = [httpx.ReadTimeout("nothing came")]
     inner = Scripted([PLAIN[0], httpx.RemoteProtocolError("broken")], *[silence] * 9)
     with pytest.raises(httpx.RemoteProtocolError, match="broken"):
         kind.fetch("http://service", give_up_after_s=0.15, inner=inner)
-    assert len(inner.asked) == 3, "at 0, 0.1 and 0.2 s"
+    assert len(inner.asked) == 3, "the same if it is there and sends nothing more"
 
 
 def test_an_error_that_was_overcome_is_not_raised_later(kind: Kind, clock: Clock) -> None:
     clock.step_s = 0.1
     more_and_nonsense = cutting(streaming() + chunk(PLAIN[1]) + b"nonsense\r\n")
-    script = first(
-        cutting(streaming() + chunk(PLAIN[0])), first(more_and_nonsense, sending(whole(503, b"{}")))
-    )
+    script = first(cutting(BROKEN), first(more_and_nonsense, sending(whole(503, b"{}"))))
     with serving(script) as service, pytest.raises(httpx.RemoteProtocolError, match="illegal"):
         kind.fetch(service.url, give_up_after_s=0.35)
 
@@ -196,8 +202,8 @@ def test_closing_an_answer_closes_the_connection_that_it_has_come_to(kind: Kind)
         except Cut:
             left.set()
 
-    with serving(first(cutting(streaming() + chunk(PLAIN[0])), rest)) as service:
-        assert kind.take(service.url, 2) == PLAIN[:2]
+    with serving(first(cutting(BROKEN), rest)) as service:
+        assert kind.fetch(service.url, most=2).chunks == PLAIN[:2]
         assert left.wait(60)
 
 
@@ -205,7 +211,7 @@ def test_an_answer_that_another_thread_closes_is_not_asked_for_again() -> None:
     waiting = threading.Event()
 
     def silent(asked: Asked, wire: Wire) -> None:
-        wire.send(streaming() + chunk(PLAIN[0]))
+        wire.send(BROKEN)
         waiting.wait(60)
         wire.cut()
 
@@ -234,7 +240,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_for_the_service_ends_at_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 3600.0)
-    broken = cutting(streaming() + chunk(PLAIN[0]))
+    broken = cutting(BROKEN)
     with serving(broken) as service:
         async with httpx.AsyncClient(transport=AsyncReconnectingTransport()) as http:
             with pytest.raises(TimeoutError):
@@ -260,7 +266,7 @@ def test_a_transport_of_the_callers_is_used_and_closed() -> None:
             used.append("closed")
             super().close()
 
-    with serving(first(cutting(streaming() + chunk(PLAIN[0])))) as service:
+    with serving(first(cutting(BROKEN))) as service:
         with httpx.Client(transport=ReconnectingTransport(transport=Inner())) as http:
             assert http.post(service.url + CHAT, content=BODY).content == b"".join(PLAIN)
         assert used == ["POST", "GET", "closed"]

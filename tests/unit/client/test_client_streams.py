@@ -89,13 +89,7 @@ def test_a_comment_is_handed_on_while_the_next_event_is_still_to_come(kind: Kind
         wire.pause()
 
     with serving(script) as service:
-        assert kind.take(service.url, 2) == [PLAIN[0], b": waiting\n"]
-
-
-def test_events_that_were_handed_on_already_are_dropped(kind: Kind) -> None:
-    broken = cutting(streaming() + chunk(b"".join(PLAIN[:2])))
-    with serving(first(broken, sending(streaming() + chunk(b"".join(PLAIN)) + END))) as service:
-        assert kind.fetch(service.url).chunks == PLAIN
+        assert kind.fetch(service.url, most=2).chunks == [PLAIN[0], b": waiting\n"]
 
 
 @each(
@@ -167,13 +161,6 @@ def test_the_rest_is_asked_for_with_the_headers_of_the_caller_but_those_of_the_b
         <= get.headers.items()
     )
     assert not only_post.keys() & get.headers.keys()
-
-
-def test_a_stream_that_breaks_before_its_first_event_is_read_from_the_beginning(kind: Kind) -> None:
-    with serving(first(cutting(streaming()))) as service:
-        assert kind.fetch(service.url).chunks == PLAIN
-    assert [asked.method for asked in service.asked] == ["POST", "GET"]
-    assert service.asked[1].seen == 0
 
 
 @pytest.mark.parametrize("joined", [True, False])
