@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scripts.simulation.engine_model import EngineModel, Sequence
 from scripts.simulation.engines import EngineParameters, Timing, decode_parameters
 from serve_app.errors import SettingsError
+from tests.tables import each
 
 TIMING = Timing(
     step_ms=3.0,
@@ -175,29 +176,23 @@ def run_to_the_end(model: EngineModel) -> list[Sequence]:
     return ended
 
 
-def test_a_conversation_finds_its_beginning_in_the_cache() -> None:
+@each(
+    "prompt, base, hit",
+    [
+        # 129 tokens have KV: the last one that is generated is not computed.
+        (150, 7000, 128),
+        (150, 8000, 0),
+        (96, 7000, 80),  # a prompt that is there as a whole still computes a token
+    ],
+)
+def test_a_conversation_finds_its_beginning_in_the_cache(prompt: int, base: int, hit: int) -> None:
     model = EngineModel(parameters())
-    model.add(Sequence(100, 30, base=7000))
-    run_to_the_end(model)
-    follower = Sequence(150, 5, base=7000)
-    model.add(follower)
-    run_to_the_end(model)
-    # 129 tokens have KV: the last one that is generated is not computed.
-    assert follower.hit_tokens == 128
-    assert model.metrics()["vllm:prefix_cache_queries_total"] == 250
-    stranger = Sequence(150, 5, base=8000)
-    model.add(stranger)
-    run_to_the_end(model)
-    assert stranger.hit_tokens == 0
-
-
-def test_a_whole_prompt_in_the_cache_still_computes_a_token() -> None:
-    model = EngineModel(parameters())
-    for _ in range(2):
-        sequence = Sequence(64, 1, base=7000)
+    follower = Sequence(prompt, 5, base=base)
+    for sequence in (Sequence(100, 30, base=7000), follower):
         model.add(sequence)
         run_to_the_end(model)
-    assert sequence.hit_tokens == 48
+    assert follower.hit_tokens == hit
+    assert model.metrics()["vllm:prefix_cache_queries_total"] == 100 + prompt
 
 
 def test_the_least_recently_used_beginning_is_forgotten_first() -> None:
@@ -216,11 +211,8 @@ def test_the_least_recently_used_beginning_is_forgotten_first() -> None:
     assert hit(2000) == 16, "its end is forgotten before its beginning"
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_what_can_never_fit_is_refused_and_wrong_parameters_are_named() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         EngineModel(parameters(blocks=4)).add(Sequence(60, 5))
-
-
-def test_wrong_parameters_are_named() -> None:
     with pytest.raises(SettingsError, match="num_gpu_blocks"):
         decode_parameters({"name": "e", "timing": {"step_ms": 1.0}})

@@ -1,5 +1,5 @@
-"""The writer's state of one attempt: one entry at a time, nothing forgotten, nothing after
-the end.
+"""The writer's state of one attempt: one entry at a time, nothing forgotten, nothing after the end;
+and which writer owns a journal.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ import asyncio
 
 import pytest
 
-from serve_app.contract import Reason, State
+from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, transcript
 from serve_app.journal.facts import Head, Summary
-from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
+from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id, seal_id
+from serve_app.journal.standing import Standing, standing
+from tests.tables import each
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
 SUMMARY = Summary(None, None, 1, 9)
@@ -95,11 +97,8 @@ async def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt) -> 
     seal = accept(attempt)
     assert (seal.id, seal.reason) == (seal_id(2), "engine_error")
     terminal = accept(attempt)
-    assert (terminal.id, terminal.reason, transcript(terminal)) == (
-        TERMINAL_ID,
-        "engine_error",
-        None,
-    )
+    found = (terminal.id, terminal.reason, transcript(terminal))
+    assert found == (TERMINAL_ID, "engine_error", None)
 
 
 async def test_nothing_is_taken_in_after_the_end(attempt: Attempt) -> None:
@@ -163,3 +162,34 @@ async def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
             await attempt.closed
     else:
         await attempt.closed
+
+
+def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
+    return Entry.output(entry_id, nonce, None, [], b"x", 1, None, None)
+
+
+@each(
+    "last, expected",
+    [
+        (None, Standing.FENCED),
+        (at(EntryId(2, 3)), Standing.OURS),
+        (at(EntryId(2, 1)), Standing.OURS),
+        (Entry.void(EntryId(2, 1), b"ours", Cause.NOT_OPENED), Standing.OURS),
+        (at(EntryId(2, 2), b"rival"), Standing.FENCED),
+        (at(opening_id(3), b"next"), Standing.FENCED),
+        (at(EntryId(1, 9), b"before"), Standing.OURS),
+        (at(seal_id(1), b"before"), Standing.OURS),
+        (at(REQUEST_ID, b""), Standing.OURS),
+        (at(TERMINAL_ID), Standing.ENDED),
+        (at(TERMINAL_ID, b"somebody"), Standing.FENCED),
+    ],
+)
+async def test_the_last_entry_determines_the_owner_of_the_journal(
+    last: Entry | None, expected: Standing
+) -> None:
+    attempt = Attempt("req_1", "key", 2, b"ours", "", lambda _: None)
+    for number in range(3):
+        attempt.append([], [b"x"], number, None)
+        accept(attempt)
+    assert attempt.last_built == EntryId(2, 3)
+    assert standing(attempt, last) is expected

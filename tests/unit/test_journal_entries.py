@@ -13,6 +13,7 @@ from serve_app.journal.facts import Head
 from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.wakes import decode_wakes, encode_wakes, wake_of
+from tests.tables import each
 
 parts = st.integers(0, MAX_ID_PART)
 ids = st.builds(EntryId, parts, parts)
@@ -37,21 +38,13 @@ def test_the_request_comes_first_and_nothing_comes_after_the_terminal_entry() ->
 def test_both_forms_of_a_redis_reply_are_understood() -> None:
     flat = entry_from_redis([b"1-2", [b"n", b"x", b"b", b"y"]])
     assert flat == entry_from_redis([b"1-2", {b"n": b"x", b"b": b"y"}])
-    assert (flat.id, flat.nonce, flat.body, flat.events, flat.state) == (
-        (1, 2),
-        b"x",
-        b"y",
-        0,
-        None,
-    )
+    found = (flat.id, flat.nonce, flat.body, flat.events, flat.state)
+    assert found == ((1, 2), b"x", b"y", 0, None)
 
 
 @given(st.lists(st.binary()), st.integers(0, 9))
 def test_a_transcript_is_all_response_bytes(body: list[bytes], level: int) -> None:
     assert transcript(Entry(TERMINAL_ID, {b"z": compress(body, level)})) == b"".join(body)
-
-
-def test_an_entry_without_a_transcript_says_so() -> None:
     assert transcript(Entry(TERMINAL_ID, {})) is None
 
 
@@ -70,50 +63,46 @@ def test_a_wake_up_carries_what_the_client_needs_and_nothing_that_it_does_not() 
 def test_only_an_event_stream_counts_as_streamed() -> None:
     assert Head(200, [("content-type", "text/event-stream; charset=utf-8")]).streamed
     assert not Head(200, [("content-type", "application/json")]).streamed
-    entry = Entry(
-        EntryId(1, 1),
-        {b"h": msgspec.json.encode(Head(404, [("content-type", "application/json")]))},
-    )
-    assert entry.head == Head(404, [("content-type", "application/json")])
+    head = Head(404, [("content-type", "application/json")])
+    assert Entry(EntryId(1, 1), {b"h": msgspec.json.encode(head)}).head == head
 
 
-def through_the_wire(entry: Entry, after: str | None) -> Entry:
+@each(
+    "entry_id, fields, needed",
+    [
+        # Not the outputs of a response that is not streamed.
+        (EntryId(1, 3), {b"n": b"x", b"o": b"[]", b"e": b"0"}, False),
+        (EntryId(1, 0), {b"n": b"x", b"m": b"{}"}, True),
+        (EntryId(1, 1), {b"b": b"data"}, True),
+        (EntryId(1, 1), {b"h": b"{}"}, True),
+        (TERMINAL_ID, {b"k": b"completed"}, True),
+    ],
+)
+def test_openings_bytes_heads_and_endings_are_announced(
+    entry_id: EntryId, fields: dict[bytes, bytes], needed: bool
+) -> None:
+    assert Entry(entry_id, fields).needed_by_readers == needed
+
+
+THIRD = Entry(EntryId(1, 3), {b"b": b"data"})
+ENDING = Entry(TERMINAL_ID, {b"k": b"completed", b"p": b"1-57", b"b": b"{}"})
+
+
+@each(
+    "entry, after, position, contiguous",
+    [
+        # After outputs that were not announced, an ending follows what was announced last.
+        (ENDING, "1-0", EntryId(1, 0), True),
+        (ENDING, "1-0", REQUEST_ID, False),
+        # A lost wake-up is noticed by the next.
+        (THIRD, "1-2", EntryId(1, 1), False),
+        (THIRD, "1-2", EntryId(1, 2), True),
+        # A writer that is not sure makes readers look.
+        (THIRD, "", EntryId(1, 2), False),
+    ],
+)
+def test_a_wake_up_says_what_it_follows(
+    entry: Entry, after: str, position: EntryId, contiguous: bool
+) -> None:
     ((_, received),) = decode_wakes(encode_wakes([wake_of("req", entry, after)]))
-    return received
-
-
-def reader_at(position: EntryId) -> JournalReader:
-    return JournalReader(position=position)
-
-
-def test_outputs_of_a_response_that_is_not_streamed_are_not_announced() -> None:
-    assert not Entry(EntryId(1, 3), {b"n": b"x", b"o": b"[]", b"e": b"0"}).needed_by_readers
-
-
-def test_openings_bytes_heads_and_endings_are_announced() -> None:
-    for entry in (
-        Entry(EntryId(1, 0), {b"n": b"x", b"m": b"{}"}),
-        Entry(EntryId(1, 1), {b"b": b"data"}),
-        Entry(EntryId(1, 1), {b"h": b"{}"}),
-        Entry(TERMINAL_ID, {b"k": b"completed"}),
-    ):
-        assert entry.needed_by_readers
-
-
-def test_an_ending_after_unannounced_outputs_follows_what_was_announced_last() -> None:
-    ending = through_the_wire(
-        Entry(TERMINAL_ID, {b"k": b"completed", b"p": b"1-57", b"b": b"{}"}), after="1-0"
-    )
-    assert reader_at(EntryId(1, 0)).contiguous(ending)
-    assert not reader_at(REQUEST_ID).contiguous(ending)
-
-
-def test_a_lost_wake_up_is_noticed_by_the_next() -> None:
-    third = through_the_wire(Entry(EntryId(1, 3), {b"b": b"data"}), after="1-2")
-    assert not reader_at(EntryId(1, 1)).contiguous(third)
-    assert reader_at(EntryId(1, 2)).contiguous(third)
-
-
-def test_a_writer_that_is_not_sure_makes_readers_look() -> None:
-    unsure = through_the_wire(Entry(EntryId(1, 3), {b"b": b"data"}), after="")
-    assert not reader_at(EntryId(1, 2)).contiguous(unsure)
+    assert JournalReader(position=position).contiguous(received) == contiguous

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,10 +58,6 @@ class Journal:
         }
         self.entries.append(Entry(TERMINAL_ID, {**last.fields, **ending}))
 
-    @property
-    def whole(self) -> bytes:
-        return b"".join(self.items)
-
     def stream(self, written: int, trimmed: bool) -> list[Entry]:
         """The contents of Redis after the first `written` entries were accepted."""
         if trimmed and self.completed and written == len(self.entries):
@@ -85,25 +80,6 @@ def read(reader: JournalReader, stream: list[Entry]) -> None:
 
 
 event = st.text("ab", max_size=3).map(lambda text: f"data: {text}\n\n".encode())
-journals = st.builds(
-    Journal, st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), completed=st.booleans()
-)
-
-
-@given(journals, st.integers(0, 20), st.booleans())
-def test_from_any_event_on_exactly_the_rest_is_read(
-    journal: Journal, seen: int, trimmed: bool
-) -> None:
-    reader = JournalReader(seen=seen)
-    read(reader, journal.stream(len(journal.entries), trimmed))
-    assert reader.take() == b"".join(journal.items[seen:])
-    assert reader.take() == b""
-    assert reader.last_event == len(journal.items)
-    assert reader.ending is not None
-    assert reader.facts == FACTS
-    assert reader.attempt == OPENED
-    assert reader.attempts == 1
-    assert reader.head == EVENT_STREAM
 
 
 @settings(max_examples=200)
@@ -114,9 +90,8 @@ def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(
     streamed = data.draw(st.booleans(), "streamed")
     chunks = data.draw(st.lists(st.lists(event, max_size=3), min_size=1, max_size=6), "chunks")
     journal = Journal(chunks, streamed=streamed, completed=data.draw(st.booleans(), "completed"))
-    new = data.draw(
-        st.booleans(), "new"
-    )  # the connection that was admitted here, or one that came later
+    # The connection that was admitted here, or one that came later.
+    new = data.draw(st.booleans(), "new")
     seen = data.draw(st.integers(0, 8), "seen") if streamed and not new else 0
     reader = JournalReader(position=REQUEST_ID) if new else JournalReader(seen=seen)
     got = b""
@@ -138,21 +113,11 @@ def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(
     read(reader, journal.stream(len(journal.entries), data.draw(st.booleans(), "trimmed at last")))
     got += reader.take()
     assert got == b"".join(journal.items[seen:])
+    assert (reader.facts, reader.attempt, reader.attempts) == (FACTS, OPENED, 1)
+    assert reader.head == (EVENT_STREAM if streamed else JSON)
+    assert reader.last_event == (len(journal.items) if streamed else 0)
     assert reader.ending is not None
     assert reader.ending.state == ("completed" if journal.completed else "failed")
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_reader_that_was_underway_meets_the_compacted_journal(
-    streamed: bool, taken: bool
-) -> None:
-    journal = Journal([[b"data: a\n\n"], [b"data: b\n\n"], [b"data: c\n\n"]], streamed=streamed)
-    reader = JournalReader(position=REQUEST_ID)
-    read(reader, journal.entries[:3])
-    got = reader.take() if taken else b""
-    read(reader, journal.stream(len(journal.entries), trimmed=True))
-    assert got + reader.take() == journal.whole
 
 
 def test_a_gap_is_no_successor() -> None:
@@ -168,11 +133,8 @@ def test_a_gap_is_no_successor() -> None:
     assert not reader.contiguous(terminal)
     assert not reader.contiguous(Entry(EntryId(2, 0), {}))
     assert not reader.contiguous(Entry(EntryId(2, 1), {}))
-
-
-def test_an_ending_from_outside_is_never_taken_for_a_successor() -> None:
-    reader = JournalReader(position=REQUEST_ID)
-    assert not reader.contiguous(Entry(TERMINAL_ID, {b"k": b"cancelled", b"w": b"cancelled"}))
+    from_outside = Entry(TERMINAL_ID, {b"k": b"cancelled", b"w": b"cancelled"})
+    assert not JournalReader(position=REQUEST_ID).contiguous(from_outside)
 
 
 def test_a_cancelled_request_keeps_what_was_written() -> None:
@@ -182,10 +144,8 @@ def test_a_cancelled_request_keeps_what_was_written() -> None:
     read(reader, [*journal.entries[:-1], cancelled])
     assert reader.take() == journal.items[1]
     assert reader.ending is not None
-    assert (reader.ending.state, reader.ending.message) == (
-        "cancelled",
-        "The request was cancelled.",
-    )
+    ending = (reader.ending.state, reader.ending.message)
+    assert ending == ("cancelled", "The request was cancelled.")
     assert reader.last_event == 2
 
 

@@ -27,69 +27,44 @@ from scripts.local import (
     surroundings,
 )
 from serve_app.cli import serve_api
+from tests.tables import each
 
 CORE = "(EngineCore pid=71) ERROR 11-22 10:00:00 [core.py:1095] "
-ROWS: dict[str, tuple[list[str], str]] = {
-    "an engine's own word goes before what the replica made of it": (
-        [
-            f"{CORE}Traceback (most recent call last):",
-            f"{CORE}ValueError: To serve at least one request with the max seq len (131072), 4.00 "
-            "GiB are needed",
-            "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
-            "proc(s): {}",
-            "ray.exceptions.RayTaskError(RuntimeError): "
-            "ray::ServeReplica:hermes:Worker.initialize_and_get_metadata()",
-            "ConnectionError: something else",
-        ],
-        "ValueError: To serve at least one request with the max seq len (131072), 4.00 GiB are "
-        "needed",
-    ),
-    "without an engine, the replica's": (
-        [
-            "Traceback (most recent call last):",
-            "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
-        ],
-        "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
-    ),
-    "nobody told one": (["INFO 11-22 10:00:00 [core.py:1] Loading weights"], ""),
-}
+NEEDED = "ValueError: To serve at least one request with the max seq len, 4.00 GiB are needed"
+REFUSED = "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error."
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_the_line_that_says_why_nothing_started(tmp_path: Path, row: str) -> None:
-    lines, wanted = ROWS[row]
-    (tmp_path / "ray").mkdir()
+@each(
+    "lines, wanted",
+    [
+        (  # An engine's own word goes before what the replica made of it.
+            [
+                f"{CORE}Traceback (most recent call last):",
+                f"{CORE}{NEEDED}",
+                "RuntimeError: Engine core initialization failed. See root cause above.",
+                "ray.exceptions.RayTaskError(RuntimeError): ray::ServeReplica:hermes:Worker.init()",
+                "ConnectionError: something else",
+            ],
+            NEEDED,
+        ),
+        (["Traceback (most recent call last):", REFUSED], REFUSED),  # without an engine
+        (["INFO 11-22 10:00:00 [core.py:1] Loading weights"], ""),  # nobody told one
+    ],
+)
+def test_the_line_that_says_why_nothing_started(
+    tmp_path: Path, lines: list[str], wanted: str
+) -> None:
+    (tmp_path / "ray").mkdir(exist_ok=True)
     (tmp_path / "ray" / "worker-1-01000000-7.err").write_text("\n".join(lines))
     assert logs.cause(tmp_path) == wanted
 
 
 def test_of_the_environment_only_what_describes_the_machine_goes_on() -> None:
-    machine = {
-        "PATH": "/bin",
-        "HOME": "/h",
-        "LC_ALL": "C",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "HF_TOKEN": "t",
-        "PIP_CERT": "c",
-    }
-    others = [
-        "RAY_ADDRESS",
-        "RAY_AUTH_TOKEN",
-        "VLLM_HOST_IP",
-        "HERMES_REDIS_URL",
-        "HERMES_KEYS_FILE",
-        "OTEL_SERVICE_NAME",
-    ]
-    others += [
-        "http_proxy",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "PYTHONPATH",
-        "PYTHONSTARTUP",
-        "LD_PRELOAD",
-        "SECRET",
-    ]
-    assert surroundings.kept({**machine, **dict.fromkeys(others, "x")}) == machine
+    machine = dict.fromkeys("PATH HOME LC_ALL CUDA_VISIBLE_DEVICES HF_TOKEN PIP_CERT".split(), "x")
+    others = """RAY_ADDRESS RAY_AUTH_TOKEN VLLM_HOST_IP HERMES_REDIS_URL HERMES_KEYS_FILE
+        OTEL_SERVICE_NAME http_proxy HTTPS_PROXY NO_PROXY PYTHONPATH PYTHONSTARTUP LD_PRELOAD SECRET
+    """
+    assert surroundings.kept({**machine, **dict.fromkeys(others.split(), "x")}) == machine
 
 
 def test_a_variable_that_a_test_reads_reaches_it() -> None:
@@ -113,18 +88,11 @@ def test_the_tests_themselves_have_left_it() -> None:
         for name in given & set(os.environ)
         if name.startswith(("RAY_", "VLLM_", "HERMES_", "OTEL_"))
     }
-    assert foreign <= {
-        "RAY_AUTH_MODE",
-        "RAY_AUTH_TOKEN_PATH",
-        "HERMES_DATA",
-        "HERMES_KEEP_SERVICES",
-    } | {
-        "HERMES_RUN",  # tests/runs.py
-        "VLLM_RPC_BASE_PATH",  # tests/conftest.py
-        "VLLM_CPU_KVCACHE_SPACE",
-        "VLLM_CPU_OMP_THREADS_BIND",
-        "VLLM_WORKER_MULTIPROC_METHOD",  # tests/engine
+    of_conftest = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "VLLM_RPC_BASE_PATH", "HERMES_RUN"}
+    of_the_engine_tests = {
+        *("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_WORKER_MULTIPROC_METHOD")
     }
+    assert foreign <= of_conftest | of_the_engine_tests | {"HERMES_DATA", "HERMES_KEEP_SERVICES"}
     assert serve_api.authorization()["authorization"] != "Bearer "
 
 

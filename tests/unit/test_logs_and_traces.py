@@ -23,10 +23,9 @@ def sampled(span: Span) -> bool:
     return bool(int(span.traceparent[-2:], 16) & 1)
 
 
-def line(log_format: str, **extra: str) -> str:
-    record = logging.LogRecord(
-        "hermes.ingress", logging.INFO, "app.py", 1, "request %s ended", ("req_1",), None
-    )
+def line(log_format: str, text: str = "request %s ended", of: str = "req_1", **extra: str) -> str:
+    caught = sys.exc_info() if sys.exc_info()[0] else None
+    record = logging.LogRecord("hermes.ingress", logging.INFO, "app.py", 1, text, (of,), caught)
     record.__dict__.update(extra)
     return _formatter(log_format, "replica-7").format(record)
 
@@ -62,16 +61,11 @@ HOSTILE = "a\r\n2026-01-01 INFO hermes: forged\x1b[2J\x00\x85\u2028\u202e%s"
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_nothing_that_a_client_sends_begins_a_line_or_controls_a_terminal(log_format: str) -> None:
-    formatter = _formatter(log_format, "replica-7")
-    extra = about("req_1", HOSTILE, HOSTILE)
     try:
         raise ValueError(HOSTILE)
     except ValueError:
-        record = logging.LogRecord(
-            "hermes", logging.INFO, "app.py", 1, "refused: %s", (HOSTILE,), sys.exc_info()
-        )
-    record.__dict__.update(extra)
-    lines = formatter.format(record).split("\n")
+        found = line(log_format, "refused: %s", HOSTILE, **about("req_1", HOSTILE, HOSTILE))
+    lines = found.split("\n")
     assert all(text.isprintable() for text in lines)
     assert all(text.startswith("    ") for text in lines[1:])
     assert sum("forged" in text for text in lines if not text.startswith("    ")) == 1
@@ -80,8 +74,7 @@ def test_nothing_that_a_client_sends_begins_a_line_or_controls_a_terminal(log_fo
 
 
 def test_other_alphabets_stay_readable() -> None:
-    record = logging.LogRecord("hermes", logging.INFO, "app.py", 1, "%s", ("Grüße, 你好 😀",), None)
-    assert _formatter("text", "r").format(record).endswith("Grüße, 你好 😀")
+    assert line("text", "%s", "Grüße, 你好 😀").endswith("Grüße, 你好 😀")
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
@@ -93,14 +86,9 @@ def test_without_an_endpoint_nothing_is_traced() -> None:
 
 
 def test_a_span_hands_its_trace_on() -> None:
-    tracing = Tracing(
-        TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces"), "hermes-ingress", "i"
-    )
-    for parent, trace_id in (
-        (TRACEPARENT, TRACEPARENT.split("-")[1]),
-        ("", None),
-        ("nonsense", None),
-    ):
+    traced = TelemetrySettings(traces_endpoint="http://127.0.0.1:9/v1/traces")
+    tracing = Tracing(traced, "hermes-ingress", "i")
+    for parent, trace_id in ((TRACEPARENT, TRACEPARENT.split("-")[1]), ("", None), ("odd", None)):
         span = tracing.begin("queue", parent, {})  # not ended: nothing is to be sent
         _, found, own, _ = span.traceparent.split("-")
         assert sampled(span)

@@ -19,6 +19,9 @@ VALUES = {
 }
 
 
+TARGET_7 = {"target_ongoing_requests": 7}
+
+
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HERMES_REDIS_URL", raising=False)
@@ -71,33 +74,32 @@ def test_an_argument_of_the_operators_own_wins_in_either_spelling(key: str, valu
     assert len(settings.engine.args) == 4
 
 
-def test_sizes_of_the_operators_own_win() -> None:
-    workers = {"max_running_requests": 40, "autoscaling": {"target_ongoing_requests": 7}}
-    settings = load("throughput", workers=workers)
-    assert settings.workers.max_running_requests == 40
-    assert settings.workers.autoscaling is not None
-    assert settings.workers.autoscaling.target_ongoing_requests == 7
+@each(
+    "preset, sections, running, target",
+    [
+        # The operator's own sizes win.
+        ("throughput", {"max_running_requests": 40, "autoscaling": TARGET_7}, 40, 7),
+        # The target follows what an engine really runs.
+        ("throughput", {"max_running_requests": 40, "autoscaling": {}}, 40, 30),
+        # A preset turns no autoscaling on.
+        ("latency", {}, 64, None),
+    ],
+)
+def test_what_an_operator_says_of_the_workers_wins(
+    preset: str, sections: dict[str, Any], running: int, target: float | None
+) -> None:
+    workers = load(preset, workers=sections).workers
+    found = workers.autoscaling and workers.autoscaling.target_ongoing_requests
+    assert (workers.max_running_requests, found) == (running, target)
 
 
-def test_the_target_follows_what_an_engine_really_runs() -> None:
-    settings = load("throughput", workers={"max_running_requests": 40, "autoscaling": {}})
-    assert settings.workers.autoscaling is not None
-    assert settings.workers.autoscaling.target_ongoing_requests == 30
-
-
-def test_a_preset_turns_no_autoscaling_on() -> None:
-    assert load("latency").workers.autoscaling is None
-
-
-def test_on_a_cpu_the_share_of_the_memory_is_left_to_the_environment() -> None:
-    assert "gpu_memory_utilization" not in load("balanced").engine.args
-    assert load("balanced").engine.args["max_num_batched_tokens"] == 32_768
-
-
-def test_a_simulated_engine_gets_none_of_vllms_arguments() -> None:
-    settings = load("balanced", engine={"kind": "simulated", "args": {}})
-    assert settings.engine.args == {}
-    assert settings.workers.max_running_requests == 256
+def test_an_engine_gets_no_argument_that_is_not_its_own() -> None:
+    on_a_cpu = load("balanced").engine.args
+    assert "gpu_memory_utilization" not in on_a_cpu, "the environment's"
+    assert on_a_cpu["max_num_batched_tokens"] == 32_768
+    simulated = load("balanced", engine={"kind": "simulated", "args": {}})
+    assert simulated.engine.args == {}
+    assert simulated.workers.max_running_requests == 256
 
 
 def test_sections_that_are_objects_already_are_filled_in_too() -> None:

@@ -12,6 +12,7 @@ import pytest
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.context import check_context
 from serve_app.ingress.validation.structure import read
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from tests.tables import each
@@ -19,7 +20,6 @@ from tests.tables import each
 MODEL = "hermes-tiny"
 CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = INFERENCE_PATHS[:4]
 LIMITS = RequestLimits()
-LARGEST = (16 << 20) - 200
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -41,8 +41,24 @@ def tool(parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
+def said(part: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
 def image(url: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]}
+    return said({"type": "image_url", "image_url": url})
+
+
+def structured(**fields: Any) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
+def response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"json_schema": {"schema": schema}}}
+
+
+TEMPLATE = "chat_template"
+INPUT_IMAGE = {"type": "input_image", "image_url": "http://10.0.0.1/"}
 
 
 def refused(
@@ -110,16 +126,8 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": 5}, "tokens"),
     (RESPONSES, {"input": HELLO * 2_049}, "input"),
     (RESPONSES, {"input": "x", "max_output_tokens": 2**31}, "max_output_tokens"),
-    (
-        RESPONSES,
-        {"input": "x", "text": {"format": {"type": "json_schema", "schema": schema(60)}}},
-        "text",
-    ),
-    (
-        RESPONSES,
-        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": schema(60)}]},
-        "tools",
-    ),
+    (RESPONSES, {"input": "x", "text": {"format": {"schema": schema(60)}}}, "text"),
+    (RESPONSES, {"input": "x", "tools": [{"name": "f", "parameters": schema(60)}]}, "tools"),
     (CHAT, {"use_beam_search": True, "n": 9}, "n"),
     (CHAT, {"max_tokens": 2**31}, "max_tokens"),
     (CHAT, {"min_tokens": 2**31}, "min_tokens"),
@@ -136,91 +144,36 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"cache_salt": "x" * 513}, "cache_salt"),
     (CHAT, {"session_id": "x" * 513}, "session_id"),
     (CHAT, {"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
-    (CHAT, {"structured_outputs": {"regex": "x" * 2_049}}, "structured_outputs.regex"),
-    (CHAT, {"structured_outputs": {"grammar": "x" * 16_385}}, "structured_outputs.grammar"),
-    (
-        CHAT,
-        {"structured_outputs": {"structural_tag": "x" * 16_385}},
-        "structured_outputs.structural_tag",
-    ),
-    (CHAT, {"structured_outputs": {"choice": ["x"] * 513}}, "structured_outputs.choice"),
-    (CHAT, {"structured_outputs": {"choice": ["x" * 1_025]}}, "structured_outputs.choice"),
-    (CHAT, {"structured_outputs": {"json": schema(60)}}, "structured_outputs"),
-    (CHAT, {"structured_outputs": {"json": json.dumps(schema(60))}}, "structured_outputs.json"),
-    (CHAT, {"structured_outputs": {"json": "x" * 262_145}}, "structured_outputs"),
+    (CHAT, structured(choice=["x"] * 513), "structured_outputs.choice"),
+    (CHAT, structured(choice=["x" * 1_025]), "structured_outputs.choice"),
+    (CHAT, structured(json=schema(60)), "structured_outputs"),
+    (CHAT, structured(json=json.dumps(schema(60))), "structured_outputs.json"),
+    (CHAT, structured(json="x" * 262_145), "structured_outputs"),
+    (CHAT, structured(json={"type": "array", "minItems": 10**9}), "structured_outputs"),
+    (CHAT, structured(json='{"items": {"maxItems": 1e9}}'), "structured_outputs.json"),
+    (CHAT, structured(regex="x" * 2_049), "structured_outputs.regex"),
+    (CHAT, structured(regex="a{1,10001}"), "structured_outputs.regex"),
+    (CHAT, structured(regex="a{" + "9" * 2_000 + "}"), "structured_outputs.regex"),
+    (CHAT, structured(grammar="x" * 16_385), "structured_outputs.grammar"),
+    (CHAT, structured(grammar='root ::= "a"{ 99999 }'), "structured_outputs.grammar"),
+    (CHAT, structured(grammar='root ::= "a"{' + "9" * 10_000 + ",}"), "structured_outputs.grammar"),
+    (CHAT, structured(structural_tag="x" * 16_385), "structured_outputs.structural_tag"),
+    (CHAT, structured(structural_tag='{"maxLength": 10001}'), "structured_outputs.structural_tag"),
     (CHAT, {"guided_regex": "x" * 2_049}, "guided_regex"),
-    (CHAT, {"response_format": {"json_schema": {"schema": schema(60)}}}, "response_format"),
-    (
-        CHAT,
-        {"response_format": {"json_schema": {"schema": {"pattern": "x" * 2_049}}}},
-        "response_format",
-    ),
-    (
-        CHAT,
-        {"response_format": {"json_schema": {"schema": {"enum": ["x" * 262_144]}}}},
-        "response_format",
-    ),
-    (
-        CHAT,
-        {"structured_outputs": {"json": {"type": "array", "minItems": 10**9}}},
-        "structured_outputs",
-    ),
-    (
-        CHAT,
-        {"structured_outputs": {"json": '{"items": {"maxItems": 1e9}}'}},
-        "structured_outputs.json",
-    ),
-    (
-        CHAT,
-        {"structured_outputs": {"structural_tag": '{"maxLength": 10001}'}},
-        "structured_outputs.structural_tag",
-    ),
-    (CHAT, {"structured_outputs": {"regex": "a{1,10001}"}}, "structured_outputs.regex"),
-    (CHAT, {"structured_outputs": {"regex": "a{" + "9" * 2_000 + "}"}}, "structured_outputs.regex"),
-    (
-        CHAT,
-        {"structured_outputs": {"grammar": 'root ::= "a"{ 99999 }'}},
-        "structured_outputs.grammar",
-    ),
-    (
-        CHAT,
-        {"structured_outputs": {"grammar": 'root ::= "a"{' + "9" * 10_000 + ",}"}},
-        "structured_outputs.grammar",
-    ),
-    (
-        CHAT,
-        {"response_format": {"json_schema": {"schema": {"pattern": "a{99999}"}}}},
-        "response_format",
-    ),
+    (CHAT, response_format(schema(60)), "response_format"),
+    (CHAT, response_format({"pattern": "x" * 2_049}), "response_format"),
+    (CHAT, response_format({"enum": ["x" * 262_144]}), "response_format"),
+    (CHAT, response_format({"pattern": "a{99999}"}), "response_format"),
     (CHAT, {"tools": [tool({"properties": {"a": {"minItems": 99_999}}})]}, "tools"),
     (CHAT, {"tools": [tool(schema(60))]}, "tools"),
     (CHAT, {"tools": [tool({"description": "x" * 200_000})] * 2}, "tools"),
     (CHAT, {"chat_template_kwargs": nested(60)}, "chat_template_kwargs"),
-    (
-        CHAT,
-        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
-        "chat_template_kwargs.chat_template",
-    ),
+    (CHAT, {"chat_template_kwargs": {TEMPLATE: "{{ 1 }}"}}, f"chat_template_kwargs.{TEMPLATE}"),
     (CHAT, image({"url": "http://169.254.169.254/latest"}), "messages.image_url"),
     (CHAT, image("https://example.com/a.png"), "messages.image_url"),
     (CHAT, image({"url": "file:///etc/passwd"}), "messages.image_url"),
-    (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"video_url": {"url": "http://[::1]/"}}]}]},
-        "messages.video_url",
-    ),
-    (
-        RESPONSES,
-        {
-            "input": [
-                {
-                    "role": "user",
-                    "content": [{"type": "input_image", "image_url": "http://10.0.0.1/"}],
-                }
-            ]
-        },
-        "input.image_url",
-    ),
+    (CHAT, said({"video_url": {"url": "http://[::1]/"}}), "messages.video_url"),
+    (RESPONSES, {"input": said(INPUT_IMAGE)["messages"]}, "input.image_url"),
     ("/tokenize", image("http://localhost/"), "messages.image_url"),
     (EMBEDDINGS, image("http://localhost/"), "messages.image_url"),
 ]
@@ -231,9 +184,7 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
     path: str, fields: dict[str, Any], param: str
 ) -> None:
     prompts: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "x"}}
-    prompt = prompts.get(path, {})
-    error = refused(path, {**prompt, **fields})
-    assert error.param == param
+    assert refused(path, prompts.get(path, {}) | fields).param == param
 
 
 @each("path", INFERENCE_PATHS)
@@ -272,11 +223,8 @@ def test_media_are_fetched_from_named_hosts_only(url: str, passes: bool) -> None
 
 
 def test_the_address_of_a_citation_is_no_medium() -> None:
-    quoted = {
-        "role": "assistant",
-        "content": "x",
-        "annotations": [{"url_citation": {"url": "http://a/"}}],
-    }
+    cited = [{"url_citation": {"url": "http://a/"}}]
+    quoted = {"role": "assistant", "content": "x", "annotations": cited}
     assert parse(CHAT, json.dumps({"model": MODEL, "messages": [quoted, *HELLO]}).encode(), MODEL)
 
 
@@ -295,3 +243,43 @@ def test_a_text_to_tokenize_is_shorter_than_others() -> None:
     assert len(longest) == 1 << 20
     assert parse("/tokenize", longest, MODEL)
     assert "1048576 bytes" in refused("/tokenize", longest + b" ").message
+
+
+@each(
+    "path, asked, param",
+    [
+        (CHAT, {"max_tokens": 101}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": 101, "max_tokens": 5}, "max_completion_tokens"),
+        (COMPLETIONS, {"prompt": "a text", "max_tokens": 101}, "max_tokens"),
+        (RESPONSES, {"max_output_tokens": 101}, "max_output_tokens"),
+        (COMPLETIONS, {"prompt": [7] * 101}, "prompt"),
+        (COMPLETIONS, {"prompt": [[7], [7] * 101]}, "prompt"),
+    ],
+)
+def test_what_is_longer_than_any_engines_context_is_refused_before_it_waits(
+    path: str, asked: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check_context(path, asked, 100)
+    assert caught.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert b'"code":"context_length_exceeded"' in caught.value.body()
+    assert "101" in caught.value.message
+    check_context(path, asked, 101)
+    check_context(path, asked, 0)
+
+
+@each(
+    "path, asked",
+    [
+        (CHAT, {"max_completion_tokens": 5, "max_tokens": 101}),
+        (COMPLETIONS, {"prompt": "many words " * 1000, "max_tokens": 100}),
+        (COMPLETIONS, {"prompt": [7] * 60, "max_tokens": 60}),
+        (COMPLETIONS, {"prompt": [7] * 500, "truncate_prompt_tokens": 50}),
+        (COMPLETIONS, {"prompt": ["a", "b"] * 100}),
+        ("/v1/embeddings", {"input": [7] * 500, "max_tokens": 500}),
+    ],
+)
+def test_what_vllm_answers_is_not_refused_as_too_long(path: str, asked: dict[str, Any]) -> None:
+    check_context(path, asked, 100)

@@ -23,10 +23,6 @@ def refusal(args: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_no_settings_at_all_are_the_defaults() -> None:
-    assert load_settings({}) == Settings()
-
-
 @each(
     "args, words",
     [
@@ -101,16 +97,25 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert "'journal.retention_s'" in message
 
 
-def test_the_tree_is_frozen() -> None:
+def test_the_tree_is_frozen_and_without_settings_it_has_its_defaults() -> None:
+    assert load_settings({}) == Settings()
     with pytest.raises(ValidationError):
         load_settings({}).journal.retention_s = 1  # type: ignore[misc]
 
 
-def test_gpus_follow_the_tensor_parallel_size_on_gpus_only() -> None:
-    assert (
-        load_settings({"workers": {"device": "gpu", "tensor_parallel_size": 4}}).workers.gpus == 4
-    )
-    assert load_settings({"workers": {"tensor_parallel_size": 4}}).workers.gpus == 0
+@each(
+    "workers, name, value",
+    [
+        ({"device": "gpu", "tensor_parallel_size": 4}, "gpus", 4),
+        ({"tensor_parallel_size": 4}, "gpus", 0),  # on a CPU
+        ({"replicas": 3}, "wanted", 3),
+        ({"autoscaling": {"min_replicas": 4}}, "wanted", 4),  # there never are fewer
+    ],
+)
+def test_what_follows_from_the_settings_of_workers(
+    workers: dict[str, Any], name: str, value: int
+) -> None:
+    assert getattr(load_settings({"workers": workers}).workers, name) == value
 
 
 def test_the_environment_takes_the_place_of_the_redis_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,15 +143,7 @@ def test_keys_that_are_required_must_be_somewhere(monkeypatch: pytest.MonkeyPatc
     assert load_settings({"auth": {"required": True}}).auth.keys_file == "/etc/hermes/keys"
 
 
-def test_as_many_workers_are_wanted_as_there_never_are_fewer_of() -> None:
-    assert load_settings({"workers": {"replicas": 3}}).workers.wanted == 3
-    assert load_settings({"workers": {"autoscaling": {"min_replicas": 4}}}).workers.wanted == 4
-
-
 def test_every_class_has_a_bound() -> None:
     queue = load_settings({"queue": {"max_waiting_batch": 7}}).queue
-    assert [queue.max_waiting(name) for name in ("realtime", "standard", "batch")] == [
-        1_000,
-        10_000,
-        7,
-    ]
+    bounds = [queue.max_waiting(name) for name in ("realtime", "standard", "batch")]
+    assert bounds == [1_000, 10_000, 7]

@@ -5,7 +5,6 @@ of work differ as they should.
 from __future__ import annotations
 
 import asyncio
-import random
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -26,11 +25,9 @@ from scripts.simulation.workloads import (
     bursts,
     closed_loop,
     conversations,
-    mixed,
     open_loop,
     poisson,
 )
-from serve_app.errors import SettingsError
 
 ENGINE = EngineParameters(
     "e", Timing(step_ms=5.0, prefill_token_us=20.0, decode_sequence_us=100.0), num_gpu_blocks=2000
@@ -179,12 +176,6 @@ def test_bursts_have_the_rate_and_the_unevenness_that_were_asked_for() -> None:
     assert spread / mean == pytest.approx(3, rel=0.15)
 
 
-def test_kinds_are_mixed_by_weight() -> None:
-    make, rng = mixed((3, REALTIME), (1, BATCH)), random.Random(1)
-    found = [make(rng).request_class for _ in range(2000)]
-    assert found.count("realtime") == pytest.approx(1500, rel=0.1)
-
-
 @pytest.mark.parametrize("name", engine_names())
 def test_every_engine_of_the_repository_loads_and_says_where_its_figures_come_from(
     name: str,
@@ -237,8 +228,3 @@ def test_the_tiny_models_engine_is_as_far_from_what_was_measured_as_the_document
         if written:
             exact = float(written.replace(",", ""))
             assert float(found.replace(",", "")) == pytest.approx(exact, rel=0.03)
-
-
-def test_an_engine_that_does_not_exist_is_named() -> None:
-    with pytest.raises(SettingsError, match="no engine nothing"):
-        load_engine("nothing")
