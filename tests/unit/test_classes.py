@@ -126,14 +126,6 @@ def test_a_flood_of_batch_does_not_delay_realtime(seed: int) -> None:
     assert waits[1] <= max(1.1 * waits[0], 2 * STEP_MS)
 
 
-def test_critical_requests_go_before_all_others() -> None:
-    load = [*backlog(1, "realtime", "standard", "batch"), Entry("critical", 30_000)]
-    served = VirtualService(load, CAPACITY).run(until_ms=60_000)
-    (found,) = [one for one in served if one.entry.request_class == "critical"]
-    first_end_ms = min(one.end_ms for one in served if one.end_ms > 30_000)
-    assert found.start_ms <= first_end_ms
-
-
 def test_an_absurd_estimate_holds_nobody_back_for_long() -> None:
     batch = [Entry("batch", number, output_tokens=450) for number in range(3_000)]
     chats = [Entry("realtime", 100 * number, output_tokens=200) for number in range(1_000)]

@@ -6,7 +6,6 @@ import ast
 import pickle
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 
 import pytest
 
@@ -21,33 +20,27 @@ from serve_app.contract import (
     Written,
 )
 from tests.tables import each
+from tests.unit.test_architecture import FILES, tree
 
-ROOT = Path(__file__).parents[2]
-FILES = [
-    path
-    for package in ("serve_app", "workers")
-    for path in sorted((ROOT / package).rglob("*.py"))
-    if path != ROOT / "serve_app/contract.py"
-]
 WORDS = {word.value for words in (State, Cause, Reason, Outcome) for word in words}
 
 
 def test_a_state_a_reason_or_a_cause_is_a_member_of_its_enum_and_no_string() -> None:
     found = []
     for path in FILES:
-        tree = ast.parse(path.read_text())
-        names = set(_attribute_names(tree))
+        names = set(_attribute_names(tree(path)))
         found += [
-            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
-            for node in ast.walk(tree)
+            f"{path}:{node.lineno}: {node.value!r}"
+            for node in ast.walk(tree(path))
             if isinstance(node, ast.Constant) and node.value in WORDS and node not in names
+            if path.name != "contract.py"
         ]
     assert not found, "\n".join(found)
 
 
-def _attribute_names(tree: ast.Module) -> Iterator[ast.AST]:
+def _attribute_names(module: ast.Module) -> Iterator[ast.AST]:
     """The strings of `__slots__`: names, whatever words they are."""
-    for node in ast.walk(tree):
+    for node in ast.walk(module):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
             yield from ast.walk(node.value)
 

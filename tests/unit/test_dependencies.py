@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 import tomllib
@@ -14,6 +13,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.unit.test_architecture import FILES, imports
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "scripts" / "locks"
@@ -49,14 +50,7 @@ def pinned(lock: str) -> dict[str, str]:
 
 def imported() -> set[str]:
     """Top-level modules that the shipped packages import, less the standard library's and ours."""
-    found = set()
-    for package in OURS:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    found |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                    found.add((node.module or "").split(".")[0])
+    found = {name.split(".")[0] for path in FILES for name in imports(path)}
     return found - OURS - set(sys.stdlib_module_names)
 
 

@@ -103,15 +103,6 @@ def test_everything_that_was_claimed_is_worked_on_once(claimed: list[Entry]) -> 
             assert ages == sorted(ages)
 
 
-def test_no_more_start_than_may_run_at_a_time() -> None:
-    its = scheduler(2, *(Entry("standard", number) for number in range(3)))
-    first, second = started(its)
-    assert (first.enqueued_ms, second.enqueued_ms) == (0, 1)
-    assert (its.full, len(its), its.wanted()) == (True, 1, None)
-    end(its, first)
-    assert [entry.enqueued_ms for entry in started(its)] == [2]
-
-
 def test_requests_taken_over_while_they_run_count() -> None:
     waits = Entry("standard", 9)
     its = scheduler(2, waits)

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.policy.order import DEFAULT_RULES, Rules
 from serve_app.policy.prediction import Lengths
-from tests.unit.virtual_order import Entry, Served, VirtualService, seeds
+from tests.unit.virtual_order import Entry, VirtualService, seeds
 
 CAPACITY = 8
 KINDS = {f"kind-{number}": 20 * 1.25**number for number in range(20)}
@@ -113,24 +113,6 @@ def test_a_long_prompt_starts_long_before_its_deadline_however_many_short_reques
     assert any(one.start_ms < found.start_ms for one in passed), "short ones go before it"
     print(f"waits {found.wait_ms / 1000:.0f} s of 120 s")
     assert found.wait_ms <= 60_000, "a quarter of its time, and what was there before"
-
-
-def starts_before_the_first_end(served: list[Served]) -> list[int]:
-    first_end_ms = min(one.end_ms for one in served)
-    return [one.entry.prompt_tokens for one in served if one.start_ms < first_end_ms]
-
-
-@pytest.mark.parametrize("seed", seeds(1, 2, 3))
-def test_no_decision_before_an_end_depends_on_true_lengths(seed: int) -> None:
-    chance = random.Random(seed)
-    entries = [Entry("standard", number, f"t{number % 3}", number + 1) for number in range(40)]
-    orders = []
-    for _ in range(3):
-        lengths = [1_000 + chance.randint(0, 9_000) for _ in entries]
-        real = [replace(one, output_tokens=n) for one, n in zip(entries, lengths, strict=True)]
-        orders.append(starts_before_the_first_end(VirtualService(real, CAPACITY).run()))
-    assert orders[0] == orders[1] == orders[2]
-    assert len(orders[0]) >= CAPACITY
 
 
 def test_what_is_short_is_known_when_something_like_it_has_ended() -> None:

@@ -15,6 +15,7 @@ from serve_app.policy.affinity import MAX_KEY_CHARS, session_key
 from serve_app.policy.capacity import allowance, hardly_any_elsewhere, share
 from serve_app.policy.placement import Placement, load_bound
 from serve_app.policy.ring import HashRing
+from tests.tables import each
 
 NODES = [f"replica-{i}" for i in range(8)]
 KEYS = [f"session-{i}" for i in range(2_000)]
@@ -200,24 +201,35 @@ def test_no_place_is_given_out_twice_and_no_share_withheld(
         assert found == max(1, capacity - used), "nothing is idle while requests wait"
 
 
-def test_ingresses_in_which_requests_wait_divide_what_the_others_leave() -> None:
-    idle, waits = IngressLease("idle", running=2, waiting=0), IngressLease("waits", waiting=1)
-    assert allowance(12, [idle, waits], waiting=False) == 4
-    assert allowance(12, [idle, waits], waiting=True) == 5
-    borrowed = IngressLease("waits", running=9, waiting=1)
-    assert allowance(12, [idle, borrowed], waiting=True) == 1, "until what it has borrowed ends"
+IDLE, OLDER, OLDER_TOO = IngressLease("idle", waiting=0), IngressLease("o"), IngressLease("p")
+USES_TWO, WAITS = IngressLease("i", running=2, waiting=0), IngressLease("w", waiting=1)
+HAS_BORROWED = IngressLease("w", running=9, waiting=1)
+FULL = [IngressLease(str(name), running=2, waiting=1) for name in range(4)]
 
 
-def test_what_an_ingress_has_claimed_starts_although_others_use_all_of_the_capacity() -> None:
-    full = [IngressLease(str(name), running=2, waiting=1) for name in range(4)]
-    assert allowance(8, full, waiting=True) == 1, "shares of 2 for five: four of them use all 8"
-    assert allowance(8, full, waiting=False) == 0, "what is in Redis, the others can claim"
-    assert allowance(0, full, waiting=True) == 0, "there is no engine"
-
-
-def test_a_queue_that_older_ingresses_do_not_read_is_claimed_by_a_newer_one() -> None:
-    assert allowance(1, [IngressLease("older")], waiting=False) == 1
-    assert allowance(4, [IngressLease("older"), IngressLease("older_too")], waiting=False) == 2
+@each(
+    "capacity, others, waiting, allowed",
+    [
+        # Ingresses in which requests wait divide what the others leave.
+        (12, [USES_TWO, WAITS], False, 4),
+        (12, [USES_TWO, WAITS], True, 5),
+        (12, [USES_TWO, HAS_BORROWED], True, 1),  # until what it has borrowed ends
+        # What an ingress has claimed starts although four others use all of the capacity.
+        (8, FULL, True, 1),
+        (8, FULL, False, 0),  # what is in Redis, the others can claim
+        (0, FULL, True, 0),  # there is no engine
+        # A queue that older ingresses do not read is claimed by a newer one.
+        (1, [OLDER], False, 1),
+        (4, [OLDER, OLDER_TOO], False, 2),
+        # One that does not say what it uses keeps its share.
+        (12, [OLDER, IDLE], True, 6),
+        (12, [OLDER, OLDER_TOO], True, 4),
+    ],
+)
+def test_an_ingress_may_use_what_the_others_leave(
+    capacity: int, others: list[IngressLease], waiting: bool, allowed: int
+) -> None:
+    assert allowance(capacity, others, waiting) == allowed
 
 
 def test_requests_wait_in_an_ingress_only_while_the_others_are_busy() -> None:
@@ -226,11 +238,6 @@ def test_requests_wait_in_an_ingress_only_while_the_others_are_busy() -> None:
         other = IngressLease("other", running=running, waiting=0)
         assert hardly_any_elsewhere(24, [other], 12) is busy
     assert hardly_any_elsewhere(24, [IngressLease("older")], 12)
-
-
-def test_an_older_ingress_that_does_not_say_what_it_uses_keeps_its_share() -> None:
-    assert allowance(12, [IngressLease("older"), IngressLease("idle", waiting=0)], True) == 6
-    assert allowance(12, [IngressLease("older"), IngressLease("older_too")], True) == 4
 
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -253,20 +260,26 @@ def test_a_conversation_keeps_its_key_over_its_turns() -> None:
     assert session_key({}, {"messages": [FIRST]}) != key
 
 
-def test_responses_and_completions_have_a_head_too() -> None:
-    assert session_key({}, {"input": "hello"}) == session_key({}, {"input": "hello"}) != ""
-    assert session_key({}, {"input": [FIRST]}) == session_key({}, {"input": [FIRST, *TURN]})
-    assert session_key({}, {"input": "hello", "instructions": "a"}) != session_key(
-        {}, {"input": "hello"}
-    )
-    assert session_key({}, {"prompt": "x" * 1_024 + "a"}) == session_key(
-        {}, {"prompt": "x" * 1_024 + "b"}
-    )
-    assert session_key({}, {"prompt": ["once", "twice"]}) == session_key({}, {"prompt": "once"})
-    assert session_key({}, {"prompt": [1, 2, 3]}) != session_key({}, {"prompt": [1, 2, 4]})
+@each(
+    "one, other, same",
+    [
+        ({"input": "hello"}, {"input": "hello"}, True),
+        ({"input": [FIRST]}, {"input": [FIRST, *TURN]}, True),
+        ({"input": "hello", "instructions": "a"}, {"input": "hello"}, False),
+        ({"prompt": "x" * 1_024 + "a"}, {"prompt": "x" * 1_024 + "b"}, True),
+        ({"prompt": ["once", "twice"]}, {"prompt": "once"}, True),
+        ({"prompt": [1, 2, 3]}, {"prompt": [1, 2, 4]}, False),
+    ],
+)
+def test_responses_and_completions_have_a_head_too(
+    one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    keys = session_key({}, one), session_key({}, other)
+    assert all(keys)
+    assert (keys[0] == keys[1]) == same
 
 
-@pytest.mark.parametrize("body", [{}, {"messages": None}, {"prompt": 5}, {"prompt_cache_key": 5}])
+@each("body", [{}, {"messages": None}, {"prompt": 5}, {"prompt_cache_key": 5}])
 def test_where_there_is_nothing_to_hash_the_key_is_empty(body: dict[str, Any]) -> None:
     assert session_key({}, body) == ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.contract import Reason, State
@@ -58,23 +57,6 @@ def test_a_merged_page_declares_every_family_once_with_its_type() -> None:
     assert set(types) >= {
         line for line in pages["a"].decode().splitlines() if line.startswith("# TYPE hermes_")
     }
-
-
-def test_histograms_stay_whole() -> None:
-    page = merge_pages({"a": worked(2).page(), "b": worked(3).page()})
-    (family,) = [
-        f
-        for f in text_string_to_metric_families(page.decode())
-        if f.name == "hermes_queue_wait_time_seconds"
-    ]
-    assert family.type == "histogram"
-    for replica, count in (("a", 2), ("b", 3)):
-        mine = [sample for sample in family.samples if sample.labels["replica"] == replica]
-        buckets = [sample.value for sample in mine if sample.name.endswith("_bucket")]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == count
-        assert [s.value for s in mine if s.name.endswith("_count")] == [count]
-        assert [s.value for s in mine if s.name.endswith("_sum")] == [pytest.approx(0.3 * count)]
 
 
 def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:

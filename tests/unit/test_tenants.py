@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from serve_app.policy.fairness import VirtualCounters
 from serve_app.policy.order import Rules
 from serve_app.policy.tenants import TenantRules
+from tests.tables import each
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 8, 1_000.0
@@ -61,23 +62,21 @@ def test_of_two_that_always_wait_none_is_ever_served_much_more(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_weights_hold(seed: int) -> None:
-    entries = backlog(seed, {"heavy": 100, "light": 100}, count=2_000)
-    served = VirtualService(entries, CAPACITY, rules(heavy=4.0)).run(until_ms=15_000)
-    found = got(served, 15_000)
-    share = found["heavy"] / found.total()
-    print(f"the heavier of 4:1 got {100 * share:.1f} %")
-    assert abs(share - 0.8) <= 0.02
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_ten_times_longer_requests_get_no_more_tokens(seed: int) -> None:
-    entries = backlog(seed, {"long": 500, "short": 50}, count=500)
-    served = VirtualService(entries, CAPACITY, rules()).run(until_ms=12_000)
-    found = got(served, 12_000)
-    share = found["long"] / found.total()
-    print(f"the tenant with ten times longer requests got {100 * share:.1f} %")
-    assert 0.45 <= share <= 0.55
+@each(
+    "lengths, weight, wanted, within, until_ms",
+    [
+        ({"a": 100, "b": 100}, 4.0, 0.8, 0.02, 15_000),
+        ({"a": 500, "b": 50}, 1.0, 0.5, 0.05, 12_000),  # ten times longer requests
+    ],
+)
+def test_tenants_share_by_weight_whatever_their_requests_lengths(
+    seed: int, lengths: dict[str, int], weight: float, wanted: float, within: float, until_ms: int
+) -> None:
+    service = VirtualService(backlog(seed, lengths, 2_000), CAPACITY, rules(a=weight))
+    found = got(service.run(until_ms), until_ms)
+    share = found["a"] / found.total()
+    print(f"of {lengths} the first, with weight {weight:g}, got {100 * share:.1f} %")
+    assert abs(share - wanted) <= within
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -57,18 +57,6 @@ def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(
     assert len(set(service.keys)) == len(places)
 
 
-def test_a_stream_whose_connections_all_break_is_put_together(kind: Kind) -> None:
-    def script(asked: Asked, wire: Wire) -> None:
-        seen = asked.seen if asked.method == "GET" else 0
-        rest = b"".join(EVENTS[seen:])
-        wire.send(streaming() + chunk(rest[: len(EVENTS[seen]) + 8]))
-        wire.cut()
-
-    with serving(script) as service:
-        assert kind.fetch(service.url).chunks == EVENTS
-    assert [asked.seen for asked in service.asked[1:]] == [1, 2, 3]
-
-
 @each("size", [1, 7, 10_000])
 @each("heartbeat", [b": waiting\n\n", b": waiting\n"])
 def test_only_whole_events_and_lines_of_comments_are_handed_on(
