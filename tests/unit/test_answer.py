@@ -44,20 +44,10 @@ async def test_what_comes_while_bytes_are_sent_is_sent_too_the_end_included() ->
     async def send(message: dict[str, Any]) -> None:
         sent.append(message.get("body", b""))
         await asyncio.sleep(0)
-        if sent[-1] == event(
-            1
-        ):  # a slow client: the rest of the journal is there before this byte is away
+        if sent[-1] == event(1):  # a slow client: the rest is there before this byte is away
             reader.feed(Entry(EntryId(1, 2), {b"n": b"1", b"b": event(2), b"e": b"2"}))
-            fields = {
-                b"n": b"1",
-                b"b": event(3),
-                b"e": b"3",
-                b"k": b"completed",
-                b"w": b"",
-                b"m": SUMMARY,
-                b"p": b"1-2",
-            }
-            reader.feed(Entry(TERMINAL_ID, fields))
+            fields = {b"n": b"1", b"b": event(3), b"e": b"3", b"m": SUMMARY, b"p": b"1-2"}
+            reader.feed(Entry(TERMINAL_ID, fields | {b"k": b"completed", b"w": b""}))
             follower.wake()
 
     answer = Answer(

@@ -125,15 +125,6 @@ def test_pip_installs_what_uv_could_not(
     ]
 
 
-def test_uv_looks_where_pip_is_configured_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
-    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
-    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
-    told = environment._as_pip_is_told()
-    assert told["UV_DEFAULT_INDEX"] == "https://index.example/simple"
-    assert told["UV_FIND_LINKS"] == "/wheels,/more"
-
-
 def test_what_runs_before_the_environment_exists_needs_the_standard_library_alone() -> None:
     """`-S` leaves out site-packages, as a system's Python would be without them."""
     asked = [sys.executable, "-S", "-m", "scripts.local", "--help"]

@@ -12,28 +12,6 @@ from serve_app.errors import HermesError, RequestRefused, error_body, in_openais
 from serve_app.journal.ending import Ending
 from tests.tables import each
 
-
-@each("reason", Reason)
-def test_every_reason_has_a_status_a_type_and_openais_body(reason: Reason) -> None:
-    refused = RequestRefused(reason, "words", param="messages")
-    assert isinstance(refused, HermesError)
-    assert 400 <= refused.status < 600
-    assert json.loads(refused.body()) == error_body(reason, "words", "messages")
-    error = json.loads(refused.body())["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    assert error["code"] == reason.value
-    assert error["type"]
-
-
-@each("reason", Reason)
-def test_every_reason_stands_in_the_header_and_says_whether_to_retry(reason: Reason) -> None:
-    headers = RequestRefused(reason, "words").headers()
-    assert headers["x-hermes-reason"] == reason.value
-    assert ("x-should-retry" in headers) == (reason not in _RETRYABLE)
-    assert headers.get("x-should-retry", "false") == "false"
-    assert "retry-after" not in headers
-
-
 _RETRYABLE = {
     Reason.QUEUE_FULL,
     Reason.STORAGE_FULL,
@@ -43,6 +21,26 @@ _RETRYABLE = {
     Reason.DEADLINE,
     Reason.ATTEMPT_LOST,
 }
+
+
+@each("reason", Reason)
+def test_every_reason_has_its_http_form_and_can_be_an_ending(reason: Reason) -> None:
+    refused = RequestRefused(reason, "words", param="messages")
+    assert isinstance(refused, HermesError)
+    assert 400 <= refused.status < 600
+    assert json.loads(refused.body()) == error_body(reason, "words", "messages")
+    error = json.loads(refused.body())["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == reason.value
+    assert error["type"]
+    headers = refused.headers()
+    assert headers["x-hermes-reason"] == reason.value
+    assert ("x-should-retry" in headers) == (reason not in _RETRYABLE)
+    assert headers.get("x-should-retry", "false") == "false"
+    assert "retry-after" not in headers
+    message = Ending(State.FAILED, reason, None).message
+    assert message.endswith(".")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.01, 1, 2), (1.4, 1, 3), (30, 30, 60)])
@@ -56,13 +54,6 @@ def test_retry_after_is_whole_seconds_never_zero_and_not_the_same_for_all(
     assert len({one["retry-after-ms"] for one in headers}) > 50
 
 
-@each("reason", Reason)
-def test_every_reason_can_be_an_ending_with_one_sentence(reason: Reason) -> None:
-    message = Ending(State.FAILED, reason, None).message
-    assert message.endswith(".") or message.endswith("again.")
-    assert "\n" not in message
-
-
 def test_a_completed_request_has_nothing_to_say() -> None:
     assert Ending(State.COMPLETED, None, None).message == ""
 
@@ -74,14 +65,6 @@ def test_an_error_of_vllms_server_gets_openais_shape_and_nothing_else_is_touched
     )
     assert found == error_body(Reason.INVALID_REQUEST, "Too long.", "max_tokens")
     ours = json.dumps(error_body(Reason.NOT_FOUND, "No.")).encode()
-    for body in (
-        ours,
-        b"",
-        b"no JSON",
-        b"[]",
-        b'{"error": "text"}',
-        b'{"error": null}',
-        b'"error"',
-        b'{"error": {}}',
-    ):
+    errors = (b'{"error": "text"}', b'{"error": null}', b'{"error": {}}', b'"error"')
+    for body in (ours, b"", b"no JSON", b"[]", *errors):
         assert in_openais_shape(body, Reason.INVALID_REQUEST) == body

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.contract import Reason
 from serve_app.journal.events import DONE, EventNumberer, after_event, body_event, error_events
+from tests.tables import each
 
 lines = st.text(alphabet="ab:{} é", min_size=1, max_size=8).map(
     lambda text: f"data: {text}\n".encode()
@@ -64,26 +65,27 @@ def test_a_comment_is_not_counted_as_an_event() -> None:
     assert after_event(body, 1, 2) == b": c\n\n"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_stream_that_failed_ends_in_one_error_and_done_numbered_on(path: str) -> None:
-    error, done, rest = error_events(Reason.ATTEMPT_LOST, "It died.", 7, path).split(b"\n\n")
-    assert rest == b""
-    assert error.startswith(b"id: 8\ndata: ")
-    assert json.loads(error.partition(b"data: ")[2])["error"]["code"] == "attempt_lost"
-    assert done + b"\n\n" == b"id: 9\n" + DONE
-
-
-def test_a_responses_stream_that_failed_ends_in_an_error_event_without_done() -> None:
-    error, rest = error_events(Reason.ATTEMPT_LOST, "It died.", 7, "/v1/responses").split(b"\n\n")
-    assert rest == b""
-    assert error.startswith(b"id: 8\nevent: error\ndata: ")
-    assert json.loads(error.partition(b"data: ")[2]) | {} == {
-        "type": "error",
-        "sequence_number": 7,
-        "message": "It died.",
-        "param": None,
-        "code": "attempt_lost",
-    }
+@each(
+    "path, begin, done",
+    [
+        ("/v1/chat/completions", b"", b"id: 9\n" + DONE),
+        ("/v1/completions", b"", b"id: 9\n" + DONE),
+        ("/v1/responses", b"event: error\n", b""),
+    ],
+)
+def test_a_stream_that_failed_ends_in_one_numbered_error(
+    path: str, begin: bytes, done: bytes
+) -> None:
+    error, end, rest = error_events(Reason.ATTEMPT_LOST, "It died.", 7, path).partition(b"\n\n")
+    assert (end, rest) == (b"\n\n", done)
+    head, _, data = error.partition(b"data: ")
+    assert head == b"id: 8\n" + begin
+    told = json.loads(data)
+    if done:
+        assert told["error"]["code"] == "attempt_lost"
+    else:
+        its = {"sequence_number": 7, "message": "It died.", "param": None, "code": "attempt_lost"}
+        assert told == {"type": "error", **its}
 
 
 @pytest.mark.parametrize("body", [b"", b'{"a": 1}', b'{\n "a": 1\n}', b"a\n\nb"])

@@ -50,7 +50,6 @@ async def by_a_request(work: Callable[[float], None]) -> None:
 
         await asyncio.create_task(part())  # as the server's middleware does
 
-    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     await asyncio.create_task(of_a_request())
 
 
@@ -64,6 +63,7 @@ async def in_one_call() -> None:
 
 async def by_what_works_for_all() -> None:
     """Compute in a shared task, like vLLM's output handler."""
+    current.set(None)
     internal_id = f"chatcmpl-{MINE}-1a2b"
     compute(3 * HELD_S)
     assert internal_id
@@ -71,26 +71,22 @@ async def by_what_works_for_all() -> None:
 
 async def many_small_steps() -> None:
     async def small() -> None:
-        current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
         compute(HELD_S / 8)
 
     await asyncio.gather(*(small() for _ in range(24)))
 
 
 async def steps_with_turns_between() -> None:
-    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     for _ in range(12):
         compute(HELD_S / 4)
         await asyncio.sleep(0)
 
 
 async def waiting() -> None:
-    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     time.sleep(3 * HELD_S)  # noqa: ASYNC251
 
 
 async def another_thread() -> None:
-    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     thread = threading.Thread(target=compute_in_one_call, args=(2 * HELD_S,))
     thread.start()
     while thread.is_alive():
@@ -99,7 +95,6 @@ async def another_thread() -> None:
 
 
 async def a_stopped_process() -> None:
-    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     stop = f"kill -STOP {os.getpid()}; sleep {2 * HELD_S}; kill -CONT {os.getpid()}"
     with subprocess.Popen(["sh", "-c", stop]) as stopping:  # noqa: ASYNC220
         while stopping.poll() is None:
@@ -108,7 +103,6 @@ async def a_stopped_process() -> None:
 
 
 async def collecting_garbage() -> None:
-    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     held = [[] for _ in range(100_000)]  # type: ignore[var-annotated]
     until_s = time.thread_time() + 3 * HELD_S
     while time.thread_time() < until_s:
@@ -118,6 +112,7 @@ async def collecting_garbage() -> None:
 
 async def held_by(work: Callable[[], Awaitable[None]], within_s: float) -> list[str]:
     """Who is blamed for the work, at most `within_s` after it."""
+    current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
     watch = LoopWatch(HELD_S)
     watch.start()
     try:

@@ -46,6 +46,12 @@ class Scene:
     ) -> None:
         self.recorder.record(0, text, [token], finish, None, cached)
 
+    async def recorded(self, text: str = "a", token: int = 1, cached: int | None = None) -> None:
+        """An output, its bytes, and that the next output is pulled."""
+        self.output(text, token, cached=cached)
+        await self.body(b"data: %b\n\n" % text.encode())
+        self.recorder.pulled()
+
     def written(self) -> Entry:
         """The entry that is appended now."""
         entry = self.attempt.take()
@@ -75,9 +81,7 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
     assert entry.events == 1
     assert json.loads(entry.fields[b"o"]) == [[0, "a", [1], None, None, 7]]
     assert entry.head == Head(200, [("content-type", "text/event-stream; charset=utf-8")])
-    s.output("b", 2, cached=7)
-    await s.body(b"data: b\n\n")
-    s.recorder.pulled()
+    await s.recorded("b", 2, cached=7)
     entry = s.written()
     assert (entry.head, entry.events) == (None, 2), "the first alone has it"
     assert json.loads(entry.fields[b"o"])[0][5] is None
@@ -85,9 +89,7 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
 
 async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> None:
     await s.start()
-    s.output("a", 1)
-    await s.body(b"data: a\n\n")
-    s.recorder.pulled()
+    await s.recorded()
     s.written()
     s.output("b", 2, "stop")
     await s.body(b"data: b\n\n")
@@ -143,9 +145,7 @@ async def test_nothing_is_sent_once_broken(s: Scene) -> None:
 
 async def test_outputs_pulled_before_a_failure_are_kept(s: Scene) -> None:
     await s.start()
-    s.output("a", 1)
-    await s.body(b"data: a\n\n")
-    s.recorder.pulled()
+    await s.recorded()
     s.recorder.fail()
     await s.body(b"data: error\n\n")
     entry = s.written()
