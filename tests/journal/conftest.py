@@ -4,7 +4,7 @@ these tests a lease ends only because of what the test does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster import leases
-from tests.journal.journal_helpers import PrivateRedis
+from tests.journal.journal_helpers import PrivateRedis, World, world
 
 LEASE_MS, LONG_MS = timings.LEASE_MS, 3_600_000
 
@@ -52,3 +52,16 @@ def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
     redis = PrivateRedis(tmp_path)
     yield redis
     redis.end()
+
+
+@pytest.fixture
+def sections() -> dict[str, Any]:
+    """What a module's `World` has in its settings."""
+    return {}
+
+
+@pytest.fixture
+async def w(redis_url: str, namespace: str, sections: dict[str, Any]) -> AsyncIterator[World]:
+    """A `World` of this test's."""
+    async with world(redis_url, namespace, **sections) as made:
+        yield made

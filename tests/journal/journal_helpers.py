@@ -183,6 +183,16 @@ class World:
         attempt, _ = await writer.open("req_1", epoch, nonce, OPENED)
         return attempt
 
+    async def started(self) -> Attempt:
+        """Accept `req_1` and open its first attempt."""
+        await self.admit()
+        return await self.opened(await self.writer())
+
+    async def followed(self) -> tuple[Follower, Attempt]:
+        """The same, with a follower from before it is accepted."""
+        follower = (await self.hub()).follow_new("req_1")
+        return follower, await self.started()
+
     async def entries(self, request_id: str = "req_1") -> list[Entry]:
         """The journal's entries in Redis."""
         raw: Any = await self.redis.execute_command("XRANGE", self.store.key(request_id), "-", "+")

@@ -166,7 +166,7 @@ async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(
 
 
 async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
-    redis_url: str, namespace: str
+    w: World, redis_url: str, namespace: str
 ) -> None:
     await given_up(redis_url, namespace, "req_1", "req_2", times=2)
     before_ms = int(time.time() * 1000)
@@ -174,24 +174,23 @@ async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
     assert (done.returncode, done.stderr) == (0, "")
     old, new = done.stdout.strip().split(" → ")
     assert old == "req_1"
-    async with world(redis_url, namespace) as w:
-        (entry,) = await w.queue("ingress-2").claim(8)
-        assert (entry.request_id, entry.request_class, entry.tenant) == (new, "batch", "tenant-1")
-        work = work_of(LINE.path, BODY, json.loads(BODY))
-        assert (entry.prompt_tokens, entry.kind) == (work.prompt_tokens, work.kind)
-        first = await w.store.read_request(new)
-        assert first is not None
-        assert (first.body, decode_line(first)) == (BODY, LINE)
-        facts = decode_facts(first, RequestFacts)
-        assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)
-        assert facts.deadline_ms - facts.admitted_ms == TIMEOUT_MS
-        assert (facts.wake, facts.idempotency, facts.session) == ("", "", "session-1")
-        assert entry.deadline_ms == facts.deadline_ms
-        assert await w.redis.pttl(w.store.key(new)) > 0
-        assert [letter.request_id for letter in await letters_of(w).read()] == ["req_2"]
+    (entry,) = await w.queue("ingress-2").claim(8)
+    assert (entry.request_id, entry.request_class, entry.tenant) == (new, "batch", "tenant-1")
+    work = work_of(LINE.path, BODY, json.loads(BODY))
+    assert (entry.prompt_tokens, entry.kind) == (work.prompt_tokens, work.kind)
+    first = await w.store.read_request(new)
+    assert first is not None
+    assert (first.body, decode_line(first)) == (BODY, LINE)
+    facts = decode_facts(first, RequestFacts)
+    assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)
+    assert facts.deadline_ms - facts.admitted_ms == TIMEOUT_MS
+    assert (facts.wake, facts.idempotency, facts.session) == ("", "", "session-1")
+    assert entry.deadline_ms == facts.deadline_ms
+    assert await w.redis.pttl(w.store.key(new)) > 0
+    assert [letter.request_id for letter in await letters_of(w).read()] == ["req_2"]
 
 
-async def test_all_are_sent_again(redis_url: str, namespace: str) -> None:
+async def test_all_are_sent_again(w: World, redis_url: str, namespace: str) -> None:
     await given_up(redis_url, namespace, "req_1", "req_2", "req_3")
     done = command(redis_url, namespace, "redrive", "--all")
     assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == [
@@ -200,22 +199,20 @@ async def test_all_are_sent_again(redis_url: str, namespace: str) -> None:
         "req_3",
     ]
     assert command(redis_url, namespace, "list").stdout == "no dead letters\n"
-    async with world(redis_url, namespace) as w:
-        assert [(depth.waiting, depth.claimed) for depth in (await w.depths()).values()] == [
-            (0, 0),
-            (0, 0),
-            (0, 0),
-            (3, 0),
-        ]
+    assert [(depth.waiting, depth.claimed) for depth in (await w.depths()).values()] == [
+        (0, 0),
+        (0, 0),
+        (0, 0),
+        (3, 0),
+    ]
 
 
-async def test_only_the_newest_letters_are_kept(redis_url: str, namespace: str) -> None:
+async def test_only_the_newest_letters_are_kept(w: World, redis_url: str, namespace: str) -> None:
     await given_up(redis_url, namespace, *(f"req_{number}" for number in range(13)), keep=11)
-    async with world(redis_url, namespace) as w:
-        kept = [letter.request_id for letter in await letters_of(w).read()]
-        assert kept == [f"req_{number}" for number in range(2, 13)]
-        await letters_of(w).remove("req_12")
-        assert [letter.request_id for letter in await letters_of(w).read()] == kept[:-1]
+    kept = [letter.request_id for letter in await letters_of(w).read()]
+    assert kept == [f"req_{number}" for number in range(2, 13)]
+    await letters_of(w).remove("req_12")
+    assert [letter.request_id for letter in await letters_of(w).read()] == kept[:-1]
 
 
 @pytest.mark.parametrize("words", [("show", "req_9"), ("redrive", "req_1", "req_9")])

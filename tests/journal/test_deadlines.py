@@ -86,42 +86,37 @@ async def ending(w: World) -> tuple[str | None, str | None]:
 
 
 async def test_a_client_is_answered_a_moment_after_its_deadline_however_late_it_is(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
     clock, deadline_s = TurnedClock(), 1_000.0
-    async with world(redis_url, namespace) as w:
-        keeps, due_s = deadlines(w, clock), []
-        for left_s in (60.0, 0.0, -60.0):
-            clock.unix_offset_s = deadline_s - left_s - clock.now_s
-            due_s.append(keeps.due_in_s(int(deadline_s * 1000)))
-        assert due_s == [61.0, 1.0, 1.0]
+    keeps, due_s = deadlines(w, clock), []
+    for left_s in (60.0, 0.0, -60.0):
+        clock.unix_offset_s = deadline_s - left_s - clock.now_s
+        due_s.append(keeps.due_in_s(int(deadline_s * 1000)))
+    assert due_s == [61.0, 1.0, 1.0]
 
 
 async def test_a_client_of_an_unclaimed_request_is_answered_at_its_deadline(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "EXPIRE_WITHIN_S", 60.0)  # no machine is too slow to record it
-    async with world(redis_url, namespace) as w:
-        hub, facts = await w.hub(), await admit(w)
-        refusal = await Client(w, hub, facts, deadlines(w)).refused()
-        assert (refusal.status, refusal.reason) == (504, Reason.DEADLINE)
-        assert await ending(w) == ("expired", "deadline")
-        assert hub.request_ids == []
+    hub, facts = await w.hub(), await admit(w)
+    refusal = await Client(w, hub, facts, deadlines(w)).refused()
+    assert (refusal.status, refusal.reason) == (504, Reason.DEADLINE)
+    assert await ending(w) == ("expired", "deadline")
+    assert hub.request_ids == []
 
 
-async def test_an_answer_from_the_worker_at_its_deadline_wins(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub, facts = await w.hub(), await admit(w, timeout_s=0.0)
-        client = Client(w, hub, facts, deadlines(w))
-        attempt = await w.opened(await w.writer())
-        attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
-        await attempt.closed
-        assert (await client.refused()).reason == Reason.DEADLINE
-        assert len([entry for entry in await w.entries() if entry.ends]) == 2, (
-            "the seal, and what follows it"
-        )
+async def test_an_answer_from_the_worker_at_its_deadline_wins(w: World) -> None:
+    hub, facts = await w.hub(), await admit(w, timeout_s=0.0)
+    client = Client(w, hub, facts, deadlines(w))
+    attempt = await w.opened(await w.writer())
+    attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
+    await attempt.closed
+    assert (await client.refused()).reason == Reason.DEADLINE
+    assert len([entry for entry in await w.entries() if entry.ends]) == 2, (
+        "the seal, and what follows it"
+    )
 
 
 async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_is_updated_later(
@@ -141,58 +136,51 @@ async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_
         assert await ending(w) == ("expired", "deadline")
 
 
-async def test_what_a_client_was_told_is_written_later_though_no_line_shows_it(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await admit(w, timeout_s=300)
-        keeps = deadlines(w)
-        keeps.owe("req_1")
-        await keeps.sweep()
-        assert await ending(w) == ("expired", "deadline")
+async def test_what_a_client_was_told_is_written_later_though_no_line_shows_it(w: World) -> None:
+    await admit(w, timeout_s=300)
+    keeps = deadlines(w)
+    keeps.owe("req_1")
+    await keeps.sweep()
+    assert await ending(w) == ("expired", "deadline")
 
 
 async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "OVERDUE_A_LOOK", 3)
     monkeypatch.setattr(timings, "DEADLINE_GRACE_S", 120.0)
-    async with world(redis_url, namespace) as w:
-        queue, stream = w.queue(), w.queue().stream("standard")
-        await admit(w, "claimed", -300)
-        assert [entry.request_id for entry in await queue.claim(1)] == ["claimed"]
-        await w.redis.xadd(stream, {"x": "nobody can decode this"})
-        for number in range(6):
-            await admit(w, f"patient_{number}", 300)
-            await admit(w, f"late_{number}", -300)
-        await admit(w, "just_late", 0)
-        keeps = deadlines(w)
-        looks = 0
-        while any(
-            [await w.redis.exists(w.store.body_key(f"late_{number}")) for number in range(6)]
-        ):
-            await keeps.sweep()
-            looks += 1
-        assert looks > 2, "a few entries at a time"
-        left = [fields.get(b"r") for _, fields in await w.redis.xrange(stream)]
-        assert left == [
-            b"claimed",
-            None,
-            *(b"patient_%d" % number for number in range(6)),
-            b"just_late",
-        ]
-        for number in range(6):
-            *_, last = await w.entries(f"late_{number}")
-            assert (last.state, last.reason) == ("expired", "deadline")
+    queue, stream = w.queue(), w.queue().stream("standard")
+    await admit(w, "claimed", -300)
+    assert [entry.request_id for entry in await queue.claim(1)] == ["claimed"]
+    await w.redis.xadd(stream, {"x": "nobody can decode this"})
+    for number in range(6):
+        await admit(w, f"patient_{number}", 300)
+        await admit(w, f"late_{number}", -300)
+    await admit(w, "just_late", 0)
+    keeps = deadlines(w)
+    looks = 0
+    while any([await w.redis.exists(w.store.body_key(f"late_{number}")) for number in range(6)]):
+        await keeps.sweep()
+        looks += 1
+    assert looks > 2, "a few entries at a time"
+    left = [fields.get(b"r") for _, fields in await w.redis.xrange(stream)]
+    assert left == [
+        b"claimed",
+        None,
+        *(b"patient_%d" % number for number in range(6)),
+        b"just_late",
+    ]
+    for number in range(6):
+        *_, last = await w.entries(f"late_{number}")
+        assert (last.state, last.reason) == ("expired", "deadline")
 
 
-async def test_the_lines_are_looked_through_by_themselves(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        keeps = deadlines(w)
-        await keeps.start()
-        await admit(w, timeout_s=-60)
-        await eventually(lambda: _ended(w))
-        await keeps.stop()
+async def test_the_lines_are_looked_through_by_themselves(w: World) -> None:
+    keeps = deadlines(w)
+    await keeps.start()
+    await admit(w, timeout_s=-60)
+    await eventually(lambda: _ended(w))
+    await keeps.stop()
 
 
 async def _ended(w: World) -> bool:

@@ -31,70 +31,66 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_claim_whose_answer_was_lost_is_taken_up_even_if_leases_are_not_trusted(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingress that was stopped in the middle of a claim drops the connection that holds the
     answer.
     """
     monkeypatch.setattr(timings, "LEASE_QUICK_S", -1.0)  # no look is ever quick
     monkeypatch.setattr(timings, "LEASE_PATIENCE_S", 1e9)
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_lost")
-        await w.queue("ingress-1").claim(1)  # and nobody has read the answer
-        async with ingresses(w, "ingress-1") as (_, (ingress,)):
-            await eventually(lambda: ended(w, "req_lost"))
-            assert not ingress.membership.members.trusted
+    await w.admit("req_lost")
+    await w.queue("ingress-1").claim(1)  # and nobody has read the answer
+    async with ingresses(w, "ingress-1") as (_, (ingress,)):
+        await eventually(lambda: ended(w, "req_lost"))
+        assert not ingress.membership.members.trusted
 
 
 async def test_lost_claims_behind_many_that_are_carried_are_found(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "TAKE_OVER_AT_MOST", 2)
     monkeypatch.setattr(timings, "CLAIM_ANSWER_LOST_MS", 0)
-    async with world(redis_url, namespace) as w:
-        mine = w.queue("ingress-1")
-        for number in range(5):
-            await w.admit(f"req_{number}")
-        *carried, lost = [(await mine.claim(1))[0] for _ in range(5)]
-        (found,) = await w.abandoned("ingress-1").take_over(None, carried)
-        assert found.request_id == lost.request_id
+    mine = w.queue("ingress-1")
+    for number in range(5):
+        await w.admit(f"req_{number}")
+    *carried, lost = [(await mine.claim(1))[0] for _ in range(5)]
+    (found,) = await w.abandoned("ingress-1").take_over(None, carried)
+    assert found.request_id == lost.request_id
 
 
 async def test_what_another_has_claimed_is_taken_over_only_if_it_is_known_to_be_dead(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "TAKE_OVER_IDLE_MS", 0)
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_1")
-        its = w.queue("ingress-2")
-        (claimed,) = await its.claim(1)
-        for alive in (None, ["ingress-2"]):
-            assert await w.abandoned("ingress-1").take_over(alive, []) == []
-        assert await its.are_ours([claimed]) == [True]
-        (taken,) = await w.abandoned("ingress-1").take_over([], [])
-        assert taken.entry_id == claimed.entry_id
-        assert await its.are_ours([claimed]) == [False]
-        assert await w.queue("ingress-1").are_ours([taken]) == [True]
+    await w.admit("req_1")
+    its = w.queue("ingress-2")
+    (claimed,) = await its.claim(1)
+    for alive in (None, ["ingress-2"]):
+        assert await w.abandoned("ingress-1").take_over(alive, []) == []
+    assert await its.are_ours([claimed]) == [True]
+    (taken,) = await w.abandoned("ingress-1").take_over([], [])
+    assert taken.entry_id == claimed.entry_id
+    assert await its.are_ours([claimed]) == [False]
+    assert await w.queue("ingress-1").are_ours([taken]) == [True]
 
 
 async def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_lags(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "LEASE_PATIENCE_S", 3.0)
     monkeypatch.setattr(timings, "LEASE_QUICK_S", 0.005)
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_1")
-        await w.queue("ingress-2").claim(1)  # which has no lease
+    await w.admit("req_1")
+    await w.queue("ingress-2").claim(1)  # which has no lease
 
-        async def lag() -> None:
-            while True:
-                time.sleep(0.02)  # noqa: ASYNC251  # a busy machine; a look takes a few such steps
-                await asyncio.sleep(0.001)
+    async def lag() -> None:
+        while True:
+            time.sleep(0.02)  # noqa: ASYNC251  # a busy machine; a look takes a few such steps
+            await asyncio.sleep(0.001)
 
-        async with ingresses(w, "ingress-1"):
-            lagging = asyncio.create_task(lag())
-            await eventually(lambda: ended(w, "req_1"))
-            lagging.cancel()
+    async with ingresses(w, "ingress-1"):
+        lagging = asyncio.create_task(lag())
+        await eventually(lambda: ended(w, "req_1"))
+        lagging.cancel()
 
 
 async def test_a_call_that_no_worker_opens_is_sent_again(
@@ -154,9 +150,9 @@ async def many_adopted(w: World) -> AsyncIterator[IngressProcess]:
 
 
 async def test_two_thousand_adopted_requests_leave_membership_trusted_and_the_ingress_ready(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace) as w, many_adopted(w) as ingress:
+    async with many_adopted(w) as ingress:
         # A machine that is busy otherwise trusts its looks later.
         await eventually(
             lambda: ingress.membership.members.trusted and ingress.readiness.report()[0]
@@ -164,10 +160,8 @@ async def test_two_thousand_adopted_requests_leave_membership_trusted_and_the_in
 
 
 @pytest.mark.clock
-async def test_two_thousand_adopted_requests_are_looked_at_less_often(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w, many_adopted(w):
+async def test_two_thousand_adopted_requests_are_looked_at_less_often(w: World) -> None:
+    async with many_adopted(w):
         before, began_s = await _commands(w), time.monotonic()
         await asyncio.sleep(3)
         assert (await _commands(w) - before) / (time.monotonic() - began_s) < 4 * MANY

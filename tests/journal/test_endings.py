@@ -31,44 +31,37 @@ async def listened(w: World) -> list[Ended]:
 
 @pytest.mark.parametrize("outline_is_known", [False, True])
 async def test_listeners_are_notified_once_with_request_and_tenant(
-    redis_url: str, namespace: str, outline_is_known: bool
+    w: World, outline_is_known: bool
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        heard = await listened(w)
-        outline = await w.store.outline("req_1") if outline_is_known else None
-        assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
-        assert heard == [CANCELLED]
-        assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, outline)
-        assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
-        assert heard == [CANCELLED]
-        assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
+    heard = await listened(w)
+    outline = await w.store.outline("req_1") if outline_is_known else None
+    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
+    assert heard == [CANCELLED]
+    assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, outline)
+    assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
+    assert heard == [CANCELLED]
+    assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
 
 
-async def test_what_its_worker_has_ended_is_not_told_of_again(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        heard = await listened(w)
-        before = await w.store.outline("req_1")
-        attempt = await w.opened(await w.writer())
-        finish(attempt)
-        await attempt.closed
-        assert not await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, before)
-        assert not heard
+async def test_what_its_worker_has_ended_is_not_told_of_again(w: World) -> None:
+    heard = await listened(w)
+    before = await w.store.outline("req_1")
+    attempt = await w.opened(await w.writer())
+    finish(attempt)
+    await attempt.closed
+    assert not await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, before)
+    assert not heard
 
 
-async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        heard = await listened(w)
-        await w.redis.delete(w.store.key("req_1"))
-        await w.redis.xadd(w.store.key("req_1"), {"m": "no json"}, id=str(REQUEST_ID))
-        (entry,) = await w.queue().claim(1)
-        assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
-        assert not await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
-        lost = Ended("req_1", State.FAILED, Reason.JOURNAL_LOST, "batch", "tenant-1", TRACE)
-        assert heard == [lost]
+async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(w: World) -> None:
+    heard = await listened(w)
+    await w.redis.delete(w.store.key("req_1"))
+    await w.redis.xadd(w.store.key("req_1"), {"m": "no json"}, id=str(REQUEST_ID))
+    (entry,) = await w.queue().claim(1)
+    assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+    assert not await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
+    lost = Ended("req_1", State.FAILED, Reason.JOURNAL_LOST, "batch", "tenant-1", TRACE)
+    assert heard == [lost]
 
 
 async def test_a_failing_listener_does_not_stop_the_others(
@@ -89,9 +82,8 @@ async def test_a_failing_listener_does_not_stop_the_others(
     assert "a listener for its ending failed" in failure.getMessage()
 
 
-async def test_every_ending_is_counted_with_its_class(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        await listened(w)
-        await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
-        labels = 'class="batch",reason="cancelled",state="cancelled"'
-        assert f"hermes_requests_ended_total{{{labels}}} 1.0" in w.telemetry.page().decode()
+async def test_every_ending_is_counted_with_its_class(w: World) -> None:
+    await listened(w)
+    await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    labels = 'class="batch",reason="cancelled",state="cancelled"'
+    assert f"hermes_requests_ended_total{{{labels}}} 1.0" in w.telemetry.page().decode()

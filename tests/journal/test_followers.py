@@ -28,163 +28,133 @@ from tests.journal.journal_helpers import (
 from tests.waiting import eventually
 
 
-async def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        got = b""
-        for number in range(1, 6):
-            add(attempt, number)
-            while events(1, number) != got:
-                await follower.wait()
-                got += follower.reader.take()
-            assert f"1-{number}" in await w.ids()  # written before sent
-        finish(attempt)
-        assert await everything(follower) == b""
-        assert follower.reader.ending is not None
-        assert follower.reader.ending.state == "completed"
-        assert follower.reader.attempt == OPENED
-        hub.leave(follower)
-        assert hub.request_ids == []
+async def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(w: World) -> None:
+    hub = await w.hub()
+    follower = hub.follow_new("req_1")
+    attempt = await w.started()
+    got = b""
+    for number in range(1, 6):
+        add(attempt, number)
+        while events(1, number) != got:
+            await follower.wait()
+            got += follower.reader.take()
+        assert f"1-{number}" in await w.ids()  # written before sent
+    finish(attempt)
+    assert await everything(follower) == b""
+    assert follower.reader.ending is not None
+    assert follower.reader.ending.state == "completed"
+    assert follower.reader.attempt == OPENED
+    hub.leave(follower)
+    assert hub.request_ids == []
 
 
 async def test_a_request_whose_admission_takes_long_is_not_taken_for_one_that_redis_lost(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await asyncio.sleep(
-            2 * timings.FOLLOWER_SILENCE_S
-        )  # Redis answers late: its reply to the admission is on its way
-        assert follower.reader.ending is None
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        add(attempt, 1)
-        finish(attempt)
-        assert await everything(follower) == events(1, 1)
+    hub = await w.hub()
+    follower = hub.follow_new("req_1")
+    # Redis answers late: its reply to the admission is on its way.
+    await asyncio.sleep(2 * timings.FOLLOWER_SILENCE_S)
+    assert follower.reader.ending is None
+    attempt = await w.started()
+    add(attempt, 1)
+    finish(attempt)
+    assert await everything(follower) == events(1, 1)
 
 
 @pytest.mark.parametrize("seen", [0, 3, 10, 15])
-async def test_a_late_follower_reads_the_rest_and_then_goes_on(
-    redis_url: str, namespace: str, seen: int
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        for number in range(1, 11):
-            add(attempt, number)
-            await eventually(lambda: not attempt.pending)
-        follower = await hub.follow("req_1", seen)
-        for number in range(11, 21):
-            add(attempt, number)
-        finish(attempt)
-        assert await everything(follower) == events(seen + 1, 20)
+async def test_a_late_follower_reads_the_rest_and_then_goes_on(w: World, seen: int) -> None:
+    hub = await w.hub()
+    attempt = await w.started()
+    for number in range(1, 11):
+        add(attempt, number)
+        await eventually(lambda: not attempt.pending)
+    follower = await hub.follow("req_1", seen)
+    for number in range(11, 21):
+        add(attempt, number)
+    finish(attempt)
+    assert await everything(follower) == events(seen + 1, 20)
 
 
-async def test_many_followers_of_one_journal_get_the_same(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        first = hub.follow_new("req_1")
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        others = [await hub.follow("req_1", seen) for seen in (0, 2)]
-        reading = [asyncio.create_task(everything(follower)) for follower in (first, *others)]
-        for number in range(1, 31):
-            add(attempt, number)
-            await asyncio.sleep(0)
-        finish(attempt)
-        assert await asyncio.gather(*reading) == [events(1, 30), events(1, 30), events(3, 30)]
+async def test_many_followers_of_one_journal_get_the_same(w: World) -> None:
+    hub = await w.hub()
+    first = hub.follow_new("req_1")
+    attempt = await w.started()
+    others = [await hub.follow("req_1", seen) for seen in (0, 2)]
+    reading = [asyncio.create_task(everything(follower)) for follower in (first, *others)]
+    for number in range(1, 31):
+        add(attempt, number)
+        await asyncio.sleep(0)
+    finish(attempt)
+    assert await asyncio.gather(*reading) == [events(1, 30), events(1, 30), events(3, 30)]
 
 
-async def test_a_follower_without_any_wake_up_finds_everything_by_itself(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await w.admit(wake="nobody-listens-here")
-        attempt = await w.opened(await w.writer())
-        for number in range(1, 11):
-            add(attempt, number)
-        finish(attempt)
-        await attempt.closed
-        assert await everything(follower) == events(1, 10)
+async def test_a_follower_without_any_wake_up_finds_everything_by_itself(w: World) -> None:
+    hub = await w.hub()
+    follower = hub.follow_new("req_1")
+    await w.admit(wake="nobody-listens-here")
+    attempt = await w.opened(await w.writer())
+    for number in range(1, 11):
+        add(attempt, number)
+    finish(attempt)
+    await attempt.closed
+    assert await everything(follower) == events(1, 10)
 
 
 async def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 3600.0)  # it does not look by itself
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await w.admit(wake="nobody-listens-here")
-        attempt = await w.opened(await w.writer())
-        for number in range(1, 4):
-            add(attempt, number)
-            await eventually(lambda: not attempt.pending)
-        last = (await w.entries())[-1]
-        await w.redis.publish(w.channel, encode_wakes([wake_of("req_1", last, "1-2")]))
-        got = b""
-        while got != events(1, 3):
-            await follower.wait()
-            got += follower.reader.take()
-
-
-async def test_a_cut_subscription_costs_no_byte_and_doubles_none(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        reading = asyncio.create_task(everything(follower))
-        killed = 0
-        for number in range(1, 101):
-            add(attempt, number)
-            if number in (20, 60):
-                await eventually(lambda: w.subscribers())
-                killed += int(await w.operator.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
-            await asyncio.sleep(0)
-        finish(attempt)
-        assert await reading == events(1, 100)
-        assert killed >= 2
-
-
-async def test_a_cancelled_request_ends_for_its_follower_at_once(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        add(attempt, 1)
+    hub = await w.hub()
+    follower = hub.follow_new("req_1")
+    await w.admit(wake="nobody-listens-here")
+    attempt = await w.opened(await w.writer())
+    for number in range(1, 4):
+        add(attempt, number)
         await eventually(lambda: not attempt.pending)
-        await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, await w.entries())
-        assert await everything(follower) == events(1, 1)
-        assert follower.reader.ending is not None
-        assert (follower.reader.ending.state, follower.reader.ending.reason) == (
-            "cancelled",
-            "cancelled",
-        )
+    last = (await w.entries())[-1]
+    await w.redis.publish(w.channel, encode_wakes([wake_of("req_1", last, "1-2")]))
+    got = b""
+    while got != events(1, 3):
+        await follower.wait()
+        got += follower.reader.take()
 
 
-async def test_a_journal_that_is_gone_is_reported_at_once(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = await hub.follow("req_1", 0)
-        assert follower.reader.ending is not None
-        assert follower.reader.ending.reason == "journal_lost"
-        assert await w.store.read("req_1") is None
-        assert await w.store.last_id("req_1") is None
+async def test_a_cut_subscription_costs_no_byte_and_doubles_none(w: World) -> None:
+    follower, attempt = await w.followed()
+    reading = asyncio.create_task(everything(follower))
+    killed = 0
+    for number in range(1, 101):
+        add(attempt, number)
+        if number in (20, 60):
+            await eventually(lambda: w.subscribers())
+            killed += int(await w.operator.execute_command("CLIENT", "KILL", "TYPE", "pubsub"))
+        await asyncio.sleep(0)
+    finish(attempt)
+    assert await reading == events(1, 100)
+    assert killed >= 2
+
+
+async def test_a_cancelled_request_ends_for_its_follower_at_once(w: World) -> None:
+    follower, attempt = await w.followed()
+    add(attempt, 1)
+    await eventually(lambda: not attempt.pending)
+    await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, await w.entries())
+    assert await everything(follower) == events(1, 1)
+    assert follower.reader.ending is not None
+    assert (follower.reader.ending.state, follower.reader.ending.reason) == (
+        "cancelled",
+        "cancelled",
+    )
+
+
+async def test_a_journal_that_is_gone_is_reported_at_once(w: World) -> None:
+    hub = await w.hub()
+    follower = await hub.follow("req_1", 0)
+    assert follower.reader.ending is not None
+    assert follower.reader.ending.reason == "journal_lost"
+    assert await w.store.read("req_1") is None
+    assert await w.store.last_id("req_1") is None
 
 
 # -- Redis dies ----------------------------------------------------------------------------------
@@ -205,10 +175,7 @@ async def test_a_redis_that_is_killed_and_restarted_loses_and_doubles_nothing(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
     async with world(private_redis.url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new("req_1")
-        await w.admit()
-        attempt = await w.opened(await w.writer())
+        follower, attempt = await w.followed()
         reading = asyncio.create_task(everything(follower))
         writing = asyncio.create_task(stream(attempt, 1, 300))
         await eventually(lambda: len(attempt.history) > 20)
@@ -260,8 +227,7 @@ async def test_a_redis_that_forgot_the_request_ends_it_with_a_clear_reason(
         hub = await w.hub()
         follower = hub.follow_new("req_1")
         await asyncio.to_thread(private_redis.remember)
-        await w.admit()
-        attempt = await w.opened(await w.writer())
+        attempt = await w.started()
         add(attempt, 1)
         await eventually(lambda: not attempt.pending)
         private_redis.kill()
@@ -280,8 +246,7 @@ async def test_a_redis_that_dies_before_the_end_was_acknowledged_gets_it_again(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
     async with world(private_redis.url, namespace) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
+        attempt = await w.started()
         add(attempt, 1)
         await eventually(lambda: not attempt.pending)
         private_redis.kill()

@@ -14,7 +14,7 @@ from serve_app.errors import LASTING, RequestRefused
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
 from tests.journal.admitting import admitting, ending, journals
-from tests.journal.journal_helpers import LINE, World, world
+from tests.journal.journal_helpers import LINE, World
 
 KEY = "a key"
 
@@ -27,9 +27,9 @@ async def end(w: World, request_id: str, state: State, reason: Reason | None = N
 
 @pytest.mark.parametrize("reason", [None, *sorted(LASTING)])
 async def test_what_completed_or_would_fail_again_answers_its_key(
-    redis_url: str, namespace: str, reason: Reason | None
+    w: World, reason: Reason | None
 ) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+    async with admitting(w) as its:
         first, _ = await its.post(KEY)
         state = State.FAILED if reason else State.COMPLETED
         await end(w, first.request_id, state, reason)
@@ -50,9 +50,9 @@ async def test_what_completed_or_would_fail_again_answers_its_key(
     ],
 )
 async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
-    redis_url: str, namespace: str, reason: Reason
+    w: World, reason: Reason
 ) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+    async with admitting(w) as its:
         first, _ = await its.post(KEY)
         await end(w, first.request_id, State.FAILED, reason)
         second, _ = await its.post(KEY)
@@ -71,9 +71,9 @@ async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
 
 @pytest.mark.parametrize("failed_before", [False, True])
 async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
-    redis_url: str, namespace: str, failed_before: bool
+    w: World, failed_before: bool
 ) -> None:
-    async with world(redis_url, namespace) as w, admitting(w, "a") as one, admitting(w, "b") as two:
+    async with admitting(w, "a") as one, admitting(w, "b") as two:
         before = set()
         if failed_before:
             follower, _ = await one.post(KEY)
@@ -85,8 +85,8 @@ async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
         assert await w.redis.xlen(w.queue().stream("standard")) == 1 + len(before)
 
 
-async def test_a_name_outlives_the_journal_that_it_leads_to(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+async def test_a_name_outlives_the_journal_that_it_leads_to(w: World, namespace: str) -> None:
+    async with admitting(w) as its:
         first, _ = await its.post(KEY)
         await end(w, first.request_id, State.FAILED, Reason.DEADLINE)
         second, _ = await its.post(KEY)
@@ -99,9 +99,9 @@ async def test_a_name_outlives_the_journal_that_it_leads_to(redis_url: str, name
 
 @pytest.mark.parametrize("known", ["nothing", "a failure", "a name"])
 async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
-    redis_url: str, namespace: str, known: str
+    w: World, known: str
 ) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+    async with admitting(w) as its:
         for _ in range(("nothing", "a failure", "a name").index(known)):
             follower, _ = await its.post(KEY)
             await end(w, follower.request_id, State.FAILED, Reason.DEADLINE)
@@ -118,8 +118,7 @@ async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
         assert await w.redis.xlen(w.queue().stream("standard")) == len(await journals(w))
 
 
-async def test_a_key_belongs_to_one_tenant(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        keyed = KeyedRequests(w.settings, w.store, w.link)
-        ids = [(await keyed.held(tenant, KEY)).request_id for tenant in ("acme", "acme", "zeta")]
-        assert ids[0] == ids[1] != ids[2]
+async def test_a_key_belongs_to_one_tenant(w: World) -> None:
+    keyed = KeyedRequests(w.settings, w.store, w.link)
+    ids = [(await keyed.held(tenant, KEY)).request_id for tenant in ("acme", "acme", "zeta")]
+    assert ids[0] == ids[1] != ids[2]

@@ -71,76 +71,65 @@ async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
     assert "r=<10000 bytes>" in shown
 
 
-async def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.redis.xadd(w.queue().stream("standard"), MALFORMED["without a deadline"])
-        await w.admit("req_1")
-        raw = w.queue("ingress-2")
-        await w.streams().prepare()
-        await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
-        async with ingresses(w, "ingress-1"):
-            await eventually(lambda: ended(w, "req_1"))
-        assert len(await unread(w).unreadable()) == 1
+async def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(w: World) -> None:
+    await w.redis.xadd(w.queue().stream("standard"), MALFORMED["without a deadline"])
+    await w.admit("req_1")
+    raw = w.queue("ingress-2")
+    await w.streams().prepare()
+    await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
+    async with ingresses(w, "ingress-1"):
+        await eventually(lambda: ended(w, "req_1"))
+    assert len(await unread(w).unreadable()) == 1
 
 
 async def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_special(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.redis.xadd(w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
-        await w.admit("req_1")
-        async with ingresses(w, "ingress-1"):
-            await eventually(lambda: ended(w, "req_1"))
-        assert await unread(w).unreadable() == []
+    await w.redis.xadd(w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
+    await w.admit("req_1")
+    async with ingresses(w, "ingress-1"):
+        await eventually(lambda: ended(w, "req_1"))
+    assert await unread(w).unreadable() == []
 
 
 @pytest.mark.parametrize("facts", [b"no json", b"{}", b"\xff"])
 async def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
-    redis_url: str, namespace: str, facts: bytes
+    w: World, facts: bytes
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_1")
-        await w.redis.xadd(w.store.key("req_1"), {"n": b"nonce", "m": facts}, id="1-0")
-        await w.queue("ingress-2").claim(1)
-        async with ingresses(w, "ingress-1"):
-            await eventually(lambda: ended(w, "req_1"))
-        assert (await w.entries("req_1"))[-1].reason == "journal_lost"
-        assert len(await unread(w).unreadable()) == 1
+    await w.admit("req_1")
+    await w.redis.xadd(w.store.key("req_1"), {"n": b"nonce", "m": facts}, id="1-0")
+    await w.queue("ingress-2").claim(1)
+    async with ingresses(w, "ingress-1"):
+        await eventually(lambda: ended(w, "req_1"))
+    assert (await w.entries("req_1"))[-1].reason == "journal_lost"
+    assert len(await unread(w).unreadable()) == 1
 
 
-async def test_an_unreadable_wake_up_is_dropped_and_the_next_ones_arrive(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        before = hub._connection
-        await w.admit()
-        follower = hub.follow_new("req_1")
-        await w.redis.publish(w.channel, b"\xc1 no message pack")
-        await w.opened(await w.writer())
-        await eventually(lambda: follower.reader.attempts == 1)
-        assert hub._connection is before
+async def test_an_unreadable_wake_up_is_dropped_and_the_next_ones_arrive(w: World) -> None:
+    hub = await w.hub()
+    before = hub._connection
+    await w.admit()
+    follower = hub.follow_new("req_1")
+    await w.redis.publish(w.channel, b"\xc1 no message pack")
+    await w.opened(await w.writer())
+    await eventually(lambda: follower.reader.attempts == 1)
+    assert hub._connection is before
 
 
-async def test_followers_of_an_unreadable_journal_end_and_delay_no_others(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        await w.admit("req_bad", wake="elsewhere")
-        await w.admit("req_1", wake="elsewhere")
-        bad, good = await hub.follow("req_bad", 0), await hub.follow("req_1", 0)
-        waiting = [asyncio.create_task(_watched(follower)) for follower in (bad, good)]
-        await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
-        await eventually(lambda: bad.reader.ending)
-        assert bad.reader.ending is not None
-        assert bad.reader.ending.reason == "journal_lost"
-        await w.opened(await w.writer())
-        await eventually(lambda: good.reader.attempts == 1)
-        for task in waiting:
-            task.cancel()
+async def test_followers_of_an_unreadable_journal_end_and_delay_no_others(w: World) -> None:
+    hub = await w.hub()
+    await w.admit("req_bad", wake="elsewhere")
+    await w.admit("req_1", wake="elsewhere")
+    bad, good = await hub.follow("req_bad", 0), await hub.follow("req_1", 0)
+    waiting = [asyncio.create_task(_watched(follower)) for follower in (bad, good)]
+    await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
+    await eventually(lambda: bad.reader.ending)
+    assert bad.reader.ending is not None
+    assert bad.reader.ending.reason == "journal_lost"
+    await w.opened(await w.writer())
+    await eventually(lambda: good.reader.attempts == 1)
+    for task in waiting:
+        task.cancel()
 
 
 async def _watched(follower: Any) -> None:
@@ -148,8 +137,8 @@ async def _watched(follower: Any) -> None:
         await follower.wait()
 
 
-async def test_an_unreadable_member_hides_no_others(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (_, (ingress,)):
+async def test_an_unreadable_member_hides_no_others(w: World, namespace: str) -> None:
+    async with ingresses(w, "ingress-1") as (_, (ingress,)):
         redis = connect_redis(w.settings.redis)
         later = 10**14
         await redis.zadd(

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.journal.any_json import ServiceInAThread
 from tests.journal.ingresses import ended, ingresses
-from tests.journal.journal_helpers import world
+from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 LATE = "hermes_loop_lag_seconds_count"
@@ -19,13 +19,8 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return registry.get_sample_value(name, labels) or 0.0
 
 
-async def test_an_ingress_shows_what_it_claims_runs_and_keeps_waiting(
-    redis_url: str, namespace: str
-) -> None:
-    async with (
-        world(redis_url, namespace) as w,
-        ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)),
-    ):
+async def test_an_ingress_shows_what_it_claims_runs_and_keeps_waiting(w: World) -> None:
+    async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
         registry = ingress.base.telemetry.registry
         worker.busy = {"first": asyncio.Event()}
         await w.admit("first", tenant="noisy")

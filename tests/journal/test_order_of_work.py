@@ -16,7 +16,7 @@ from serve_app.contract import IngressLease, Reason, State, WorkerLost
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, ingresses
-from tests.journal.journal_helpers import World, world
+from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 SOONER_S = 600.0
@@ -46,13 +46,8 @@ async def states(w: World, *request_ids: str) -> list[State | None]:
     return found
 
 
-async def test_urgent_classes_go_first_and_batch_gets_its_share(
-    redis_url: str, namespace: str
-) -> None:
-    async with (
-        world(redis_url, namespace) as w,
-        ingresses(w, "ingress-1", capacity=1) as (worker, _),
-    ):
+async def test_urgent_classes_go_first_and_batch_gets_its_share(w: World) -> None:
+    async with ingresses(w, "ingress-1", capacity=1) as (worker, _):
         worker.busy = {"first": asyncio.Event()}
         await w.admit("first", request_class="batch")
         await eventually(lambda: worker.calls)
@@ -73,23 +68,16 @@ async def test_urgent_classes_go_first_and_batch_gets_its_share(
         assert order.index("batch_0") < order.index("standard_0"), "30 % of the work"
 
 
-async def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_back(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w, held_back(w) as (worker, _):
+async def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_back(w: World) -> None:
+    async with held_back(w) as (worker, _):
         await w.admit("later", request_class="realtime")
         worker.busy["r"].set()
         await eventually(lambda: ended(w, "b"))
         assert [name for name, _ in worker.calls] == ["first", "r", "b", "later", "s"]
 
 
-async def test_requests_held_back_use_what_another_ingress_leaves_idle(
-    redis_url: str, namespace: str
-) -> None:
-    async with (
-        world(redis_url, namespace) as w,
-        ingresses(w, "ingress-1", capacity=4) as (worker, (holder,)),
-    ):
+async def test_requests_held_back_use_what_another_ingress_leaves_idle(w: World) -> None:
+    async with ingresses(w, "ingress-1", capacity=4) as (worker, (holder,)):
         names = [f"r{n}" for n in range(8)]
         worker.busy = {name: asyncio.Event() for name in names}
         for name in names:
@@ -109,14 +97,11 @@ async def test_requests_held_back_use_what_another_ingress_leaves_idle(
 
 
 async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its attempt could not be opened, and it pauses before the next."""
     monkeypatch.setattr(timings, "ATTEMPT_REFUSED_S", (1e6,))
-    async with (
-        world(redis_url, namespace) as w,
-        ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)),
-    ):
+    async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
 
         def opens(request_id: str, epoch: int) -> bool:
             if request_id == "refused":
@@ -141,9 +126,9 @@ async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
 
 
 async def test_a_request_that_is_held_back_keeps_its_deadline(
-    redis_url: str, namespace: str, later: Callable[[float], None]
+    w: World, later: Callable[[float], None]
 ) -> None:
-    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+    async with held_back(w) as (worker, ingress):
         later(SOONER_S + 1)
         await eventually(lambda: ingress.dispatcher.in_flight == 1)
         assert await states(w, "s", "b") == ["expired", "expired"]
@@ -153,9 +138,9 @@ async def test_a_request_that_is_held_back_keeps_its_deadline(
 
 
 async def test_a_request_that_is_cancelled_while_it_is_held_back_costs_its_tenant_nothing(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+    async with held_back(w) as (worker, ingress):
         for name in ("s", "b"):
             await w.endings.end(name, State.CANCELLED, Reason.CANCELLED)
         worker.busy["r"].set()
@@ -167,9 +152,9 @@ async def test_a_request_that_is_cancelled_while_it_is_held_back_costs_its_tenan
 
 
 async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_takes_over(
-    redis_url: str, namespace: str
+    w: World, namespace: str
 ) -> None:
-    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+    async with held_back(w) as (worker, ingress):
         younger = Membership(w.redis, namespace)
         await younger.join_as_ingress(lambda: IngressLease("ingress-2", "session-2", complete=True))
         await eventually(lambda: not ingress.dispatcher._scheduler.claiming)
@@ -182,25 +167,22 @@ async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_ta
         await younger.leave()
 
 
-async def test_requests_held_back_are_taken_over_when_their_ingress_dies(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        async with held_back(w):
-            pass
-        assert await states(w, "s", "b") == []
-        async with ingresses(w, "ingress-2") as (worker, _):
-            await eventually(lambda: states(w, "s"))
-            await eventually(lambda: states(w, "b"))
-            assert sorted(worker.calls) == [("b", 1), ("s", 1)]
+async def test_requests_held_back_are_taken_over_when_their_ingress_dies(w: World) -> None:
+    async with held_back(w):
+        pass
+    assert await states(w, "s", "b") == []
+    async with ingresses(w, "ingress-2") as (worker, _):
+        await eventually(lambda: states(w, "s"))
+        await eventually(lambda: states(w, "b"))
+        assert sorted(worker.calls) == [("b", 1), ("s", 1)]
 
 
 @pytest.mark.parametrize("answered", [False, True])
 async def test_requests_taken_over_while_held_back_run_once(
-    redis_url: str, namespace: str, answered: bool
+    w: World, namespace: str, answered: bool
 ) -> None:
     """An ingress that was paused starts what another ingress runs already, or has answered."""
-    async with world(redis_url, namespace) as w, held_back(w) as (worker, paused):
+    async with held_back(w) as (worker, paused):
         if not answered:
             worker.busy |= {"s": asyncio.Event(), "b": asyncio.Event()}
         await paused.membership.leave()  # as if it could not renew its lease
@@ -223,9 +205,9 @@ async def test_requests_taken_over_while_held_back_run_once(
 
 
 async def test_a_request_held_back_does_not_count_as_a_lost_claim(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world(redis_url, namespace) as w, held_back(w) as (worker, ingress):
+    async with held_back(w) as (worker, ingress):
         with monkeypatch.context() as at_once:
             at_once.setattr(timings, "CLAIM_ANSWER_LOST_MS", 0)
             mine = w.abandoned("ingress-1")

@@ -43,145 +43,127 @@ async def claimed(queue: RequestQueue, of_each: int, *classes: str) -> list[str]
     return [entry.request_id for entry in entries]
 
 
-async def test_a_claim_gives_back_what_was_enqueued(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        before_ms = int(time.time() * 1000) - 1_000
-        await enqueue(w, "batch", "req_1")
-        (entry,) = await w.queue().claim(1)
-        assert (entry.request_id, entry.tenant, entry.session) == ("req_1", "tenant", "session")
-        assert (entry.deadline_ms, entry.prompt_tokens, entry.request_class) == (123, 7, "batch")
-        assert before_ms < entry.enqueued_ms < before_ms + 60_000
+async def test_a_claim_gives_back_what_was_enqueued(w: World) -> None:
+    before_ms = int(time.time() * 1000) - 1_000
+    await enqueue(w, "batch", "req_1")
+    (entry,) = await w.queue().claim(1)
+    assert (entry.request_id, entry.tenant, entry.session) == ("req_1", "tenant", "session")
+    assert (entry.deadline_ms, entry.prompt_tokens, entry.request_class) == (123, 7, "batch")
+    assert before_ms < entry.enqueued_ms < before_ms + 60_000
 
 
-async def test_a_claim_takes_the_oldest_of_the_classes_that_it_names(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await enqueue(w, "batch", "b1", "b2")
-        await enqueue(w, "standard", "s1")
-        await enqueue(w, "realtime", "r1", "r2", "r3")
-        queue = w.queue()
-        assert await claimed(queue, 2, "realtime", "standard") == ["r1", "r2", "s1"]
-        assert await claimed(queue, 1) == ["r3", "b1"]
-        assert await claimed(queue, 2, "batch") == ["b2"]
+async def test_a_claim_takes_the_oldest_of_the_classes_that_it_names(w: World) -> None:
+    await enqueue(w, "batch", "b1", "b2")
+    await enqueue(w, "standard", "s1")
+    await enqueue(w, "realtime", "r1", "r2", "r3")
+    queue = w.queue()
+    assert await claimed(queue, 2, "realtime", "standard") == ["r1", "r2", "s1"]
+    assert await claimed(queue, 1) == ["r3", "b1"]
+    assert await claimed(queue, 2, "batch") == ["b2"]
 
 
 async def test_a_claim_that_does_not_wait_is_answered_at_once(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 50_000)
-    async with world(redis_url, namespace) as w:
-        await enqueue(w, "standard", "s1")
-        queue = w.queue()
-        async with asyncio.timeout(40):
-            assert await queue.claim(8, ["realtime"], wait=False) == []
-        assert await claimed(queue, 8) == ["s1"]
+    await enqueue(w, "standard", "s1")
+    queue = w.queue()
+    async with asyncio.timeout(40):
+        assert await queue.claim(8, ["realtime"], wait=False) == []
+    assert await claimed(queue, 8) == ["s1"]
 
 
-async def test_an_arrival_ends_the_wait_for_one(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_arrival_ends_the_wait_for_one(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 50_000)
-    async with world(redis_url, namespace) as w:
-        queue = w.queue()
-        waiting = asyncio.create_task(claimed(queue, 8))
-        while not (await w.redis.info("clients"))["blocked_clients"]:
-            await asyncio.sleep(0)
-        await enqueue(w, "standard", "s1")
-        assert await waiting == ["s1"]
+    queue = w.queue()
+    waiting = asyncio.create_task(claimed(queue, 8))
+    while not (await w.redis.info("clients"))["blocked_clients"]:
+        await asyncio.sleep(0)
+    await enqueue(w, "standard", "s1")
+    assert await waiting == ["s1"]
 
 
-async def test_an_idle_queue_is_no_error(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        assert await claimed(w.queue(), 8) == []
+async def test_an_idle_queue_is_no_error(w: World) -> None:
+    assert await claimed(w.queue(), 8) == []
 
 
-async def test_no_entry_goes_to_two_consumers(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        wanted = [f"req_{number}" for number in range(40)]
-        await enqueue(w, "standard", *wanted)
+async def test_no_entry_goes_to_two_consumers(w: World) -> None:
+    wanted = [f"req_{number}" for number in range(40)]
+    await enqueue(w, "standard", *wanted)
 
-        async def consume(queue: RequestQueue) -> list[str]:
-            mine: list[str] = []
-            while found := await claimed(queue, 2):
-                mine += found
-            return mine
+    async def consume(queue: RequestQueue) -> list[str]:
+        mine: list[str] = []
+        while found := await claimed(queue, 2):
+            mine += found
+        return mine
 
-        shares = await asyncio.gather(
-            *(consume(w.queue(f"ingress-{number}")) for number in range(4))
-        )
-        assert sorted(request_id for share in shares for request_id in share) == sorted(wanted)
+    shares = await asyncio.gather(*(consume(w.queue(f"ingress-{number}")) for number in range(4)))
+    assert sorted(request_id for share in shares for request_id in share) == sorted(wanted)
 
 
-async def test_acknowledged_entries_are_deleted_and_others_stay_claimed(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await enqueue(w, "standard", "s1", "s2", "s3")
-        await enqueue(w, "batch", "b1")
-        queue = w.queue()
-        depths = await w.depths()
-        assert [(d.waiting, d.claimed) for d in depths.values()] == [(0, 0)] * 2 + [(3, 0), (1, 0)]
-        assert depths["realtime"].oldest_s == 0
-        assert 0 <= depths["standard"].oldest_s < 30
-        first, _ = await queue.claim(2, ["standard"])
-        await queue.acknowledge(first)
-        depths = await w.depths()
-        assert (depths["standard"].waiting, depths["standard"].claimed) == (1, 1)
-        assert await w.redis.xlen(queue.stream("standard")) == 2
-        await queue.acknowledge(first)  # twice is once
-        assert (await w.depths())["standard"].claimed == 1
+async def test_acknowledged_entries_are_deleted_and_others_stay_claimed(w: World) -> None:
+    await enqueue(w, "standard", "s1", "s2", "s3")
+    await enqueue(w, "batch", "b1")
+    queue = w.queue()
+    depths = await w.depths()
+    assert [(d.waiting, d.claimed) for d in depths.values()] == [(0, 0)] * 2 + [(3, 0), (1, 0)]
+    assert depths["realtime"].oldest_s == 0
+    assert 0 <= depths["standard"].oldest_s < 30
+    first, _ = await queue.claim(2, ["standard"])
+    await queue.acknowledge(first)
+    depths = await w.depths()
+    assert (depths["standard"].waiting, depths["standard"].claimed) == (1, 1)
+    assert await w.redis.xlen(queue.stream("standard")) == 2
+    await queue.acknowledge(first)  # twice is once
+    assert (await w.depths())["standard"].claimed == 1
 
 
-async def test_a_redis_that_was_emptied_is_prepared_again(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        queue, looker = w.queue(), QueueDepths(w.streams())
-        await enqueue(w, "standard", "s1")
-        assert await claimed(queue, 1) == ["s1"]
+async def test_a_redis_that_was_emptied_is_prepared_again(w: World) -> None:
+    queue, looker = w.queue(), QueueDepths(w.streams())
+    await enqueue(w, "standard", "s1")
+    assert await claimed(queue, 1) == ["s1"]
+    await looker.look()
+    await w.operator.flushall()
+    await enqueue(w, "standard", "s2")
+    assert await claimed(queue, 1) == []  # this claim finds no group and makes it
+    assert await claimed(queue, 1) == ["s2"]
+    await w.operator.flushall()
+    with pytest.raises(RedisUnavailable):
         await looker.look()
-        await w.operator.flushall()
-        await enqueue(w, "standard", "s2")
-        assert await claimed(queue, 1) == []  # this claim finds no group and makes it
-        assert await claimed(queue, 1) == ["s2"]
-        await w.operator.flushall()
-        with pytest.raises(RedisUnavailable):
-            await looker.look()
-        assert (await looker.look())[0]["standard"].waiting == 0
+    assert (await looker.look())[0]["standard"].waiting == 0
 
 
 # -- leases --------------------------------------------------------------------------------------
 
 
-async def test_members_see_each_other_and_a_leaver_at_once(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        looks: list[Members] = []
-        worker, ingress = (
-            Membership(w.redis, namespace),
-            Membership(w.redis, namespace, looks.append),
-        )
-        await worker.join_as_worker("replica|with-a-bar", lambda _: 16)
-        await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
-        assert ingress.reachable
-        lease = IngressLease("ingress-1", "session-1", False)
-        assert looks[-1] == Members((lease,), (WorkerLease("replica|with-a-bar", 16),))
-        await worker.leave()
-        await ingress._renew()
-        assert looks[-1].workers == ()
-        await ingress.leave()
+async def test_members_see_each_other_and_a_leaver_at_once(w: World, namespace: str) -> None:
+    looks: list[Members] = []
+    worker, ingress = (
+        Membership(w.redis, namespace),
+        Membership(w.redis, namespace, looks.append),
+    )
+    await worker.join_as_worker("replica|with-a-bar", lambda _: 16)
+    await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+    assert ingress.reachable
+    lease = IngressLease("ingress-1", "session-1", False)
+    assert looks[-1] == Members((lease,), (WorkerLease("replica|with-a-bar", 16),))
+    await worker.leave()
+    await ingress._renew()
+    assert looks[-1].workers == ()
+    await ingress.leave()
 
 
 async def test_an_ingress_that_sees_its_cluster_whole_has_one_lease_still(
-    redis_url: str, namespace: str
+    w: World, namespace: str
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        whole = False
-        ingress = Membership(w.redis, namespace)
-        await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1", whole))
-        whole = True
-        await ingress._renew()
-        assert ingress.members.ingresses == (IngressLease("ingress-1", "session-1", True),)
-        await ingress.leave()
-        assert await w.redis.zcard(ingresses_key(namespace)) == 0
+    whole = False
+    ingress = Membership(w.redis, namespace)
+    await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1", whole))
+    whole = True
+    await ingress._renew()
+    assert ingress.members.ingresses == (IngressLease("ingress-1", "session-1", True),)
+    await ingress.leave()
+    assert await w.redis.zcard(ingresses_key(namespace)) == 0
 
 
 def test_a_newer_cluster_supersedes_an_older_one_as_soon_as_it_is_complete() -> None:
@@ -196,28 +178,27 @@ def test_a_newer_cluster_supersedes_an_older_one_as_soon_as_it_is_complete() -> 
 
 
 async def test_the_lease_of_a_dead_process_expires(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "LEASE_MS", 2_000)
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.02)
-    async with world(redis_url, namespace) as w:
-        alone = asyncio.Event()
-        looks: list[Members] = []
+    alone = asyncio.Event()
+    looks: list[Members] = []
 
-        def look(members: Members) -> None:
-            looks.append(members)
-            if members.names == ("ingress-1",):
-                alone.set()
+    def look(members: Members) -> None:
+        looks.append(members)
+        if members.names == ("ingress-1",):
+            alone.set()
 
-        dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, look)
-        await dying.join_as_ingress(lambda: IngressLease("ingress-2", "session-1"))
-        await living.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
-        assert looks[0].names == ("ingress-1", "ingress-2")
-        assert dying._task is not None
-        dying._task.cancel()  # as a crash would: nothing is given back
-        await asyncio.wait_for(alone.wait(), 60)
-        assert await w.redis.zcard(ingresses_key(namespace)) == 1  # and is cleaned away
-        await living.leave()
+    dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, look)
+    await dying.join_as_ingress(lambda: IngressLease("ingress-2", "session-1"))
+    await living.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+    assert looks[0].names == ("ingress-1", "ingress-2")
+    assert dying._task is not None
+    dying._task.cancel()  # as a crash would: nothing is given back
+    await asyncio.wait_for(alone.wait(), 60)
+    assert await w.redis.zcard(ingresses_key(namespace)) == 1  # and is cleaned away
+    await living.leave()
 
 
 async def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str) -> None:
@@ -230,77 +211,71 @@ async def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str
         await member.leave()
 
 
-async def test_pages_of_others_are_found_by_their_names(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        one, two = (Snapshots(w.redis, namespace, name, Telemetry(), 60) for name in ("one", "two"))
-        await one.start()
-        while not await w.redis.exists(metrics_key(namespace, "one")):
-            await asyncio.sleep(0)
-        pages = await two.pages(["one", "two", "gone"])
-        assert set(pages) == {"one", "two"}
-        assert b"hermes_in_flight_requests" in pages["one"]
-        await one.stop()
+async def test_pages_of_others_are_found_by_their_names(w: World, namespace: str) -> None:
+    one, two = (Snapshots(w.redis, namespace, name, Telemetry(), 60) for name in ("one", "two"))
+    await one.start()
+    while not await w.redis.exists(metrics_key(namespace, "one")):
+        await asyncio.sleep(0)
+    pages = await two.pages(["one", "two", "gone"])
+    assert set(pages) == {"one", "two"}
+    assert b"hermes_in_flight_requests" in pages["one"]
+    await one.stop()
 
 
-async def test_a_journal_says_how_much_was_written(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_1")
-        attempt = await w.opened(await w.writer())
-        add(attempt, 1)
-        attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
-        await attempt.closed
-        await w.admit("req_cancelled")
-        await w.endings.end("req_cancelled", State.CANCELLED, Reason.CANCELLED)
-        await w.admit("req_waits")
-        broken_off = await w.admit("req_broken_off")
-        await (await w.writer()).open(broken_off, 1, b"nonce-2", OPENED)
-        await w.endings.end(broken_off, State.CANCELLED, Reason.CANCELLED)
-        expired = await w.admit("req_expired")
-        attempt, _ = await (await w.writer()).open(expired, 1, b"nonce-3", OPENED)
-        attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY_OF_42, None)
-        await attempt.closed
-        written = {
-            entry.request_id: await w.queue().written(entry) for entry in await w.queue().claim(5)
-        }
-        assert written == {
-            "req_1": Written(42),
-            "req_cancelled": Written(0, whole=False, begun=False),
-            "req_waits": None,
-            "req_broken_off": None,
-            "req_expired": Written(42, whole=False),
-        }
+async def test_a_journal_says_how_much_was_written(w: World) -> None:
+    await w.admit("req_1")
+    attempt = await w.opened(await w.writer())
+    add(attempt, 1)
+    attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
+    await attempt.closed
+    await w.admit("req_cancelled")
+    await w.endings.end("req_cancelled", State.CANCELLED, Reason.CANCELLED)
+    await w.admit("req_waits")
+    broken_off = await w.admit("req_broken_off")
+    await (await w.writer()).open(broken_off, 1, b"nonce-2", OPENED)
+    await w.endings.end(broken_off, State.CANCELLED, Reason.CANCELLED)
+    expired = await w.admit("req_expired")
+    attempt, _ = await (await w.writer()).open(expired, 1, b"nonce-3", OPENED)
+    attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY_OF_42, None)
+    await attempt.closed
+    written = {
+        entry.request_id: await w.queue().written(entry) for entry in await w.queue().claim(5)
+    }
+    assert written == {
+        "req_1": Written(42),
+        "req_cancelled": Written(0, whole=False, begun=False),
+        "req_waits": None,
+        "req_broken_off": None,
+        "req_expired": Written(42, whole=False),
+    }
 
 
-async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admissions(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_1")
-        attempt = await w.opened(await w.writer())
-        attempt.append([], [os.urandom(1 << 20)], 1, HEAD)
-        attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
-        await attempt.closed
-        (entry,) = await w.queue().claim(1)
-        replies, call = [], w.link.call
+async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admissions(w: World) -> None:
+    await w.admit("req_1")
+    attempt = await w.opened(await w.writer())
+    attempt.append([], [os.urandom(1 << 20)], 1, HEAD)
+    attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
+    await attempt.closed
+    (entry,) = await w.queue().claim(1)
+    replies, call = [], w.link.call
 
-        async def watched(commands: Sequence[Command]) -> list[Reply]:
-            replies.append(await call(commands))
-            return replies[-1]
+    async def watched(commands: Sequence[Command]) -> list[Reply]:
+        replies.append(await call(commands))
+        return replies[-1]
 
-        w.link.call = watched  # type: ignore[method-assign]
-        assert await w.queue().written(entry) == Written(42)
-        assert len(repr(replies)) < 1_000
-        for kind in ("embeddings w0", ""):
-            assert await w.queue().written(replace(entry, kind=kind)) is None
-        await w.redis.set(w.store.key("req_1"), "something else")
-        assert await w.queue().written(entry) is None, "and is not repeated"
+    w.link.call = watched  # type: ignore[method-assign]
+    assert await w.queue().written(entry) == Written(42)
+    assert len(repr(replies)) < 1_000
+    for kind in ("embeddings w0", ""):
+        assert await w.queue().written(replace(entry, kind=kind)) is None
+    await w.redis.set(w.store.key("req_1"), "something else")
+    assert await w.queue().written(entry) is None, "and is not repeated"
 
 
-async def test_an_entry_says_what_its_request_costs(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
-        assert set(fields) == {*"rtsdciok"}
-        await w.redis.xadd(w.queue().stream("standard"), fields)
-        (entry,) = await w.queue().claim(1)
-        assert (entry.prompt_tokens, entry.max_output_tokens, entry.kind) == (7, 9, "chat s1")
-        assert entry.cost_tokens == 16
+async def test_an_entry_says_what_its_request_costs(w: World) -> None:
+    fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
+    assert set(fields) == {*"rtsdciok"}
+    await w.redis.xadd(w.queue().stream("standard"), fields)
+    (entry,) = await w.queue().claim(1)
+    assert (entry.prompt_tokens, entry.max_output_tokens, entry.kind) == (7, 9, "chat s1")
+    assert entry.cost_tokens == 16

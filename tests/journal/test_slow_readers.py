@@ -22,7 +22,7 @@ from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.reader import _HOLD_BYTES
 from tests.journal.in_process import Door, door
-from tests.journal.journal_helpers import LINE, add, event, events, everything, finish, world
+from tests.journal.journal_helpers import LINE, World, add, event, events, everything, finish
 from tests.turned_clock import TurnedClock
 from tests.waiting import PATIENCE_S, eventually
 
@@ -180,43 +180,41 @@ async def test_readers_of_events_are_few_at_a_time(redis_url: str, namespace: st
 
 
 async def test_a_follower_whose_client_does_not_read_leaves_the_rest_in_the_stream(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        follower = hub.follow_new(await w.admit())
-        attempt = await w.opened(await w.writer())
-        add(attempt, 1)
-        text = b"x" * 10_000
-        last = 300
-        for number in range(2, last + 1):
-            attempt.append([], [b"id: %d\ndata: %b\n\n" % (number, text)], number)
-            while attempt.pending:
-                await asyncio.sleep(0)
-        await eventually(lambda: follower.reader.full)
-        assert follower.reader.held_bytes < 2 * _HOLD_BYTES
-        attempt.finish(State.COMPLETED, None, _summary(), 1)
-        await attempt.closed
-        got = await everything(follower)
-        assert got.startswith(event(1))
-        assert [got.count(b"\n\n"), got.count(text)] == [last, last - 1]
+    hub = await w.hub()
+    follower = hub.follow_new(await w.admit())
+    attempt = await w.opened(await w.writer())
+    add(attempt, 1)
+    text = b"x" * 10_000
+    last = 300
+    for number in range(2, last + 1):
+        attempt.append([], [b"id: %d\ndata: %b\n\n" % (number, text)], number)
+        while attempt.pending:
+            await asyncio.sleep(0)
+    await eventually(lambda: follower.reader.full)
+    assert follower.reader.held_bytes < 2 * _HOLD_BYTES
+    attempt.finish(State.COMPLETED, None, _summary(), 1)
+    await attempt.closed
+    got = await everything(follower)
+    assert got.startswith(event(1))
+    assert [got.count(b"\n\n"), got.count(text)] == [last, last - 1]
 
 
 def _summary() -> Summary:
     return Summary(None, None, 1, 9)
 
 
-async def test_a_long_journal_is_read_in_pages(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        hub = await w.hub()
-        await w.admit(wake="nobody-listens-here")
-        attempt = await w.opened(await w.writer())
-        for number in range(1, 701):
-            add(attempt, number)
-            while attempt.pending:
-                await asyncio.sleep(0)
-        follower = await hub.follow("req_1", 0)
-        assert follower.reader.last_event < 700, "a page"
-        assert LINE.path
-        finish(attempt)
-        assert await everything(follower) == events(1, 700)
+async def test_a_long_journal_is_read_in_pages(w: World) -> None:
+    hub = await w.hub()
+    await w.admit(wake="nobody-listens-here")
+    attempt = await w.opened(await w.writer())
+    for number in range(1, 701):
+        add(attempt, number)
+        while attempt.pending:
+            await asyncio.sleep(0)
+    follower = await hub.follow("req_1", 0)
+    assert follower.reader.last_event < 700, "a page"
+    assert LINE.path
+    finish(attempt)
+    assert await everything(follower) == events(1, 700)

@@ -14,7 +14,7 @@ from serve_app.journal.ids import REQUEST_ID
 from serve_app.policy.work import Work
 from tests.journal.admitting import BODY, admitting, ending, journals
 from tests.journal.cable import UNANSWERED, Cable
-from tests.journal.journal_helpers import LINE, OPENED, add, finish, world
+from tests.journal.journal_helpers import LINE, OPENED, World, add, finish, world
 
 SOON: dict[str, Any] = {"ingress": {"disconnect_grace_s": 0.05}}
 
@@ -53,10 +53,8 @@ async def test_a_request_without_a_connection_waits_in_the_queue_and_runs_to_its
         assert await ending(w, receipt.request_id) == State.COMPLETED
 
 
-async def test_its_place_is_freed_once_however_often_it_has_begun(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+async def test_its_place_is_freed_once_however_often_it_has_begun(w: World) -> None:
+    async with admitting(w) as its:
         first, second = [await its.admission.submit(submission()) for _ in range(2)]
         assert len(its.limits.waiting) == 2
         first.begun()
@@ -67,10 +65,8 @@ async def test_its_place_is_freed_once_however_often_it_has_begun(
         assert its.limits.memory._on_their_way_bytes == 0
 
 
-async def test_a_repeat_of_its_key_is_the_same_request_and_takes_no_place(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+async def test_a_repeat_of_its_key_is_the_same_request_and_takes_no_place(w: World) -> None:
+    async with admitting(w) as its:
         first = await its.admission.submit(submission("a key"))
         again = await its.admission.submit(submission("a key"))
         assert again.request_id == first.request_id
@@ -100,10 +96,8 @@ async def test_a_request_without_a_connection_whose_admission_was_not_answered_i
     cable.drop()
 
 
-async def test_a_submission_that_cannot_be_encoded_leaves_no_place_behind(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w, admitting(w) as its:
+async def test_a_submission_that_cannot_be_encoded_leaves_no_place_behind(w: World) -> None:
+    async with admitting(w) as its:
         with pytest.raises(UnicodeEncodeError):
             await its.admission.submit(submission(session="\ud800"))
         assert len(its.limits.waiting) == 0

@@ -6,7 +6,7 @@ import asyncio
 
 from scripts.chaos_testing.watchdog import WITHIN_S, Watchdog
 from serve_app.journal.ids import TERMINAL_ID
-from tests.journal.journal_helpers import world
+from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 SLOT = 1
@@ -30,15 +30,14 @@ def test_only_requests_that_stall_without_a_reason_are_found() -> None:
 
 
 async def test_a_claim_that_no_ingress_works_on_is_found_in_a_real_redis(
-    redis_url: str, namespace: str
+    w: World, namespace: str
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit("req_lost")
-        await w.queue("ingress-1").claim(1)
-        await w.admit("req_waits")  # no engine has room
-        dog = Watchdog(w.operator, w.settings.model.name, namespace, within_s=1.5)
-        watching = asyncio.create_task(dog.watch())
-        await eventually(lambda: dog.findings)
-        assert list(dog.findings) == ["req_lost"]
-        assert "claimed by ingress-1" in dog.findings["req_lost"]
-        watching.cancel()
+    await w.admit("req_lost")
+    await w.queue("ingress-1").claim(1)
+    await w.admit("req_waits")  # no engine has room
+    dog = Watchdog(w.operator, w.settings.model.name, namespace, within_s=1.5)
+    watching = asyncio.create_task(dog.watch())
+    await eventually(lambda: dog.findings)
+    assert list(dog.findings) == ["req_lost"]
+    assert "claimed by ingress-1" in dog.findings["req_lost"]
+    watching.cancel()

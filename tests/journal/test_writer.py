@@ -29,27 +29,24 @@ TERMINAL = str(TERMINAL_ID)
 SEAL = str(seal_id(1))
 
 
-async def test_nothing_can_follow_the_terminal_entry(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        add(attempt, 1)
-        finish(attempt)
-        await attempt.closed
-        for entry_id in ("*", "2-0", "99999999999999-1", TERMINAL):
-            with pytest.raises(ResponseError, match="exhausted"):
-                await w.redis.xadd(w.store.key("req_1"), {"a": "b"}, id=entry_id)
-        with pytest.raises(Fenced):
-            await w.opened(await w.writer(), 2, b"nonce-2")
-        assert not await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, [])
+async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
+    attempt = await w.started()
+    add(attempt, 1)
+    finish(attempt)
+    await attempt.closed
+    for entry_id in ("*", "2-0", "99999999999999-1", TERMINAL):
+        with pytest.raises(ResponseError, match="exhausted"):
+            await w.redis.xadd(w.store.key("req_1"), {"a": "b"}, id=entry_id)
+    with pytest.raises(Fenced):
+        await w.opened(await w.writer(), 2, b"nonce-2")
+    assert not await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, [])
 
 
 async def test_a_completed_journal_is_one_terminal_entry_that_holds_the_transcript(
     redis_url: str, namespace: str
 ) -> None:
     async with world(redis_url, namespace, journal={"retention_s": 30}) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
+        attempt = await w.started()
         for number in range(1, 21):
             add(attempt, number)
             await eventually(lambda: not attempt.pending)
@@ -74,8 +71,7 @@ async def test_a_journal_that_failed_or_was_cancelled_keeps_its_entries(
     redis_url: str, namespace: str, outside: bool
 ) -> None:
     async with world(redis_url, namespace, journal={"retention_s": 30}) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
+        attempt = await w.started()
         add(attempt, 1)
         await eventually(lambda: not attempt.pending)
         if outside:
@@ -108,119 +104,109 @@ async def test_appends_keep_the_expiry_that_was_set_at_admission(
 
 
 async def test_what_comes_while_a_flush_is_underway_rides_in_the_next_as_one_entry(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        await w.operator.config_resetstat()
-        await w.operator.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+    attempt = await w.started()
+    await w.operator.config_resetstat()
+    await w.operator.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+    add(attempt, 1)
+    await eventually(lambda: attempt.unaccepted)
+    for number in range(2, 51):
+        add(attempt, number)
+        await asyncio.sleep(0)  # the writer could send more, and must not
+    await w.operator.execute_command("CLIENT", "UNPAUSE")
+    await eventually(lambda: not attempt.pending)
+    _, _, first, second = await w.entries()
+    assert (first.body, second.body) == (event(1), events(2, 50))
+    assert second.events == 50
+    stats = await w.redis.info("commandstats")
+    assert stats["cmdstat_xadd"]["calls"] == 2
+
+
+async def test_many_journals_share_a_flush(w: World) -> None:
+    writer = await w.writer()
+    attempts = []
+    for number in range(20):
+        request_id = await w.admit(f"req_{number}")
+        attempt, _ = await writer.open(request_id, 1, b"n%d" % number, OPENED)
+        attempts.append(attempt)
+    for attempt in attempts:
         add(attempt, 1)
-        await eventually(lambda: attempt.unaccepted)
-        for number in range(2, 51):
-            add(attempt, number)
-            await asyncio.sleep(0)  # the writer could send more, and must not
-        await w.operator.execute_command("CLIENT", "UNPAUSE")
-        await eventually(lambda: not attempt.pending)
-        _, _, first, second = await w.entries()
-        assert (first.body, second.body) == (event(1), events(2, 50))
-        assert second.events == 50
-        stats = await w.redis.info("commandstats")
-        assert stats["cmdstat_xadd"]["calls"] == 2
+        finish(attempt)
+    await asyncio.gather(*(attempt.closed for attempt in attempts))
+    for number in range(20):
+        assert transcript((await w.entries(f"req_{number}"))[-1]) == event(1)
 
 
-async def test_many_journals_share_a_flush(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        writer = await w.writer()
-        attempts = []
-        for number in range(20):
-            request_id = await w.admit(f"req_{number}")
-            attempt, _ = await writer.open(request_id, 1, b"n%d" % number, OPENED)
-            attempts.append(attempt)
-        for attempt in attempts:
-            add(attempt, 1)
-            finish(attempt)
-        await asyncio.gather(*(attempt.closed for attempt in attempts))
-        for number in range(20):
-            assert transcript((await w.entries(f"req_{number}"))[-1]) == event(1)
+async def test_a_wake_up_is_published_only_for_what_stands_in_the_journal(w: World) -> None:
+    await w.admit()
+    pubsub = w.redis.pubsub(ignore_subscribe_messages=True)
+    await pubsub.subscribe(w.channel)
+    await eventually(lambda: w.subscribers())
+    old = await w.opened(await w.writer(), 1, b"nonce-1")
+    add(old, 1)
+    await eventually(lambda: not old.pending)
+    new = await w.opened(await w.writer(), 2, b"nonce-2")
+    old.append([], [b"id: 2\ndata: refused\n\n"], 2)
+    with pytest.raises(Fenced):
+        await old.closed
+    add(new, 1)
+    finish(new)
+    await new.closed
+    told: list[EntryId] = []
+    while not told or told[-1] != seal_id(2):
+        message = await pubsub.get_message(timeout=5)
+        if message:
+            standing = {entry.id for entry in await w.entries()}
+            for request_id, entry in decode_wakes(message["data"]):
+                assert request_id == "req_1"
+                assert entry.id in standing or TERMINAL_ID in standing
+                assert b"refused" not in entry.body
+                told.append(entry.id)
+    assert [entry_id for entry_id in told if entry_id != (2, 1)] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        seal_id(2),
+    ]
+    await pubsub.aclose()
 
 
-async def test_a_wake_up_is_published_only_for_what_stands_in_the_journal(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        pubsub = w.redis.pubsub(ignore_subscribe_messages=True)
-        await pubsub.subscribe(w.channel)
-        await eventually(lambda: w.subscribers())
-        old = await w.opened(await w.writer(), 1, b"nonce-1")
-        add(old, 1)
-        await eventually(lambda: not old.pending)
-        new = await w.opened(await w.writer(), 2, b"nonce-2")
-        old.append([], [b"id: 2\ndata: refused\n\n"], 2)
-        with pytest.raises(Fenced):
-            await old.closed
-        add(new, 1)
-        finish(new)
-        await new.closed
-        told: list[EntryId] = []
-        while not told or told[-1] != seal_id(2):
-            message = await pubsub.get_message(timeout=5)
-            if message:
-                standing = {entry.id for entry in await w.entries()}
-                for request_id, entry in decode_wakes(message["data"]):
-                    assert request_id == "req_1"
-                    assert entry.id in standing or TERMINAL_ID in standing
-                    assert b"refused" not in entry.body
-                    told.append(entry.id)
-        assert [entry_id for entry_id in told if entry_id != (2, 1)] == [
-            (1, 0),
-            (1, 1),
-            (2, 0),
-            seal_id(2),
-        ]
-        await pubsub.aclose()
-
-
-async def test_appends_wait_while_redis_is_out_of_memory(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        writer = await w.writer()
-        attempt = await w.opened(writer)
-        await w.operator.config_resetstat()
-        await w.operator.config_set("maxmemory", 1)
-        try:
-            add(attempt, 1)
-            await eventually(lambda: _refused_for_memory(w))
-            add(attempt, 2)
-            finish(attempt)
-            with pytest.raises(RedisUnavailable):
-                await w.admit("req_2")
-            assert not await w.redis.exists(w.store.key("req_2"))
-        finally:
-            await w.operator.config_set("maxmemory", 0)
-        await attempt.closed
-        assert transcript((await w.entries())[-1]) == events(1, 2)
-        assert await w.redis.xlen(w.queue().stream("standard")) == 1
+async def test_appends_wait_while_redis_is_out_of_memory(w: World) -> None:
+    await w.admit()
+    writer = await w.writer()
+    attempt = await w.opened(writer)
+    await w.operator.config_resetstat()
+    await w.operator.config_set("maxmemory", 1)
+    try:
+        add(attempt, 1)
+        await eventually(lambda: _refused_for_memory(w))
+        add(attempt, 2)
+        finish(attempt)
+        with pytest.raises(RedisUnavailable):
+            await w.admit("req_2")
+        assert not await w.redis.exists(w.store.key("req_2"))
+    finally:
+        await w.operator.config_set("maxmemory", 0)
+    await attempt.closed
+    assert transcript((await w.entries())[-1]) == events(1, 2)
+    assert await w.redis.xlen(w.queue().stream("standard")) == 1
 
 
 async def _refused_for_memory(w: World) -> bool:
     return "errorstat_OOM" in await w.redis.info("errorstats")
 
 
-async def test_opening_while_redis_is_out_of_memory_is_no_fence(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        writer = await w.writer()
-        await w.operator.config_set("maxmemory", 1)
-        try:
-            with pytest.raises(RedisUnavailable, match="OOM"):
-                await w.opened(writer)
-        finally:
-            await w.operator.config_set("maxmemory", 0)
-        await w.opened(writer)
+async def test_opening_while_redis_is_out_of_memory_is_no_fence(w: World) -> None:
+    await w.admit()
+    writer = await w.writer()
+    await w.operator.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(RedisUnavailable, match="OOM"):
+            await w.opened(writer)
+    finally:
+        await w.operator.config_set("maxmemory", 0)
+    await w.opened(writer)
 
 
 async def test_a_redis_that_is_away_is_one_exception_everywhere(namespace: str) -> None:
