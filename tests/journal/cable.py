@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import hiredis
 
 from serve_app.settings import Settings
-from tests.journal.journal_helpers import redis_settings
 
 UNSENT, UNANSWERED, LATE, RETRIED, HANGING = "unsent", "unanswered", "late", "retried", "hanging"
 
 
-def settings_behind(cable: Cable, namespace: str) -> Settings:
-    return Settings.model_validate({"namespace": namespace, "redis": redis_settings(cable.url)})
+def behind(cable: Cable, settings: Settings) -> Settings:
+    """The settings of a process that is connected through a cable."""
+    return settings.model_copy(
+        update={"redis": settings.redis.model_copy(update={"url": cable.url})}
+    )
 
 
 class Cable:
@@ -37,12 +39,19 @@ class Cable:
         self.cuts: list[tuple[str, str]] = []
         """The cuts so far: how, and the first word of the command."""
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         """Start listening."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
         login = self._redis.netloc.rpartition("@")[0]
         self.url = self._redis._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
+        return self
+
+    __aenter__ = start
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.drop()
 
     def cut(self, word: str, how: str, after: int = 0) -> None:
         """Cut at the next command that begins with `word` (after skipping some); empty: any

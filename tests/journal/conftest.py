@@ -13,6 +13,7 @@ import pytest
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster import leases
+from tests.journal.admitting import AdmittingIngress, admitting
 from tests.journal.journal_helpers import PrivateRedis, World, world
 
 LEASE_MS, LONG_MS = timings.LEASE_MS, 3_600_000
@@ -64,4 +65,11 @@ def sections() -> dict[str, Any]:
 async def w(redis_url: str, namespace: str, sections: dict[str, Any]) -> AsyncIterator[World]:
     """A `World` of this test's."""
     async with world(redis_url, namespace, **sections) as made:
+        yield made
+
+
+@pytest.fixture
+async def its(w: World) -> AsyncIterator[AdmittingIngress]:
+    """An ingress that admits."""
+    async with admitting(w.settings) as made:
         yield made

@@ -57,14 +57,15 @@ def calling(worker: WorkerProcess) -> Execute:
     return execute
 
 
-async def _never(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+async def never(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    """The calls of an ingress that sees no worker."""
     raise AssertionError("there is no worker")
 
 
 @asynccontextmanager
 async def ingress_process(
     settings: Settings,
-    execute: Execute = _never,
+    execute: Execute = never,
     workers: Sequence[str] = (),
     name: str = "ingress-1",
 ) -> AsyncIterator[IngressProcess]:

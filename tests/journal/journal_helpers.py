@@ -30,7 +30,7 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work
 from serve_app.redis.client import connect_redis
-from serve_app.redis.keyspace import wake_channel
+from serve_app.redis.keyspace import journal_key, wake_channel
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
@@ -151,10 +151,12 @@ class World:
     async def admit(
         self,
         request_id: str = "req_1",
+        *,
         wake: str | None = None,
         request_class: str = "standard",
         timeout_s: float = 60.0,
         tenant: str = "t",
+        body: bytes = b"{}",
         sequences: int = 1,
     ) -> str:
         """Accept a request."""
@@ -162,7 +164,7 @@ class World:
         deadline_ms = now_ms + int(timeout_s * 1000)
         channel = self.channel if wake is None else wake
         facts = RequestFacts(request_class, tenant, "s", "m", True, now_ms, deadline_ms, channel)
-        return await self.accept(request_id, facts, sequences=sequences)
+        return await self.accept(request_id, facts, body, sequences)
 
     async def accept(
         self, request_id: str, facts: RequestFacts, body: bytes = b"{}", sequences: int = 1
@@ -197,6 +199,17 @@ class World:
         """The journal's entries in Redis."""
         raw: Any = await self.redis.execute_command("XRANGE", self.store.key(request_id), "-", "+")
         return [entry_from_redis(item) for item in raw]
+
+    async def ending(self, request_id: str = "req_1") -> tuple[str, str]:
+        """State and reason of the ending that counts; empty if there is none."""
+        ends = [entry for entry in await self.entries(request_id) if entry.ends]
+        return (ends[0].state or "", ends[0].reason or "") if ends else ("", "")
+
+    async def journals(self) -> list[str]:
+        """The ids of all requests that have a journal."""
+        pattern = journal_key(self.settings.namespace, "*")
+        found = [key.decode() async for key in self.operator.scan_iter(pattern)]
+        return [key.rpartition(":")[2] for key in found]
 
     async def ids(self) -> list[str]:
         """The ids of the journal's entries."""

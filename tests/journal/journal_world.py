@@ -21,7 +21,7 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.redis.connection import RespConnection
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
-from tests.journal.cable import LATE, RETRIED, UNANSWERED, UNSENT, Cable, settings_behind
+from tests.journal.cable import LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import HEAD, OPENED, World
 from tests.journal.state_machines import LoopThread, examples
 from workers.replay import recorded
@@ -117,17 +117,15 @@ class JournalWorld(RuleBasedStateMachine):
         self.world = World(self.redis_url, self.namespace)
         self.workers = []
         for _ in range(3):
-            cable = Cable(self.redis_url)
-            await cable.start()
+            cable = await Cable(self.redis_url).start()
             self.workers.append(Worker(cable, await self._writer(cable)))
-        self.ender = Cable(self.redis_url)
-        await self.ender.start()
-        at_ender = settings_behind(self.ender, self.namespace)
+        self.ender = await Cable(self.redis_url).start()
+        at_ender = behind(self.ender, self.world.settings)
         self.ender_link = RedisLink(at_ender.redis)
         self.ender_store = JournalStore(at_ender, self.ender_link)
 
     async def _writer(self, cable: Cable) -> ToldWriter:
-        writer = ToldWriter(settings_behind(cable, self.namespace))
+        writer = ToldWriter(behind(cable, self.world.settings))
         await writer.start()
         return writer
 

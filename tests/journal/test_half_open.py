@@ -8,17 +8,15 @@ import math
 import pytest
 
 from serve_app import timings
-from serve_app.cluster.leases import Membership
-from serve_app.cluster.replicas import Replicas
 from serve_app.contract import IngressLease
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.writer import JournalWriter
-from serve_app.processes.ingress import IngressProcess
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
+from tests.journal.admitting import AdmittingIngress
 from tests.journal.cable import HANGING, Cable
 from tests.journal.half_open import proxy
-from tests.journal.journal_helpers import OPENED, add, events, everything, finish, world
+from tests.journal.journal_helpers import OPENED, World, add, events, everything, finish, world
 from tests.waiting import PATIENCE_S, eventually
 
 
@@ -83,25 +81,18 @@ async def test_an_admission_waits_no_longer_than_its_own_time(
         settings = Settings.model_validate(
             {"namespace": namespace, "redis": {"url": way.url, **redis}}
         )
-        ingress = IngressProcess(settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
+        its = AdmittingIngress(settings)
         if connected:
-            await ingress.base.link.call([("PING",)])
+            await its.base.link.call([("PING",)])
             way.dead = True
-        keys = [{"idempotency-key": str(n)} if n % 2 else {} for n in range(40)]
         async with asyncio.timeout(PATIENCE_S):
-            refusals = await asyncio.gather(*(admit(ingress, key) for key in keys))
-        assert {refusal.reason for refusal in refusals} == {"journal_unavailable"}
-        assert len({refusal.headers()["retry-after-ms"] for refusal in refusals}) > 20, (
-            "or all come back at once"
-        )
-        await ingress.base.link.close()
-
-
-async def admit(ingress: IngressProcess, headers: dict[str, str]) -> RequestRefused:
-    submission = ingress.submissions.of("t", "/v1/completions", "", headers, b"{}", {}, "")
-    with pytest.raises(RequestRefused) as refused:
-        await ingress.acceptance.accept(submission)
-    return refused.value
+            posts = [its.post(str(n) if n % 2 else "") for n in range(40)]
+            refusals = await asyncio.gather(*posts, return_exceptions=True)
+        told = [one for one in refusals if isinstance(one, RequestRefused)]
+        assert [one.reason for one in told] == ["journal_unavailable"] * len(posts)
+        pauses = {one.headers()["retry-after-ms"] for one in told}
+        assert len(pauses) > 20, "or all come back at once"
+        await its.base.link.close()
 
 
 async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(
@@ -111,8 +102,7 @@ async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soo
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.05)
     monkeypatch.setattr(timings, "LEASE_STEADY_S", 0.3)
     async with proxy(redis_url) as way, world(way.url, namespace) as w:
-        ingress = IngressProcess(w.settings, "ingress-1", "session-1", None, Replicas())  # type: ignore[arg-type]
-        membership: Membership = ingress.membership
+        membership = AdmittingIngress(w.settings).membership
         await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
         await eventually(lambda: membership.reachable)
         way.dead = True
@@ -123,28 +113,24 @@ async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soo
 
 
 async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_and_no_entry(
-    redis_url: str, namespace: str
+    w: World, namespace: str
 ) -> None:
-    cable = Cable(redis_url)
-    await cable.start()
-    async with world(redis_url, namespace) as beside:
-        async with world(cable.url, namespace) as w:
-            follower = (await beside.hub()).follow_new(await beside.admit())
-            reading = asyncio.create_task(everything(follower))
-            await beside.admit("req_2")
-            writer = await w.writer()
-            attempt = await w.opened(writer)
-            writer._within_s = 0.3
-            cable.cut("XADD", HANGING)
-            opening = asyncio.create_task(writer.open("req_2", 1, b"nonce-2", OPENED))
-            await cable.hung.wait()
-            add(attempt, 1)  # behind the opening, on the same connection
-            with pytest.raises(AnswerLost):
-                await opening
-            add(attempt, 2)
-            finish(attempt)
-            await attempt.closed
-            assert await reading == events(1, 2)
-            await cable.arrive()
-            assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"
-        cable.drop()
+    follower = (await w.hub()).follow_new(await w.admit())
+    reading = asyncio.create_task(everything(follower))
+    await w.admit("req_2")
+    async with Cable(w.settings.redis.url) as cable, world(cable.url, namespace) as its:
+        writer = await its.writer()
+        attempt = await its.opened(writer)
+        writer._within_s = 0.3
+        cable.cut("XADD", HANGING)
+        opening = asyncio.create_task(writer.open("req_2", 1, b"nonce-2", OPENED))
+        await cable.hung.wait()
+        add(attempt, 1)  # behind the opening, on the same connection
+        with pytest.raises(AnswerLost):
+            await opening
+        add(attempt, 2)
+        finish(attempt)
+        await attempt.closed
+        assert await reading == events(1, 2)
+        await cable.arrive()
+        assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"

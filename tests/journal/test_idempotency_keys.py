@@ -13,7 +13,7 @@ from serve_app.contract import Reason, State
 from serve_app.errors import LASTING, RequestRefused
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
-from tests.journal.admitting import admitting, ending, journals
+from tests.journal.admitting import AdmittingIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 
 KEY = "a key"
@@ -27,95 +27,105 @@ async def end(w: World, request_id: str, state: State, reason: Reason | None = N
 
 @pytest.mark.parametrize("reason", [None, *sorted(LASTING)])
 async def test_what_completed_or_would_fail_again_answers_its_key(
-    w: World, reason: Reason | None
+    w: World, its: AdmittingIngress, reason: Reason | None
 ) -> None:
-    async with admitting(w) as its:
-        first, _ = await its.post(KEY)
-        state = State.FAILED if reason else State.COMPLETED
-        await end(w, first.request_id, state, reason)
-        again, _ = await its.post(KEY)
-        assert again.request_id == first.request_id
-        assert again.reader.ending is not None
+    first, _ = await its.post(KEY)
+    state = State.FAILED if reason else State.COMPLETED
+    await end(w, first.request_id, state, reason)
+    again, _ = await its.post(KEY)
+    assert again.request_id == first.request_id
+    assert again.reader.ending is not None
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        Reason.CLIENT_DISCONNECTED,
-        Reason.CANCELLED,
-        Reason.DEADLINE,
-        Reason.ATTEMPT_LOST,
-        Reason.ENGINE_ERROR,
-        Reason.QUEUE_FULL,
-    ],
-)
+PASSES = "client_disconnected cancelled deadline attempt_lost engine_error queue_full"
+
+
+@pytest.mark.parametrize("reason", [Reason(name) for name in PASSES.split()])
 async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
-    w: World, reason: Reason
+    w: World, its: AdmittingIngress, reason: Reason
 ) -> None:
-    async with admitting(w) as its:
-        first, _ = await its.post(KEY)
-        await end(w, first.request_id, State.FAILED, reason)
-        second, _ = await its.post(KEY)
-        assert second.request_id != first.request_id
-        assert await ending(w, second.request_id) == ""
-        assert (await its.post(KEY))[0].request_id == second.request_id, "it is the one now"
-        with pytest.raises(RequestRefused) as refusal:
-            await its.post(KEY, b'{"prompt": "Another"}')
-        assert refusal.value.reason == Reason.IDEMPOTENCY_CONFLICT
-        await end(w, second.request_id, State.FAILED, reason)
-        third, _ = await its.post(KEY)
-        assert third.request_id not in (first.request_id, second.request_id)
-        await end(w, third.request_id, State.COMPLETED)
-        assert (await its.post(KEY))[0].request_id == third.request_id
+    first, _ = await its.post(KEY)
+    await end(w, first.request_id, State.FAILED, reason)
+    second, _ = await its.post(KEY)
+    assert second.request_id != first.request_id
+    assert await w.ending(second.request_id) == ("", "")
+    assert (await its.post(KEY))[0].request_id == second.request_id, "it is the one now"
+    with pytest.raises(RequestRefused) as refusal:
+        await its.post(KEY, b'{"prompt": "Another"}')
+    assert refusal.value.reason == Reason.IDEMPOTENCY_CONFLICT
+    await end(w, second.request_id, State.FAILED, reason)
+    third, _ = await its.post(KEY)
+    assert third.request_id not in (first.request_id, second.request_id)
+    await end(w, third.request_id, State.COMPLETED)
+    assert (await its.post(KEY))[0].request_id == third.request_id
+
+
+async def test_a_repeat_takes_no_place_among_those_that_wait(its: AdmittingIngress) -> None:
+    first, _ = await its.post(KEY)
+    again, _ = await its.post(KEY)
+    again.begun()
+    assert len(its.limits.waiting) == 1
+    first.begun()
+    assert len(its.limits.waiting) == 0
+
+
+async def test_what_cannot_be_encoded_leaves_no_place_behind(
+    w: World, its: AdmittingIngress
+) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        await its.post(session="\ud800")
+    assert len(its.limits.waiting) == its.limits.memory._on_their_way_bytes == 0
+    assert await w.journals() == its.followers.request_ids == []
 
 
 @pytest.mark.parametrize("failed_before", [False, True])
 async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
-    w: World, failed_before: bool
+    w: World, its: AdmittingIngress, failed_before: bool
 ) -> None:
-    async with admitting(w, "a") as one, admitting(w, "b") as two:
-        before = set()
-        if failed_before:
-            follower, _ = await one.post(KEY)
-            await end(w, follower.request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED)
-            before = {follower.request_id}
-        answers = await asyncio.gather(*((one, two)[number % 2].post(KEY) for number in range(50)))
-        (request_id,) = {follower.request_id for follower, _ in answers}
-        assert set(await journals(w)) == before | {request_id}
-        assert await w.redis.xlen(w.queue().stream("standard")) == 1 + len(before)
+    before = set()
+    if failed_before:
+        follower, _ = await its.post(KEY)
+        await end(w, follower.request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED)
+        before = {follower.request_id}
+    async with admitting(w.settings, "ingress-2") as other:
+        both = (its, other)
+        answers = await asyncio.gather(*(both[number % 2].post(KEY) for number in range(50)))
+    (request_id,) = {follower.request_id for follower, _ in answers}
+    assert set(await w.journals()) == before | {request_id}
+    assert await w.redis.xlen(w.queue().stream("standard")) == 1 + len(before)
 
 
-async def test_a_name_outlives_the_journal_that_it_leads_to(w: World, namespace: str) -> None:
-    async with admitting(w) as its:
-        first, _ = await its.post(KEY)
-        await end(w, first.request_id, State.FAILED, Reason.DEADLINE)
-        second, _ = await its.post(KEY)
-        (name,) = [key async for key in w.operator.scan_iter(later_request_key(namespace, "*"))]
-        assert await w.redis.pttl(name) > await w.redis.pttl(w.store.key(second.request_id)) > 0
-        await w.redis.delete(w.store.key(second.request_id))  # as when it has expired
-        third, _ = await its.post(KEY)
-        assert third.request_id not in (first.request_id, second.request_id)
+async def test_a_name_outlives_the_journal_that_it_leads_to(
+    w: World, namespace: str, its: AdmittingIngress
+) -> None:
+    first, _ = await its.post(KEY)
+    await end(w, first.request_id, State.FAILED, Reason.DEADLINE)
+    second, _ = await its.post(KEY)
+    (name,) = [key async for key in w.operator.scan_iter(later_request_key(namespace, "*"))]
+    assert await w.redis.pttl(name) > await w.redis.pttl(w.store.key(second.request_id)) > 0
+    await w.redis.delete(w.store.key(second.request_id))  # as when it has expired
+    third, _ = await its.post(KEY)
+    assert third.request_id not in (first.request_id, second.request_id)
 
 
-@pytest.mark.parametrize("known", ["nothing", "a failure", "a name"])
+@pytest.mark.parametrize("failures", [0, 1, 2], ids=["nothing", "a failure", "a name"])
 async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
-    w: World, known: str
+    w: World, its: AdmittingIngress, failures: int
 ) -> None:
-    async with admitting(w) as its:
-        for _ in range(("nothing", "a failure", "a name").index(known)):
-            follower, _ = await its.post(KEY)
-            await end(w, follower.request_id, State.FAILED, Reason.DEADLINE)
-        keyed = KeyedRequests(w.settings, w.store, w.link)
-        slow = await keyed.held("tenant", KEY)
-        assert not slow.stands
-        follower, facts = await its.post(KEY)
-        commands = [
-            *w.store.first_entry(slow.request_id, LINE, b"", facts),
-            w.queue().enqueueing(slow.request_id, facts, Work(1)),
-        ]
-        with pytest.raises(Outrun):
-            await keyed.accept(slow, facts, commands)
-        assert await w.redis.xlen(w.queue().stream("standard")) == len(await journals(w))
+    for _ in range(failures):
+        follower, _ = await its.post(KEY)
+        await end(w, follower.request_id, State.FAILED, Reason.DEADLINE)
+    keyed = KeyedRequests(w.settings, w.store, w.link)
+    slow = await keyed.held("tenant", KEY)
+    assert not slow.stands
+    follower, facts = await its.post(KEY)
+    commands = [
+        *w.store.first_entry(slow.request_id, LINE, b"", facts),
+        w.queue().enqueueing(slow.request_id, facts, Work(1)),
+    ]
+    with pytest.raises(Outrun):
+        await keyed.accept(slow, facts, commands)
+    assert await w.redis.xlen(w.queue().stream("standard")) == len(await w.journals())
 
 
 async def test_a_key_belongs_to_one_tenant(w: World) -> None:

@@ -20,7 +20,7 @@ from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry, encode_entry
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.streams import GROUP, QueueStreams
-from tests.journal.cable import UNANSWERED, UNSENT, Cable, settings_behind
+from tests.journal.cable import UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import World
 from tests.journal.state_machines import MANY, LoopThread, examples, run_machine
 
@@ -61,9 +61,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.lines = self.world.queue()
         self.ingresses = {}
         for name in CONSUMERS:
-            cable = Cable(self.redis_url)
-            await cable.start()
-            its = settings_behind(cable, self.world.settings.namespace)
+            cable = await Cable(self.redis_url).start()
+            its = behind(cable, self.world.settings)
             client, link = connect_redis(its.redis), RedisLink(its.redis)
             dead = DeadLetters(link, its.namespace, keep=100)
             streams = QueueStreams(client, link, its.namespace, its.model.name, dead)
