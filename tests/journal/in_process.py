@@ -91,19 +91,24 @@ class Door:
         self.ingress = ingress
         self.port = port
         self.http = http
+        self._posted: list[asyncio.Task[httpx.Response]] = []
 
     async def post(self, prompt: str, **headers: str) -> httpx.Response:
         """The answer to a chat request; without a worker there is none unless it is refused."""
-        body = {
-            "model": "hermes-tiny",
-            "messages": [{"role": "user", "content": prompt}],
-            "stream": True,
-        }
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": "hermes-tiny", "messages": messages, "stream": True}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     def posted(self, prompt: str, **headers: str) -> asyncio.Task[httpx.Response]:
-        """The same, in the background."""
-        return asyncio.create_task(self.post(prompt, **headers))
+        """The same, in the background; its client leaves when the door closes."""
+        self._posted.append(asyncio.create_task(self.post(prompt, **headers)))
+        return self._posted[-1]
+
+    async def close(self) -> None:
+        """All clients leave."""
+        for task in self._posted:
+            task.cancel()
+        await asyncio.gather(*self._posted, return_exceptions=True)
 
     async def waiting(self, requests: int) -> list[str]:
         """The ids of the waiting requests, once there are this many."""
@@ -155,7 +160,9 @@ async def door_of(ingress: IngressProcess) -> AsyncIterator[Door]:
             await eventually(lambda: ingress.limits.memory.seen)
             url = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-                yield Door(ingress, port, http)
+                made = Door(ingress, port, http)
+                yield made
+                await made.close()
         finally:
             server.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)

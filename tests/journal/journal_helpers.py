@@ -211,6 +211,10 @@ class World:
         found = [key.decode() async for key in self.operator.scan_iter(pattern)]
         return [key.rpartition(":")[2] for key in found]
 
+    async def compacted(self, request_id: str = "req_1") -> bool:
+        """Whether a journal has one entry."""
+        return bool(await self.redis.xlen(self.store.key(request_id)) == 1)
+
     async def ids(self) -> list[str]:
         """The ids of the journal's entries."""
         return [str(entry.id) for entry in await self.entries()]
@@ -264,6 +268,11 @@ class PrivateRedis:
         self._data = folder / "data"
         server = redis_server.start(self._data, namespace="*")
         self.pid, self.port, self.url = server.pid, server.port, server.url()
+
+    def run(self, *words: object) -> None:
+        """Run a command as its operator."""
+        with SyncRedis.from_url(redis_server.as_operator(self.url), protocol=2) as operator:
+            operator.execute_command(*words)
 
     def kill(self) -> None:
         """Kill it, as a crash would; what it has answered is in its file."""

@@ -35,7 +35,7 @@ async def pauses_s(chart: ChartRedis, namespace: str, redis_section: dict[str, A
             return False
 
     async def on_disk() -> bool:
-        """Whether the file holds all that was answered, see `test_redis_is_killed`."""
+        """Whether the file holds all that was answered, see `until_written`."""
         return int((await redis.info("persistence"))["aof_buffer_length"]) == 0
 
     await eventually(answers)
