@@ -1,4 +1,4 @@
-"""Admission and disconnect handling of an ingress, on a real Redis."""
+"""An ingress whose parts a test calls: admission, disconnects and attempts, on a real Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from serve_app.clock import SystemClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import IngressLease
+from serve_app.contract import Execute, IngressLease
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.follower import Follower
 from serve_app.processes.ingress import IngressProcess
@@ -26,12 +26,22 @@ class Skewed(SystemClock):
         self.monotonic_s = lambda: time.monotonic() + self.ahead_s
 
 
-class AdmittingIngress(IngressProcess):
-    """An ingress that only admits, on a machine whose clock is wrong by `skew_s`."""
+class StillIngress(IngressProcess):
+    """An ingress that does nothing by itself: a test admits, and runs what is claimed. The clock of
+    its machine is wrong by `skew_s`.
+    """
 
-    def __init__(self, settings: Settings, name: str = "ingress-1", skew_s: float = 0.0) -> None:
-        super().__init__(settings, name, "session-1", never, Replicas())
+    def __init__(
+        self,
+        settings: Settings,
+        name: str = "ingress-1",
+        skew_s: float = 0.0,
+        execute: Execute = never,
+        replicas: Replicas | None = None,
+    ) -> None:
+        super().__init__(settings, name, "session-1", execute, replicas or Replicas())
         self.base.clock.local = self.local = Skewed(skew_s)
+        self.attempts = self.dispatcher._attempts
         self.disconnects = self._disconnects
 
     async def post(
@@ -60,9 +70,9 @@ class AdmittingIngress(IngressProcess):
 @asynccontextmanager
 async def admitting(
     settings: Settings, name: str = "ingress-1", skew_s: float = 0.0
-) -> AsyncIterator[AdmittingIngress]:
-    """An `AdmittingIngress` with a lease, which knows the clock of Redis."""
-    made = AdmittingIngress(settings, name, skew_s)
+) -> AsyncIterator[StillIngress]:
+    """A `StillIngress` with a lease, which knows the clock of Redis."""
+    made = StillIngress(settings, name, skew_s)
     await made.membership.join_as_ingress(lambda: IngressLease(name, "session-1"))
     try:
         yield made

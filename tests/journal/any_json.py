@@ -18,13 +18,12 @@ import itertools
 import json
 import logging
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, Self
 
+import httpx
 import hypothesis
 from hypothesis import strategies as st
 
@@ -36,58 +35,46 @@ from tests.journal.in_process import (
     settings_of,
     worker_process,
 )
+from tests.journal.state_machines import LoopThread
 from tests.waiting import eventually
 
-T = TypeVar("T")
 STEP_S = 0.05
-ANSWER_S = 120.0
-EXAMPLES = 50
+EXAMPLES, TRIES = 50, 5
 MODEL = "hermes-tiny"
 
 
-class ServiceInAThread:
+class Service:
     """An ingress and a worker on an event loop of their own."""
 
-    def __init__(self, redis_url: str, namespace: str, **engine: Any) -> None:
-        self.settings = settings_of(
-            redis_url,
-            namespace,
-            engine={
-                "kind": "simulated",
-                "args": {"tokens_per_s": 20_000, "max_output_tokens": 8, **engine},
-            },
-            workers={"replicas": 1},
-            ingress={"replicas": 1},
-            telemetry={"log_level": "ERROR"},
-        )
-        self.loop = asyncio.new_event_loop()
-        self._running = AsyncExitStack()
+    def __init__(self, redis_url: str, namespace: str) -> None:
         self.longest_s = 0.0
         self._gc_s = 0.0
         self._gc_began_s = 0.0
-        threading.Thread(target=self.loop.run_forever, name="loop", daemon=True).start()
+        args = {"tokens_per_s": 20_000, "max_output_tokens": 8}
+        self._settings = settings_of(
+            redis_url, namespace, engine={"kind": "simulated", "args": args}
+        )
+        self._running = AsyncExitStack()
+        self._thread = LoopThread()
+        self.run = self._thread.run
+
+    def __enter__(self) -> Self:
         self.run(self._start())
         gc.callbacks.append(self._on_gc)
+        return self
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on that loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+    def __exit__(self, *_: object) -> None:
+        self.run(self._running.aclose())
+        self._thread.end()
 
     async def _start(self) -> None:
-        worker = await self._running.enter_async_context(worker_process(self.settings))
-        self._ingress = await self._running.enter_async_context(
-            ingress_process(self.settings, calling(worker), [WORKER])
+        worker = await self._running.enter_async_context(worker_process(self._settings))
+        ingress = await self._running.enter_async_context(
+            ingress_process(self._settings, calling(worker), [WORKER])
         )
-        self._app = self._ingress.app()
-        await eventually(lambda: self._ingress.readiness.report()[0])
-
-    async def stop(self) -> None:
-        """Stop both."""
-        await self._running.aclose()
-
-    async def metrics(self) -> str:
-        """The page of the whole application."""
-        return (await self._ingress.metrics.read()).decode()
+        transport = httpx.ASGITransport(app=ingress.app())
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://ingress")
+        await eventually(lambda: ingress.readiness.report()[0])
 
     def _on_gc(self, phase: str, _: dict[str, int]) -> None:
         now_s = time.process_time()
@@ -102,40 +89,13 @@ class ServiceInAThread:
         """Send a POST; returns status and answer. `longest_s` is the longest step of the loop so
         far.
         """
-        got: list[Any] = []
-        pending = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            if pending:
-                return pending.pop()
-            await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            got.append(message)
-
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": headers,
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 2),
-            "state": {},
-        }
-        answering = asyncio.ensure_future(self._app(scope, receive, send))
-        async with asyncio.timeout(ANSWER_S):
-            while not answering.done():
-                before_s = time.process_time() - self._gc_s
-                await asyncio.sleep(0.0005)
-                self.longest_s = max(self.longest_s, time.process_time() - self._gc_s - before_s)
-        await answering
-        return got[0]["status"], b"".join(message.get("body", b"") for message in got[1:])
+        answering = asyncio.ensure_future(self._http.post(path, headers=headers, content=body))
+        while not answering.done():
+            before_s = time.process_time() - self._gc_s
+            await asyncio.sleep(0.0005)
+            self.longest_s = max(self.longest_s, time.process_time() - self._gc_s - before_s)
+        answer = await answering
+        return answer.status_code, answer.content
 
 
 # -- what is sent --------------------------------------------------------------------------------
@@ -168,29 +128,12 @@ NUMBERS = st.one_of(
 TEXTS = st.one_of(
     st.text(max_size=20),
     st.text(alphabet=st.characters(categories=["Cs", "Cc", "Cf", "Co", "Zl"]), max_size=5),
-    st.sampled_from(
-        [
-            "\x00",
-            "\ud800",
-            "\udfff",
-            "a\r\nb",
-            "\u2028",
-            "%s",
-            "{{7*7}}",
-            "x" * 70_000,
-            "é😀" * 300_000,
-        ]
-    ),
+    st.sampled_from(["\x00", "\ud800", "\udfff", "a\r\nb", "\u2028", "%s", "{{7*7}}"]),
+    st.sampled_from(["x" * 70_000, "é😀" * 300_000]),
 )
 SMALL = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS).map(encoded)
 HUGE = st.one_of(
-    wide(b"null"),
-    wide(b"1"),
-    wide(b"70000"),
-    wide(b'""'),
-    wide(b"[]"),
-    wide(b"{}"),
-    wide(b'{"role":"user"}'),
+    *map(wide, [b"null", b"1", b"70000", b'""', b"[]", b"{}", b'{"role":"user"}']),
     deep(b"[", b"]"),
     deep(b'{"a":', b"}"),
     st.sampled_from([b"9" * 40, b"9" * 4_300, b"9" * 5_000, b"1e999", b"01", b"NaN"]),
@@ -248,37 +191,24 @@ NEAR = st.one_of(
         )
     ),
 )
+HEADER_NAMES = (
+    b"x-request-timeout-seconds content-length x-hermes-class x-session-id idempotency-key "
+    b"traceparent x-request-id accept authorization last-event-id"
+).split()
+HEADER_VALUES = [
+    b"9" * 5_000,
+    b"\xb2",
+    b"1e400",
+    b"nan",
+    b"-1",
+    b"1_000",
+    b"standard",
+    b"a\r\nb: c",
+]
 HEADERS = st.lists(
     st.tuples(
-        st.sampled_from(
-            [
-                b"x-request-timeout-seconds",
-                b"content-length",
-                b"x-hermes-class",
-                b"x-session-id",
-                b"idempotency-key",
-                b"traceparent",
-                b"x-request-id",
-                b"accept",
-                b"authorization",
-                b"last-event-id",
-            ]
-        ),
-        st.one_of(
-            st.binary(max_size=20),
-            st.sampled_from(
-                [
-                    b"9" * 5_000,
-                    b"\xb2",
-                    b"1e400",
-                    b"nan",
-                    b"-1",
-                    b"1_000",
-                    b"standard",
-                    b"a\r\nb: c",
-                ]
-            ),
-        ),
+        st.sampled_from(HEADER_NAMES),
+        st.one_of(st.binary(max_size=20), st.sampled_from(HEADER_VALUES)),
     ),
     max_size=2,
 )
@@ -297,12 +227,8 @@ def bodies(draw: st.DrawFn, path: str) -> bytes:
     if not draw(st.booleans()):  # else a name may come twice
         names = {name for name, _ in changed}
         pairs = [pair for pair in pairs if pair[0] not in names]
-    body = fields(
-        [
-            (b'"' + name.encode() + b'"', value)
-            for name, value in draw(st.permutations([*pairs, *changed]))
-        ]
-    )
+    shuffled = draw(st.permutations([*pairs, *changed]))
+    body = fields([(b'"%b"' % name.encode(), value) for name, value in shuffled])
     if draw(st.integers(0, 5)) == 0:
         at = draw(st.integers(0, len(body)))
         body = body[:at] + draw(st.binary(max_size=4)) + body[at + draw(st.integers(0, 3)) :]
@@ -312,43 +238,38 @@ def bodies(draw: st.DrawFn, path: str) -> bytes:
 def main(redis_url: str, namespace: str, seconds: float = 0.0) -> None:
     """Send requests; a failed assertion shows what was sent."""
     logging.disable(logging.CRITICAL)
-    service = ServiceInAThread(redis_url, namespace)
     statuses: Counter[int] = Counter()
     until_s = time.monotonic() + seconds
+    with Service(redis_url, namespace) as service:
 
-    def one(path: str, data: st.DataObject) -> None:
-        body = data.draw(bodies(path))
-        sent = [(b"content-type", b"application/json"), *data.draw(HEADERS)]
-        if seconds and time.monotonic() > until_s:
-            return
-        service.longest_s = 0.0
-        status, answer = service.run(service.ask(path, sent, body))
-        statuses[status] += 1
-        assert status < 500, (status, answer[:500])
-        if (
-            seconds and service.longest_s > STEP_S
-        ):  # again, for what happens once, such as the first use of something, or a slow moment
-            held_s = []
-            for _ in range(4):
+        def one(path: str, data: st.DataObject) -> None:
+            body = data.draw(bodies(path))
+            sent = [(b"content-type", b"application/json"), *data.draw(HEADERS)]
+            if seconds and time.monotonic() > until_s:
+                return
+            held_s: list[float] = []
+            # Again, for what happens once, such as the first use of something, or a slow moment.
+            while not held_s or (seconds and held_s[-1] > STEP_S and len(held_s) < TRIES):
                 service.longest_s = 0.0
-                service.run(service.ask(path, sent, body))
+                status, answer = service.run(service.ask(path, sent, body))
                 held_s.append(service.longest_s)
-            assert min(held_s) <= STEP_S, f"the loop was held for {min(held_s) * 1000:.0f} ms"
+            statuses[status] += 1
+            assert status < 500, (status, answer[:500])
+            held = f"the loop was held for {min(held_s) * 1000:.0f} ms"
+            assert not seconds or min(held_s) <= STEP_S, held
 
-    quiet = hypothesis.settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    for seed in itertools.count(1):
-        for path in INFERENCE_PATHS:
-            quiet(
-                hypothesis.seed(seed)(hypothesis.given(path=st.just(path), data=st.data())(one))
-            )()
-        if time.monotonic() > until_s:
-            break
-    service.run(service.stop())
+        quiet = hypothesis.settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        for seed in itertools.count(1):
+            for path in INFERENCE_PATHS:
+                given = hypothesis.given(path=st.just(path), data=st.data())(one)
+                quiet(hypothesis.seed(seed)(given))()
+            if time.monotonic() > until_s:
+                break
     print(f"{sum(statuses.values())} requests: {dict(sorted(statuses.items()))}")
 
 

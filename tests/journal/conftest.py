@@ -13,7 +13,7 @@ import pytest
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster import leases
-from tests.journal.admitting import AdmittingIngress, admitting
+from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import PrivateRedis, World, world
 
 LEASE_MS, LONG_MS = timings.LEASE_MS, 3_600_000
@@ -69,7 +69,7 @@ async def w(redis_url: str, namespace: str, sections: dict[str, Any]) -> AsyncIt
 
 
 @pytest.fixture
-async def its(w: World) -> AsyncIterator[AdmittingIngress]:
+async def its(w: World) -> AsyncIterator[StillIngress]:
     """An ingress that admits."""
     async with admitting(w.settings) as made:
         yield made

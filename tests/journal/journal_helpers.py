@@ -185,9 +185,9 @@ class World:
         attempt, _ = await writer.open("req_1", epoch, nonce, OPENED)
         return attempt
 
-    async def started(self) -> Attempt:
+    async def started(self, **admission: Any) -> Attempt:
         """Accept `req_1` and open its first attempt."""
-        await self.admit()
+        await self.admit(**admission)
         return await self.opened(await self.writer())
 
     async def followed(self) -> tuple[Follower, Attempt]:
@@ -218,6 +218,16 @@ class World:
     async def ids(self) -> list[str]:
         """The ids of the journal's entries."""
         return [str(entry.id) for entry in await self.entries()]
+
+    @asynccontextmanager
+    async def full(self, over_bytes: int = 1 << 40) -> AsyncIterator[None]:
+        """A Redis that has so much more than it may."""
+        used: int = (await self.redis.info("memory"))["used_memory"]
+        await self.operator.config_set("maxmemory", max(1, used - over_bytes))
+        try:
+            yield
+        finally:
+            await self.operator.config_set("maxmemory", 0)
 
     async def stop(self) -> None:
         """Stop everything that was started here."""

@@ -7,65 +7,41 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from serve_app import timings
-from serve_app.clock import SYSTEM, Clock, RedisClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Outcome, Reason, State
-from serve_app.dispatch.attempts import Attempts
-from serve_app.dispatch.quarantine import Quarantine
+from serve_app.contract import Answer, Cause, Outcome, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import AttemptFacts, RequestFacts
+from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import seal_id
 from serve_app.journal.writer import JournalWriter
-from serve_app.observability.metrics import Telemetry
-from serve_app.observability.tracing import Tracing
-from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
-from serve_app.settings import TelemetrySettings
-from tests.journal.journal_helpers import SUMMARY, World, world
+from tests.journal.admitting import StillIngress
+from tests.journal.journal_helpers import SUMMARY, World
 from tests.turned_clock import TurnedClock
 
 POISON_AFTER = 3
 REPLICAS = [f"replica-{number}" for number in range(9)]
 
 
-class Dispatch:
-    """One ingress's attempts, and workers that open their attempts and then do nothing until they
-    are told.
-    """
+class Dispatch(StillIngress):
+    """An ingress, and workers that open their attempts and then do nothing until they are told."""
 
-    def __init__(self, w: World, writer: JournalWriter, clock: Clock) -> None:
+    def __init__(self, w: World, writer: JournalWriter) -> None:
         self.w = w
         self.replicas = Replicas()
-        self.dead = DeadLetters(w.link, w.settings.namespace, 10)
-        self.quarantine = Quarantine(w.redis, w.settings.namespace)
         self.opened: asyncio.Queue[tuple[str, Attempt]] = asyncio.Queue()
         self._writer = writer
         self._free = iter(REPLICAS)
         self.replicas.serving(REPLICAS)
         self.replicas.leased(REPLICAS)
-        tracing = Tracing(TelemetrySettings(), "test", "ingress-1")
-        self.attempts = Attempts(
-            w.store,
-            w.endings,
-            w.queue(),
-            self.dead,
-            self.quarantine,
-            self.replicas,
-            self._execute,
-            Telemetry(),
-            tracing,
-            RedisClock(clock),
-            POISON_AFTER,
-        )
+        super().__init__(w.settings, execute=self._execute, replicas=self.replicas)
 
     async def _execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
         replica = next(self._free)
@@ -81,12 +57,8 @@ class Dispatch:
         return Answer(Outcome.ENDED)
 
     async def claim(self, timeout_s: float = 60) -> QueueEntry:
-        now_ms = int(time.time() * 1000)
-        facts = RequestFacts(
-            "standard", "t", "s", "m", True, now_ms, now_ms + int(timeout_s * 1000), ""
-        )
-        await self.w.accept("req_1", facts)
-        (entry,) = await self.w.queue().claim(1)
+        await self.w.admit(timeout_s=timeout_s)
+        (entry,) = await self.queue.claim(1)
         return entry
 
     def hangs(self, replica: str) -> None:
@@ -94,126 +66,108 @@ class Dispatch:
         self.replicas.leased(set(REPLICAS) - {replica})
         self.replicas.leased(REPLICAS)
 
-    async def ending(self) -> tuple[State | None, Reason | None]:
-        *_, last = await self.w.entries()
-        return last.state, last.reason
-
     async def causes(self) -> list[str]:
         """The causes recorded in the journal for the lost attempts."""
         opened = [entry for entry in await self.w.entries() if entry.id.epoch and not entry.id.seq]
         return [decode_facts(entry, AttemptFacts).cause for entry in opened[1:]]
 
 
-@asynccontextmanager
-async def dispatch(
-    redis_url: str, namespace: str, clock: Clock = SYSTEM
-) -> AsyncIterator[Dispatch]:
-    async with world(redis_url, namespace) as w:
-        yield Dispatch(w, await w.writer(), clock)
+@pytest.fixture
+async def its(w: World) -> AsyncIterator[Dispatch]:
+    made = Dispatch(w, await w.writer())
+    yield made
+    await made.close()
 
 
-async def test_a_request_that_hangs_every_worker_is_given_up(
-    redis_url: str, namespace: str
-) -> None:
-    async with dispatch(redis_url, namespace) as its:
-        running = asyncio.create_task(its.attempts.run(await its.claim()))
-        for _ in range(POISON_AFTER):
-            replica, _ = await its.opened.get()
-            its.hangs(replica)
-        await running
-        assert await its.ending() == ("failed", "poison")
-        assert await its.causes() == [Cause.HUNG, Cause.HUNG]
-        (letter,) = await its.dead.read()
-        assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
+async def test_a_request_that_hangs_every_worker_is_given_up(w: World, its: Dispatch) -> None:
+    running = asyncio.create_task(its.attempts.run(await its.claim()))
+    for _ in range(POISON_AFTER):
+        replica, _ = await its.opened.get()
+        its.hangs(replica)
+    await running
+    assert await w.ending() == ("failed", "poison")
+    assert await its.causes() == [Cause.HUNG, Cause.HUNG]
+    (letter,) = await its._dead.read()
+    assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
 
 
 @pytest.mark.parametrize("cause", [Cause.DRAINED, Cause.AWAY])
 async def test_what_no_request_can_be_blamed_for_does_not_count(
-    redis_url: str, namespace: str, cause: str
+    w: World, its: Dispatch, cause: str
 ) -> None:
-    async with dispatch(redis_url, namespace) as its:
-        running = asyncio.create_task(its.attempts.run(await its.claim()))
-        for _ in range(POISON_AFTER + 1):
-            replica, _ = await its.opened.get()
-            if cause == Cause.DRAINED:
-                its.replicas.serving(set(REPLICAS) - {replica})
-                its.replicas.leased(set(REPLICAS) - {replica})  # it gives its lease back at its end
-                its.replicas.serving(REPLICAS)
-            else:
-                its.replicas.leased(None)
-                its.replicas.leased(set(REPLICAS) - {replica})
-            its.replicas.leased(REPLICAS)
-        _, attempt = await its.opened.get()
-        attempt.finish(State.COMPLETED, None, SUMMARY, None)
-        await running
-        assert await its.causes() == [cause] * (POISON_AFTER + 1)
+    running = asyncio.create_task(its.attempts.run(await its.claim()))
+    for _ in range(POISON_AFTER + 1):
+        replica, _ = await its.opened.get()
+        if cause == Cause.DRAINED:
+            its.replicas.serving(set(REPLICAS) - {replica})
+            its.replicas.leased(set(REPLICAS) - {replica})  # it gives its lease back at its end
+            its.replicas.serving(REPLICAS)
+        else:
+            its.replicas.leased(None)
+            its.replicas.leased(set(REPLICAS) - {replica})
+        its.replicas.leased(REPLICAS)
+    _, attempt = await its.opened.get()
+    attempt.finish(State.COMPLETED, None, SUMMARY, None)
+    await running
+    assert await its.causes() == [cause] * (POISON_AFTER + 1)
 
 
 async def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(
-    redis_url: str, namespace: str
+    w: World, its: Dispatch
 ) -> None:
-    async with dispatch(redis_url, namespace) as its:
-        await its.claim()
-        writer = await its.w.writer()
-        for epoch, cause in ((1, ""), (2, Cause.HUNG), (3, Cause.HUNG)):
-            await writer.open(
-                "req_1", epoch, b"%d" % epoch, AttemptFacts("replica-0", "e", 0, cause)
-            )
-        its.replicas.leased(REPLICAS[1:])
-        (entry,) = await its.w.abandoned("ingress-2")._claim_from(
-            its.w.queue().stream("standard"), "ingress-1", 0, ()
-        )
-        its.attempts._queue = its.attempts._adopted._queue = its.w.queue("ingress-2")
-        await its.attempts.run(entry)
-        assert await its.ending() == ("failed", "poison")
+    await its.claim()
+    writer = await w.writer()
+    for epoch, cause in ((1, ""), (2, Cause.HUNG), (3, Cause.HUNG)):
+        await writer.open("req_1", epoch, b"%d" % epoch, AttemptFacts("replica-0", "e", 0, cause))
+    its.replicas.leased(REPLICAS[1:])
+    (entry,) = await w.abandoned("ingress-2")._claim_from(
+        w.queue().stream("standard"), "ingress-1", 0, ()
+    )
+    its.attempts._queue = its.attempts._adopted._queue = w.queue("ingress-2")
+    await its.attempts.run(entry)
+    assert await w.ending() == ("failed", "poison")
 
 
 async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_no_longer(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, its: Dispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "QUARANTINE_LEASE_S", 600.0)
     asked: list[tuple[float, int]] = []
-    clock = TurnedClock()
+    its.base.clock.local = clock = TurnedClock()
     clock.unix_offset_s = time.time() - clock.now_s
-    async with dispatch(redis_url, namespace, clock) as its:
-        entry = await its.claim(timeout_s=600)
-        async with its.quarantine.alone(within_s=60) as turn:
-            assert turn
-            alone = its.quarantine.alone
+    entry, quarantine = await its.claim(timeout_s=600), its.attempts._quarantine
+    async with quarantine.alone(within_s=60) as turn:
+        assert turn
+        alone = quarantine.alone
 
-            def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
-                asked.append((within_s, len(its.attempts.waits.without_engine())))
-                return alone(within_s)
+        def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
+            asked.append((within_s, len(its.attempts.waits.without_engine())))
+            return alone(within_s)
 
-            monkeypatch.setattr(its.quarantine, "alone", asking)
-            running = asyncio.create_task(its.attempts.run(entry))
-            for _ in range(POISON_AFTER - 1):
-                replica, _ = await its.opened.get()
-                clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
-                its.hangs(replica)
-            await running
-        assert not its.attempts.waits.without_engine()
-        assert await its.ending() == ("expired", "deadline")
-        assert its.opened.empty()
-        [(within_s, without_engine)] = asked
-        assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
-        assert without_engine == 1
+        monkeypatch.setattr(quarantine, "alone", asking)
+        running = asyncio.create_task(its.attempts.run(entry))
+        for _ in range(POISON_AFTER - 1):
+            replica, _ = await its.opened.get()
+            clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
+            its.hangs(replica)
+        await running
+    assert not its.attempts.waits.without_engine()
+    assert await w.ending() == ("expired", "deadline")
+    assert its.opened.empty()
+    [(within_s, without_engine)] = asked
+    assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
+    assert without_engine == 1
 
 
 async def test_an_adopted_request_that_a_seal_below_a_newer_opening_has_ended_is_let_go(
-    redis_url: str, namespace: str
+    w: World, its: Dispatch
 ) -> None:
-    async with dispatch(redis_url, namespace) as its:
-        entry = replace(await its.claim(), taken_over=True)
-        key, facts = (
-            its.w.store.key("req_1"),
-            msgspec.json.encode(AttemptFacts("replica-0", "e", 0)),
-        )
-        for entry_id, fields in (
-            ("1-0", {"n": "1"}),
-            (seal_id(1), {"n": "1", "k": "failed"}),
-            ("2-0", {"n": "2"}),
-        ):
-            await its.w.redis.xadd(key, {**fields, "m": facts}, id=str(entry_id))
-        await its.attempts.run(entry)
-        assert await its.w.redis.xlen(entry.stream) == 0
+    entry = replace(await its.claim(), taken_over=True)
+    writer = await w.writer()
+    for epoch in (1, 2):
+        await w.opened(writer, epoch, b"%d" % epoch)
+        if epoch == 1:
+            seal = {"n": "1", "k": "failed", "w": ""}
+            await w.redis.xadd(w.store.key("req_1"), seal, id=str(seal_id(1)))
+    await its.attempts.run(entry)
+    assert await w.redis.xlen(entry.stream) == 0

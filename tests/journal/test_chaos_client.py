@@ -5,7 +5,6 @@ real ingress, a real worker with the simulated engine, and a real Redis.
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
 import signal
 import sys
@@ -16,9 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from scripts.chaos_testing.account import settle
-from scripts.chaos_testing.in_pod import BEFORE, RECORD, Judge, main, parse, pause_s, run
-from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, look_up
+from scripts.chaos_testing.in_pod import BEFORE, parse, run
+from scripts.chaos_testing.traffic import PROMPTS
 from scripts.local.environment import ROOT
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.tables import each
@@ -131,59 +129,3 @@ async def test_damage_of_each_kind_is_told_and_is_the_exit_status(
 def other(event: bytes) -> bytes:
     """An event of another text."""
     return event.replace(b'"content":"', b'"content":"x')
-
-
-async def test_a_model_that_answers_otherwise_under_load_is_compared_with_its_records(
-    redis_url: str, namespace: str
-) -> None:
-    async with in_process(settings_of(redis_url, namespace, engine=ENGINE)) as d:
-        client = Client(d.http, "hermes-tiny")
-        asked: list[Told] = []
-        ask = client.ask
-
-        async def otherwise(told: Told) -> None:
-            asked.append(told)
-            await ask(told)
-            told.texts = {0: told.text + ("?" if len(asked) > len(PROMPTS) else "")}
-
-        client.ask = otherwise  # type: ignore[method-assign]
-        judge = Judge(client, d.http, 5, random.Random(1))
-        await judge.expect()
-        assert judge.compared_with == RECORD
-        client.ask = ask  # type: ignore[method-assign]
-        await judge.use(End(0.0))
-        assert judge.report()[1], "the record has what the user saw"
-        client.ask = otherwise  # type: ignore[method-assign]
-        await judge.use(End(0.0))
-        report, whole = judge.report()
-        assert not whole
-        assert "corrupted 1," in report
-
-
-async def test_a_service_that_does_not_answer_before_any_fault_is_no_finding(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert await main(["http://127.0.0.1:1"]) == 2
-    assert "the service cannot be reached" in capsys.readouterr().err
-
-
-async def test_a_request_that_never_ends_by_the_services_own_account_is_lost() -> None:
-    told = Told("Hello", 10, streamed=True, request_id="req_1", done=True)
-    async with httpx.AsyncClient() as http:
-        await look_up(http, told, asyncio.Semaphore(), within_s=0)
-    account = settle([told], lambda told: "")
-    assert account.lost == ["req_1: never ended by the service's own account"]
-    assert not account.clean
-
-
-def test_a_pause_is_one_that_ended_since_or_that_lasts() -> None:
-    def stream(*arrivals_s: float, done: bool = True) -> Told:
-        told = Told("Hello", 10, streamed=True, done=done)
-        told.arrivals_s.extend(arrivals_s)
-        return told
-
-    streams = [stream(1.0, 6.0, 9.0), stream(8.9, 9.5, 13.0), stream(1.0, 8.0)]
-    assert pause_s(streams, 8.5, 20.0) == 3.5
-    assert pause_s([stream(5.0, 11.0)], 8.0, 20.0) == 6.0, "it began before"
-    assert pause_s([stream(5.0, 11.0)], 12.0, 20.0) == 0.0
-    assert pause_s([stream(5.0, 11.0, done=False)], 12.0, 20.0) == 9.0, "it lasts"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,12 +49,6 @@ def watched(url: str) -> Iterator[str]:
     assert waiting.returncode == 0
 
 
-def apart(resolv: Path, words: list[str]) -> list[str]:
-    """Run words on a network of their own, with nothing but a loopback and another resolv.conf."""
-    mounted = f'mount --bind {resolv} /etc/resolv.conf && ip link set lo up && exec "$@"'
-    return ["unshare", "--net", "--mount", "sh", "-c", mounted, "sh", *words]
-
-
 def refused(done: Done, *said: str) -> None:
     """It ended with one sentence that says all this, and no password."""
     assert done.returncode == 1, done
@@ -74,6 +67,20 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Red
 
 
 @contextmanager
+def started(folder: Path, name: str, *options: str) -> Iterator[int]:
+    """A redis-server with a configuration of the test's; its pid."""
+    binary = environment.find_redis_server()
+    assert binary is not None
+    words = [binary, str(folder / name), *options]
+    pid = processes.start(words, folder / "log", os.environ, folder)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
 def serving(folder: Path, **settings: object) -> Iterator[redis_server.RedisServer]:
     server = redis_server.start(
         folder, settings={name.replace("_", "-"): value for name, value in settings.items()}
@@ -87,32 +94,25 @@ def serving(folder: Path, **settings: object) -> Iterator[redis_server.RedisServ
 # -- the way to it ---------------------------------------------------------------------------------
 
 
-def test_a_name_that_nobody_knows(tmp_path: Path) -> None:
-    resolv = tmp_path / "resolv.conf"
-    resolv.write_text("nameserver 127.0.0.1\n")
-    words = [sys.executable, "-m", "tests.journal.resolver", *command()]
-    done = run(f"redis://hermes:{SECRET}@hermes-redis:6379/0", apart(resolv, words))
-    refused(done, "DNS has no address for 'hermes-redis'", "check the host")
-
-
-def test_a_dns_server_that_does_not_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "said", "hint"),
+    [
+        (
+            "hermes-redis",
+            "DNS has no address for 'hermes-redis'",
+            "check the host in the URL, and DNS",
+        ),
+        ("10.1.2.3", "10.1.2.3:6379 does not serve", "check the URL"),
+        ("localhost", "localhost:6379 does not serve: Error 111", "check the URL"),
+    ],
+)
+def test_an_address_that_leads_nowhere(tmp_path: Path, host: str, said: str, hint: str) -> None:
+    """On a network of its own, with a loopback and a DNS server that does not answer."""
     resolv = tmp_path / "resolv.conf"
     resolv.write_text("nameserver 10.96.0.10\n")
-    done = run(f"redis://hermes:{SECRET}@hermes-redis:6379/0", apart(resolv, command()))
-    refused(done, "DNS has no address for 'hermes-redis'", "and DNS")
-
-
-def test_an_address_without_a_way_to_it(tmp_path: Path) -> None:
-    resolv = tmp_path / "resolv.conf"
-    resolv.write_text("nameserver 127.0.0.1\n")
-    done = run(f"redis://hermes:{SECRET}@10.1.2.3:6379/0", apart(resolv, command()))
-    refused(done, "10.1.2.3:6379 does not serve", "check the URL")
-
-
-def test_a_port_where_nobody_listens() -> None:
-    port = ports.free_port()
-    done = run(f"redis://hermes:{SECRET}@localhost:{port}/0", command())
-    refused(done, f"localhost:{port}", "Error 111", "check the URL")
+    mounted = f'mount --bind {resolv} /etc/resolv.conf && ip link set lo up && exec "$@"'
+    apart = ["unshare", "--net", "--mount", "sh", "-c", mounted, "sh"]
+    refused(run(f"redis://hermes:{SECRET}@{host}:6379/0", [*apart, *command()]), said, hint)
 
 
 def test_it_waits_for_a_redis_that_starts_and_says_for_what(tmp_path: Path) -> None:
@@ -132,13 +132,14 @@ def test_it_waits_for_a_redis_that_starts_and_says_for_what(tmp_path: Path) -> N
 # -- the login -------------------------------------------------------------------------------------
 
 
+def run_both(redis: redis_server.RedisServer, gcs_password: str) -> Done:
+    gcs = f"{redis.host}:{redis.port}"
+    words = command()
+    return run(redis.url(), words, HERMES_GCS_REDIS=gcs, HERMES_GCS_REDIS_PASSWORD=gcs_password)
+
+
 def test_everything_is_as_it_should_be(redis: redis_server.RedisServer) -> None:
-    done = run(
-        redis.url(),
-        command(),
-        HERMES_GCS_REDIS=f"{redis.host}:{redis.port}",
-        HERMES_GCS_REDIS_PASSWORD=redis.password,
-    )
+    done = run_both(redis, redis.password)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "Redis: usable\nRedis, for Ray's GCS: usable\n"
 
@@ -152,13 +153,7 @@ def test_a_login_that_redis_rejects_is_not_waited_for(
 
 
 def test_a_login_of_the_gcs_that_redis_rejects(redis: redis_server.RedisServer) -> None:
-    done = run(
-        redis.url(),
-        command(),
-        HERMES_GCS_REDIS=f"{redis.host}:{redis.port}",
-        HERMES_GCS_REDIS_PASSWORD=f"{SECRET}/@:",
-    )
-    refused(done, "for Ray's GCS: it rejects user and password")
+    refused(run_both(redis, f"{SECRET}/@:"), "for Ray's GCS: it rejects user and password")
 
 
 def test_another_namespace_than_the_users(redis: redis_server.RedisServer) -> None:
@@ -191,22 +186,14 @@ def test_a_redis_that_reads_its_file_is_waited_for(tmp_path: Path) -> None:
             "the file is rewritten",
             lambda: not client.info("persistence")["aof_rewrite_in_progress"],
         )
-    slowly = f"{(tmp_path / 'redis.conf').read_text()}key-load-delay 50000\n"
-    (tmp_path / "redis.conf").write_text(f"{slowly}loading-process-events-interval-bytes 1024\n")
-    binary = environment.find_redis_server()
-    assert binary is not None
-    pid = processes.start(
-        [binary, str(tmp_path / "redis.conf")], tmp_path / "log", os.environ, tmp_path
-    )
-    try:
+    slowly = "key-load-delay 50000\nloading-process-events-interval-bytes 1024\n"
+    (tmp_path / "slow.conf").write_text((tmp_path / "redis.conf").read_text() + slowly)
+    with started(tmp_path, "slow.conf"):
         waiting = watched(server.url())
-        told = [next(waiting)]
-        if "Error 111" in told[0]:  # it was quicker than Redis
-            told.append(next(waiting))
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    assert "loading the dataset" in told[-1]
+        told = next(waiting)
+        if "Error 111" in told:  # it was quicker than Redis
+            told = next(waiting)
+    assert "loading the dataset" in told
     again = redis_server.start(tmp_path, server.port)
     try:
         *_, last = waiting
@@ -216,19 +203,12 @@ def test_a_redis_that_reads_its_file_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
-    binary, port = environment.find_redis_server(), ports.free_port()
-    assert binary is not None
+    port = ports.free_port()
     (tmp_path / "conf").write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n")
-    pid = processes.start(
-        [binary, str(tmp_path / "conf"), "--sentinel"], tmp_path / "log", os.environ, tmp_path
-    )
-    try:
+    with started(tmp_path, "conf", "--sentinel"):
         until("the Sentinel listens", lambda: ports.is_taken(port))
         url = f"redis+sentinel://hermes:{SECRET}@127.0.0.1:{port}/main"
-        done = run(url, command(wait_s=3))
-    finally:
-        processes.end(pid)
-    refused(done, "No master found for 'main'", "the primary's name")
+        refused(run(url, command(wait_s=3)), "No master found for 'main'", "the primary's name")
 
 
 # -- TLS -------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from serve_app.cli.letters_text import last_user_text
@@ -19,18 +20,15 @@ from serve_app.journal.entries import decode_facts, decode_line
 from serve_app.journal.facts import RequestFacts
 from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetters
-from tests.journal.journal_helpers import LINE, OPENED, World, world
+from tests.journal.journal_helpers import LINE, OPENED, World
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "dead-letters"
-PROMPT = (
-    "Tell me\nof \x1b[31mred\x1b[0m lighthouses, and of the sea around them, for as long as "
-    "you can."
-)
+PROMPT = "Tell me\nof \x1b[31mred\x1b[0m lighthouses, and of the sea around them, in many words."
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": PROMPT}]}).encode()
 TIMEOUT_MS = 60_000
 
 
-def command(url: str, namespace: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(url: str, namespace: str, *words: str) -> subprocess.CompletedProcess[str]:
     """The real command line."""
     return subprocess.run(
         [SCRIPT, *words, "--redis-url", url, "--namespace", namespace],
@@ -41,98 +39,62 @@ def command(url: str, namespace: str, *words: str) -> subprocess.CompletedProces
     )
 
 
+def command(w: World, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(w.settings.redis.url, w.settings.namespace, *words)
+
+
 def letters_of(w: World, keep: int = 100) -> DeadLetters:
     return DeadLetters(w.link, w.settings.namespace, keep)
 
 
-async def give_up(w: World, request_id: str, times: int = 1, keep: int = 100) -> None:
-    """Make a request that has killed two engines a dead letter, as the dispatcher does."""
+async def give_up(w: World, *request_ids: str, times: int = 1, keep: int = 100) -> None:
+    """Make requests that have killed two engines dead letters, as the dispatcher does."""
     admitted_ms = int(time.time() * 1000) - 3_600_000
-    facts = RequestFacts(
-        "batch",
-        "tenant-1",
-        "session-1",
-        w.settings.model.name,
-        True,
-        admitted_ms,
-        admitted_ms + TIMEOUT_MS,
-        w.channel,
-        idempotency="digest",
-    )
-    await w.accept(request_id, facts, BODY)
+    whose = ("batch", "tenant-1", "session-1", w.settings.model.name)
+    times_ms = (admitted_ms, admitted_ms + TIMEOUT_MS)
+    facts = RequestFacts(*whose, True, *times_ms, w.channel, idempotency="digest")
     writer = await w.writer()
-    for epoch in (1, 2):
-        await writer.open(request_id, epoch, b"nonce-%d" % epoch, OPENED)
-    request = await w.store.read_request(request_id)
-    assert request is not None
-    entries = [request, *(await w.entries(request_id))[1:]]
-    for _ in range(times):
-        await letters_of(w, keep).add(request_id, Reason.POISON, entries)
-    (entry,) = await w.queue().claim(1)
-    await w.queue().acknowledge(entry)
+    for request_id in request_ids:
+        await w.accept(request_id, facts, BODY)
+        for epoch in (1, 2):
+            await writer.open(request_id, epoch, b"nonce-%d" % epoch, OPENED)
+        request = await w.store.read_request(request_id)
+        assert request is not None
+        entries = [request, *(await w.entries(request_id))[1:]]
+        for _ in range(times):
+            await letters_of(w, keep).add(request_id, Reason.POISON, entries)
+        (entry,) = await w.queue().claim(1)
+        await w.queue().acknowledge(entry)
 
 
-async def given_up(
-    url: str, namespace: str, *request_ids: str, times: int = 1, keep: int = 100
-) -> None:
-    async with world(url, namespace) as w:
-        for request_id in request_ids:
-            await give_up(w, request_id, times, keep)
-
-
-async def test_a_list_shows_each_letter_once_and_no_prompt(redis_url: str, namespace: str) -> None:
-    await given_up(redis_url, namespace, "req_1", "req_2", times=2)
-    done = command(redis_url, namespace, "list")
+async def test_a_list_shows_each_letter_once_and_its_prompt_only_with_text(w: World) -> None:
+    await give_up(w, "req_1", "req_2", times=2)
+    done = command(w, "list")
     assert (done.returncode, done.stderr) == (0, "")
-    heading, *rows = done.stdout.splitlines()
-    assert re.split(r"\s{2,}", heading) == [
-        "when (UTC)",
-        "request",
-        "reason",
-        "attempts",
-        "class",
-        "tenant",
-        "bytes",
-    ]
-    assert [re.split(r"\s{2,}", row)[1:] for row in rows] == [
-        [request_id, "poison", "2", "batch", "tenant-1", str(len(BODY))]
-        for request_id in ("req_1", "req_2")
-    ]
-    when = time.strptime(rows[0][:19], "%Y-%m-%d %H:%M:%S")
+    heading, *rows = [re.split(r"\s{2,}", row) for row in done.stdout.splitlines()]
+    assert heading == "when (UTC),request,reason,attempts,class,tenant,bytes".split(",")
+    facts = ["poison", "2", "batch", "tenant-1", str(len(BODY))]
+    assert [row[1:] for row in rows] == [["req_1", *facts], ["req_2", *facts]]
+    when = time.strptime(rows[0][0], "%Y-%m-%d %H:%M:%S")
     assert abs(time.mktime(when) - time.timezone - time.time()) < 3_700
     assert "lighthouses" not in done.stdout
-
-
-async def test_a_list_shows_the_beginning_of_the_prompt_only_with_text(
-    redis_url: str, namespace: str
-) -> None:
-    await given_up(redis_url, namespace, "req_1")
-    done = command(redis_url, namespace, "list", "--text")
+    done = command(w, "list", "--text")
     shown = done.stdout.splitlines()[1]
     assert shown.endswith("Tell me of ?[31mred?[0m lighthouses, and of the sea around t")
     assert "\x1b" not in done.stdout
 
 
+def said(content: object, role: str = "user") -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-            "a",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "text", "text": "a"}, {"type": "image_url"}],
-                    }
-                ]
-            },
-            "a",
-        ),
+        ({"messages": [said("a"), said("b", "assistant")]}, "a"),
+        ({"messages": [said([{"type": "text", "text": "a"}, {"type": "image_url"}])]}, "a"),
         ({"input": "a"}, "a"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}, "a"),
+        ({"input": [said([{"type": "input_text", "text": "a"}])]}, "a"),
         ({"prompt": ["a", "b"]}, "b"),
         ({"messages": []}, ""),
         ([], ""),
@@ -142,35 +104,21 @@ def test_the_last_user_message_is_found_in_every_shape(request_: object, text: s
     assert last_user_text(json.dumps(request_).encode()) == text
 
 
-def test_an_empty_list_says_so(redis_url: str, namespace: str) -> None:
-    done = command(redis_url, namespace, "list")
-    assert (done.returncode, done.stdout) == (0, "no dead letters\n")
-
-
-async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(
-    redis_url: str, namespace: str
-) -> None:
-    await given_up(redis_url, namespace, "req_1")
-    shown = json.loads(command(redis_url, namespace, "show", "req_1").stdout)
-    assert shown["line"] == {
-        "method": "POST",
-        "path": LINE.path,
-        "query": "",
-        "headers": [list(LINE.headers[0])],
-    }
+async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(w: World) -> None:
+    await give_up(w, "req_1")
+    shown = json.loads(command(w, "show", "req_1").stdout)
+    assert shown["line"] == json.loads(msgspec.json.encode(LINE))
     assert shown["facts"]["deadline_ms"] - shown["facts"]["admitted_ms"] == TIMEOUT_MS
     assert (shown["id"], shown["reason"], shown["attempts"]) == ("req_1", "poison", 2)
     assert "body" not in shown
-    shown = json.loads(command(redis_url, namespace, "show", "req_1", "--text").stdout)
+    shown = json.loads(command(w, "show", "req_1", "--text").stdout)
     assert shown["body"] == json.loads(BODY)
 
 
-async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
-    w: World, redis_url: str, namespace: str
-) -> None:
-    await given_up(redis_url, namespace, "req_1", "req_2", times=2)
+async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(w: World) -> None:
+    await give_up(w, "req_1", "req_2", times=2)
     before_ms = int(time.time() * 1000)
-    done = command(redis_url, namespace, "redrive", "req_1")
+    done = command(w, "redrive", "req_1")
     assert (done.returncode, done.stderr) == (0, "")
     old, new = done.stdout.strip().split(" → ")
     assert old == "req_1"
@@ -190,25 +138,17 @@ async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(
     assert [letter.request_id for letter in await letters_of(w).read()] == ["req_2"]
 
 
-async def test_all_are_sent_again(w: World, redis_url: str, namespace: str) -> None:
-    await given_up(redis_url, namespace, "req_1", "req_2", "req_3")
-    done = command(redis_url, namespace, "redrive", "--all")
-    assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == [
-        "req_1",
-        "req_2",
-        "req_3",
-    ]
-    assert command(redis_url, namespace, "list").stdout == "no dead letters\n"
-    assert [(depth.waiting, depth.claimed) for depth in (await w.depths()).values()] == [
-        (0, 0),
-        (0, 0),
-        (0, 0),
-        (3, 0),
-    ]
+async def test_all_are_sent_again(w: World) -> None:
+    names = ["req_1", "req_2", "req_3"]
+    await give_up(w, *names)
+    done = command(w, "redrive", "--all")
+    assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == names
+    assert command(w, "list").stdout == "no dead letters\n"
+    assert [depth.waiting for depth in (await w.depths()).values()] == [0, 0, 0, 3]
 
 
-async def test_only_the_newest_letters_are_kept(w: World, redis_url: str, namespace: str) -> None:
-    await given_up(redis_url, namespace, *(f"req_{number}" for number in range(13)), keep=11)
+async def test_only_the_newest_letters_are_kept(w: World) -> None:
+    await give_up(w, *(f"req_{number}" for number in range(13)), keep=11)
     kept = [letter.request_id for letter in await letters_of(w).read()]
     assert kept == [f"req_{number}" for number in range(2, 13)]
     await letters_of(w).remove("req_12")
@@ -217,17 +157,17 @@ async def test_only_the_newest_letters_are_kept(w: World, redis_url: str, namesp
 
 @pytest.mark.parametrize("words", [("show", "req_9"), ("redrive", "req_1", "req_9")])
 async def test_an_unknown_id_is_an_error_and_nothing_is_done(
-    redis_url: str, namespace: str, words: tuple[str, ...]
+    w: World, words: tuple[str, ...]
 ) -> None:
-    await given_up(redis_url, namespace, "req_1")
-    done = command(redis_url, namespace, *words)
+    await give_up(w, "req_1")
+    done = command(w, *words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "dead-letters: no dead letter has the id req_9\n"
-    assert "req_1" in command(redis_url, namespace, "list").stdout
+    assert "req_1" in command(w, "list").stdout
 
 
 def test_a_redis_that_cannot_be_reached_is_an_error_of_one_line(namespace: str) -> None:
-    done = command("redis://:secret@127.0.0.1:1/0", namespace, "list")
+    done = run("redis://:secret@127.0.0.1:1/0", namespace, "list")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("dead-letters: cannot reach Redis: ")
     assert done.stderr.count("\n") == 1

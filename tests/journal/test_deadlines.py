@@ -8,26 +8,23 @@ import asyncio
 import os
 import signal
 import time
-from typing import Any
 
+import httpx
 import pytest
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock, RedisClock
 from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
-from serve_app.errors import RequestRefused
-from serve_app.ingress.answer import Answer
-from serve_app.ingress.disconnects import Disconnects
-from serve_app.journal.facts import RequestFacts
-from serve_app.journal.followers import Followers
 from serve_app.policy.classes import CLASSES
 from serve_app.request_queue.overdue import Waiting
-from tests.journal.journal_helpers import SUMMARY, PrivateRedis, World, world
+from tests.journal.in_process import Door, door
+from tests.journal.journal_helpers import OPENED, SUMMARY, PrivateRedis, World, world
 from tests.turned_clock import TurnedClock
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import eventually
 
 TIMEOUT_S = 0.3
+EXPIRED = ("expired", "deadline")
 
 
 def deadlines(w: World, clock: Clock = SYSTEM) -> Deadlines:
@@ -35,54 +32,17 @@ def deadlines(w: World, clock: Clock = SYSTEM) -> Deadlines:
     return Deadlines(w.endings, waiting, RedisClock(clock))
 
 
-async def admit(w: World, request_id: str = "req_1", timeout_s: float = TIMEOUT_S) -> RequestFacts:
-    now_ms = int(time.time() * 1000)
-    facts = RequestFacts(
-        "standard", "t", "s", "m", False, now_ms, now_ms + int(timeout_s * 1000), w.channel
-    )
-    await w.accept(request_id, facts)
-    return facts
+def asked(d: Door, timeout_s: float = TIMEOUT_S) -> asyncio.Task[httpx.Response]:
+    """A client that waits for its whole answer."""
+    body = {"model": "hermes-tiny", "prompt": "Hi"}
+    headers = {"x-request-timeout-seconds": str(timeout_s)}
+    return asyncio.create_task(d.http.post("/v1/completions", json=body, headers=headers))
 
 
-class Client:
-    """Waits for one answer, as the ingress's HTTP server does for a client."""
-
-    def __init__(self, w: World, hub: Followers, facts: RequestFacts, keeps: Deadlines) -> None:
-        self.disconnects = Disconnects(
-            w.settings, w.redis, w.store, hub, "ingress-1", w.endings, RedisClock()
-        )
-        self.sent: list[dict[str, Any]] = []
-        self._deadline_ms = facts.deadline_ms
-        follower = hub.follow_new("req_1")
-        self._answer = Answer(
-            follower,
-            self.disconnects,
-            keeps,
-            "/v1/completions",
-            streamed=False,
-            as_events=False,
-            admitted_ms=facts.admitted_ms,
-            deadline_ms=facts.deadline_ms,
-            heartbeat_s=10.0,
-        )
-
-    async def refused(self) -> RequestRefused:
-        """The refusal that it got, not before its deadline."""
-        async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(RequestRefused) as refusal:
-                await self._answer({}, None, self._send)
-        assert time.time() >= self._deadline_ms / 1000
-        return refusal.value
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
-
-
-async def ending(w: World) -> tuple[str | None, str | None]:
-    """State and reason of the ending; empty if there is none."""
-    return next(
-        ((entry.state, entry.reason) for entry in await w.entries() if entry.ends), ("", "")
-    )
+async def is_told(asking: asyncio.Task[httpx.Response]) -> None:
+    """The client, of its deadline."""
+    answer = await asking
+    assert (answer.status_code, answer.headers["x-hermes-reason"]) == (504, "deadline")
 
 
 async def test_a_client_is_answered_a_moment_after_its_deadline_however_late_it_is(
@@ -97,51 +57,60 @@ async def test_a_client_is_answered_a_moment_after_its_deadline_however_late_it_
 
 
 async def test_a_client_of_an_unclaimed_request_is_answered_at_its_deadline(
-    w: World, monkeypatch: pytest.MonkeyPatch
+    w: World, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "EXPIRE_WITHIN_S", 60.0)  # no machine is too slow to record it
-    hub, facts = await w.hub(), await admit(w)
-    refusal = await Client(w, hub, facts, deadlines(w)).refused()
-    assert (refusal.status, refusal.reason) == (504, Reason.DEADLINE)
-    assert await ending(w) == ("expired", "deadline")
-    assert hub.request_ids == []
+    async with door(redis_url, namespace) as d:
+        began_s = time.monotonic()
+        await is_told(asked(d))
+        assert time.monotonic() - began_s >= TIMEOUT_S
+        (request_id,) = await w.journals()
+        assert await w.ending(request_id) == EXPIRED
+        assert d.ingress.followers.request_ids == []
 
 
-async def test_an_answer_from_the_worker_at_its_deadline_wins(w: World) -> None:
-    hub, facts = await w.hub(), await admit(w, timeout_s=0.0)
-    client = Client(w, hub, facts, deadlines(w))
-    attempt = await w.opened(await w.writer())
-    attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
-    await attempt.closed
-    assert (await client.refused()).reason == Reason.DEADLINE
-    assert len([entry for entry in await w.entries() if entry.ends]) == 2, (
-        "the seal, and what follows it"
-    )
+async def test_a_client_is_told_what_its_worker_says_of_its_deadline(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as d:
+        asking = asked(d, 600.0)
+        (request_id,) = await d.waiting(1)
+        await eventually(lambda: w.journals())
+        attempt, _ = await (await w.writer()).open(request_id, 1, b"nonce-1", OPENED)
+        attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
+        await is_told(asking)
 
 
 async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_is_updated_later(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
-    async with world(private_redis.url, namespace) as w:
-        hub, facts, keeps = await w.hub(), await admit(w), deadlines(w)
-        client = Client(w, hub, facts, keeps)
+    async with (
+        world(private_redis.url, namespace) as w,
+        door(private_redis.url, namespace) as d,
+    ):
+        asking = asked(d)
+        (request_id,) = await d.waiting(1)
+        await eventually(lambda: w.journals())
         os.kill(private_redis.pid, signal.SIGSTOP)
         try:
-            for follower in hub._followers["req_1"]:
+            for follower in d.ingress.followers._followers[request_id]:
                 follower.wake(stale=True)  # it will wait for Redis when its time comes
-            assert (await client.refused()).reason == Reason.DEADLINE
+            await is_told(asking)
         finally:
             os.kill(private_redis.pid, signal.SIGCONT)
-        await keeps.sweep()
-        assert await ending(w) == ("expired", "deadline")
+        await eventually(lambda: has_expired(w, request_id))
+
+
+async def has_expired(w: World, request_id: str = "req_1") -> bool:
+    return await w.ending(request_id) == EXPIRED
 
 
 async def test_what_a_client_was_told_is_written_later_though_no_line_shows_it(w: World) -> None:
-    await admit(w, timeout_s=300)
+    await w.admit(timeout_s=300)
     keeps = deadlines(w)
     keeps.owe("req_1")
     await keeps.sweep()
-    assert await ending(w) == ("expired", "deadline")
+    assert await has_expired(w)
 
 
 async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line(
@@ -150,13 +119,13 @@ async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line
     monkeypatch.setattr(timings, "OVERDUE_A_LOOK", 3)
     monkeypatch.setattr(timings, "DEADLINE_GRACE_S", 120.0)
     queue, stream = w.queue(), w.queue().stream("standard")
-    await admit(w, "claimed", -300)
+    await w.admit("claimed", timeout_s=-300)
     assert [entry.request_id for entry in await queue.claim(1)] == ["claimed"]
     await w.redis.xadd(stream, {"x": "nobody can decode this"})
     for number in range(6):
-        await admit(w, f"patient_{number}", 300)
-        await admit(w, f"late_{number}", -300)
-    await admit(w, "just_late", 0)
+        await w.admit(f"patient_{number}", timeout_s=300)
+        await w.admit(f"late_{number}", timeout_s=-300)
+    await w.admit("just_late", timeout_s=0)
     keeps = deadlines(w)
     looks = 0
     while any([await w.redis.exists(w.store.body_key(f"late_{number}")) for number in range(6)]):
@@ -164,24 +133,14 @@ async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line
         looks += 1
     assert looks > 2, "a few entries at a time"
     left = [fields.get(b"r") for _, fields in await w.redis.xrange(stream)]
-    assert left == [
-        b"claimed",
-        None,
-        *(b"patient_%d" % number for number in range(6)),
-        b"just_late",
-    ]
-    for number in range(6):
-        *_, last = await w.entries(f"late_{number}")
-        assert (last.state, last.reason) == ("expired", "deadline")
+    patient = [b"patient_%d" % number for number in range(6)]
+    assert left == [b"claimed", None, *patient, b"just_late"]
+    assert all([await has_expired(w, f"late_{number}") for number in range(6)])
 
 
 async def test_the_lines_are_looked_through_by_themselves(w: World) -> None:
     keeps = deadlines(w)
     await keeps.start()
-    await admit(w, timeout_s=-60)
-    await eventually(lambda: _ended(w))
+    await w.admit(timeout_s=-60)
+    await eventually(lambda: has_expired(w))
     await keeps.stop()
-
-
-async def _ended(w: World) -> bool:
-    return await ending(w) == ("expired", "deadline")

@@ -14,7 +14,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from tests.journal.admitting import AdmittingIngress, admitting
+from tests.journal.admitting import StillIngress, admitting
 from tests.journal.cable import HANGING, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import PrivateRedis, World, world
 from tests.waiting import eventually
@@ -43,7 +43,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def at_a_cable(
     w: World, name: str = "ingress-1"
-) -> AsyncIterator[tuple[AdmittingIngress, Cable]]:
+) -> AsyncIterator[tuple[StillIngress, Cable]]:
     """An ingress whose connections to Redis can be cut."""
     async with (
         Cable(w.settings.redis.url) as cable,
@@ -112,7 +112,7 @@ async def test_a_reader_that_could_not_renew_its_lease_while_redis_hung_has_not_
         assert await w.ending(follower.request_id) == RUNS
 
 
-async def test_a_request_without_readers_is_cancelled(w: World, its: AdmittingIngress) -> None:
+async def test_a_request_without_readers_is_cancelled(w: World, its: StillIngress) -> None:
     follower, _ = await its.post()
     its.disconnects.left(follower, departed=True)
     await its.quiet()

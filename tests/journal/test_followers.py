@@ -13,6 +13,7 @@ from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import transcript
+from serve_app.journal.follower import Follower
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.wakes import encode_wakes, wake_of
 from tests.journal.journal_helpers import (
@@ -28,6 +29,11 @@ from tests.journal.journal_helpers import (
 from tests.waiting import eventually
 
 
+def ending(follower: Follower) -> tuple[State, Reason | None]:
+    assert follower.reader.ending is not None
+    return follower.reader.ending.state, follower.reader.ending.reason
+
+
 async def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(w: World) -> None:
     hub = await w.hub()
     follower = hub.follow_new("req_1")
@@ -41,8 +47,7 @@ async def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(w: 
         assert f"1-{number}" in await w.ids()  # written before sent
     finish(attempt)
     assert await everything(follower) == b""
-    assert follower.reader.ending is not None
-    assert follower.reader.ending.state == "completed"
+    assert ending(follower) == ("completed", None)
     assert follower.reader.attempt == OPENED
     hub.leave(follower)
     assert hub.request_ids == []
@@ -141,18 +146,13 @@ async def test_a_cancelled_request_ends_for_its_follower_at_once(w: World) -> No
     await eventually(lambda: not attempt.pending)
     await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, await w.entries())
     assert await everything(follower) == events(1, 1)
-    assert follower.reader.ending is not None
-    assert (follower.reader.ending.state, follower.reader.ending.reason) == (
-        "cancelled",
-        "cancelled",
-    )
+    assert ending(follower) == ("cancelled", "cancelled")
 
 
 async def test_a_journal_that_is_gone_is_reported_at_once(w: World) -> None:
     hub = await w.hub()
     follower = await hub.follow("req_1", 0)
-    assert follower.reader.ending is not None
-    assert follower.reader.ending.reason == "journal_lost"
+    assert ending(follower) == ("failed", "journal_lost")
     assert await w.store.read("req_1") is None
     assert await w.store.last_id("req_1") is None
 
@@ -235,8 +235,7 @@ async def test_a_redis_that_forgot_the_request_ends_it_with_a_clear_reason(
         await private_redis.start()
         add(attempt, 2)
         assert await everything(follower) in (b"", events(1, 1))
-        assert follower.reader.ending is not None
-        assert follower.reader.ending.reason == "journal_lost"
+        assert ending(follower) == ("failed", "journal_lost")
         await asyncio.wait([attempt.closed])
         assert attempt.closed.exception() is not None
         assert not await w.redis.exists(w.store.key("req_1"))

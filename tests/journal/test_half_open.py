@@ -13,7 +13,7 @@ from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
-from tests.journal.admitting import AdmittingIngress
+from tests.journal.admitting import StillIngress
 from tests.journal.cable import HANGING, Cable
 from tests.journal.half_open import proxy
 from tests.journal.journal_helpers import OPENED, World, add, events, everything, finish, world
@@ -81,7 +81,7 @@ async def test_an_admission_waits_no_longer_than_its_own_time(
         settings = Settings.model_validate(
             {"namespace": namespace, "redis": {"url": way.url, **redis}}
         )
-        its = AdmittingIngress(settings)
+        its = StillIngress(settings)
         if connected:
             await its.base.link.call([("PING",)])
             way.dead = True
@@ -102,7 +102,7 @@ async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soo
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.05)
     monkeypatch.setattr(timings, "LEASE_STEADY_S", 0.3)
     async with proxy(redis_url) as way, world(way.url, namespace) as w:
-        membership = AdmittingIngress(w.settings).membership
+        membership = StillIngress(w.settings).membership
         await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
         await eventually(lambda: membership.reachable)
         way.dead = True

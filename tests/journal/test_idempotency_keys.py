@@ -13,7 +13,7 @@ from serve_app.contract import Reason, State
 from serve_app.errors import LASTING, RequestRefused
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
-from tests.journal.admitting import AdmittingIngress, admitting
+from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 
 KEY = "a key"
@@ -27,7 +27,7 @@ async def end(w: World, request_id: str, state: State, reason: Reason | None = N
 
 @pytest.mark.parametrize("reason", [None, *sorted(LASTING)])
 async def test_what_completed_or_would_fail_again_answers_its_key(
-    w: World, its: AdmittingIngress, reason: Reason | None
+    w: World, its: StillIngress, reason: Reason | None
 ) -> None:
     first, _ = await its.post(KEY)
     state = State.FAILED if reason else State.COMPLETED
@@ -42,7 +42,7 @@ PASSES = "client_disconnected cancelled deadline attempt_lost engine_error queue
 
 @pytest.mark.parametrize("reason", [Reason(name) for name in PASSES.split()])
 async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
-    w: World, its: AdmittingIngress, reason: Reason
+    w: World, its: StillIngress, reason: Reason
 ) -> None:
     first, _ = await its.post(KEY)
     await end(w, first.request_id, State.FAILED, reason)
@@ -60,7 +60,7 @@ async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
     assert (await its.post(KEY))[0].request_id == third.request_id
 
 
-async def test_a_repeat_takes_no_place_among_those_that_wait(its: AdmittingIngress) -> None:
+async def test_a_repeat_takes_no_place_among_those_that_wait(its: StillIngress) -> None:
     first, _ = await its.post(KEY)
     again, _ = await its.post(KEY)
     again.begun()
@@ -69,9 +69,7 @@ async def test_a_repeat_takes_no_place_among_those_that_wait(its: AdmittingIngre
     assert len(its.limits.waiting) == 0
 
 
-async def test_what_cannot_be_encoded_leaves_no_place_behind(
-    w: World, its: AdmittingIngress
-) -> None:
+async def test_what_cannot_be_encoded_leaves_no_place_behind(w: World, its: StillIngress) -> None:
     with pytest.raises(UnicodeEncodeError):
         await its.post(session="\ud800")
     assert len(its.limits.waiting) == its.limits.memory._on_their_way_bytes == 0
@@ -80,7 +78,7 @@ async def test_what_cannot_be_encoded_leaves_no_place_behind(
 
 @pytest.mark.parametrize("failed_before", [False, True])
 async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
-    w: World, its: AdmittingIngress, failed_before: bool
+    w: World, its: StillIngress, failed_before: bool
 ) -> None:
     before = set()
     if failed_before:
@@ -96,7 +94,7 @@ async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
 
 
 async def test_a_name_outlives_the_journal_that_it_leads_to(
-    w: World, namespace: str, its: AdmittingIngress
+    w: World, namespace: str, its: StillIngress
 ) -> None:
     first, _ = await its.post(KEY)
     await end(w, first.request_id, State.FAILED, Reason.DEADLINE)
@@ -110,7 +108,7 @@ async def test_a_name_outlives_the_journal_that_it_leads_to(
 
 @pytest.mark.parametrize("failures", [0, 1, 2], ids=["nothing", "a failure", "a name"])
 async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
-    w: World, its: AdmittingIngress, failures: int
+    w: World, its: StillIngress, failures: int
 ) -> None:
     for _ in range(failures):
         follower, _ = await its.post(KEY)

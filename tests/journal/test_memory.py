@@ -49,19 +49,10 @@ async def answer(w: World) -> dict[str, float]:
     bytes, by row.
     """
     now_ms = int(time.time() * 1000)
-    facts = RequestFacts(
-        "standard",
-        "default",
-        "0123456789abcdef",
-        "hermes-tiny",
-        True,
-        now_ms,
-        now_ms + 600_000,
-        "hermes:w:abcdefgh",
-    )
-    opened = AttemptFacts(
-        "abcdefgh", "vllm-0.32.0", now_ms, "", "vllm-0.32.0 builtin:tiny dtype=float32"
-    )
+    names = ("standard", "default", "0123456789abcdef", "hermes-tiny")
+    facts = RequestFacts(*names, True, now_ms, now_ms + 600_000, "hermes:w:abcdefgh")
+    engine = "vllm-0.32.0"
+    opened = AttemptFacts("abcdefgh", engine, now_ms, "", f"{engine} builtin:tiny dtype=float32")
     await w.accept(REQUEST_ID, facts, b"x" * 1000)
     attempt, _ = await (await w.writer()).open(REQUEST_ID, 1, b"12345678", opened)
     recorder = Recorder(attempt, facts, opened, Telemetry(), RedisClock())
@@ -85,7 +76,7 @@ async def answer(w: World) -> dict[str, float]:
     appended = await eventually(lambda: grown(w, before))
     recorder.end(State.COMPLETED, None, w.settings.journal.transcript_compression_level)
     await attempt.closed
-    await eventually(lambda: compacted(w))
+    await eventually(lambda: w.compacted(REQUEST_ID))
     return {
         "a token of a running request": running / TOKENS,
         "a finished request of 500 tokens": await memory(w),
@@ -96,10 +87,6 @@ async def answer(w: World) -> dict[str, float]:
 async def memory(w: World) -> int:
     used: int = await w.operator.memory_usage(w.store.key(REQUEST_ID), samples=0)
     return used
-
-
-async def compacted(w: World) -> bool:
-    return bool(await w.redis.xlen(w.store.key(REQUEST_ID)) == 1)
 
 
 async def aof_bytes(w: World) -> int:
@@ -138,9 +125,7 @@ async def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause
         assert (await w.operator.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
         await w.operator.config_set("maxmemory", FULL_BYTES)
         await w.operator.setrange("filler", 2 * FULL_BYTES, "x")
-        with pytest.raises(
-            RedisUnavailable, match="OOM command not allowed when used memory > 'maxmemory'"
-        ):
+        with pytest.raises(RedisUnavailable, match="OOM command not allowed"):
             await w.admit("req_2")
         assert not await w.redis.exists(w.store.key("req_2"))
         for number in range(2, 6):

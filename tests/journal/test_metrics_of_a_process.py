@@ -7,7 +7,7 @@ import asyncio
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.journal.any_json import ServiceInAThread
+from tests.journal.in_process import in_process, settings_of
 from tests.journal.ingresses import ended, ingresses
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -40,25 +40,24 @@ async def test_an_ingress_shows_what_it_claims_runs_and_keeps_waiting(w: World) 
         await eventually(lambda: value(registry, LATE))
 
 
-def test_the_page_of_all_shows_how_many_requests_an_engine_runs_and_each_loop(
+async def test_the_page_of_all_shows_how_many_requests_an_engine_runs_and_each_loop(
     redis_url: str, namespace: str
 ) -> None:
-    service = ServiceInAThread(redis_url, namespace)
-    slots = service.settings.workers.max_running_requests
+    settings = settings_of(redis_url, namespace)
+    slots = settings.workers.max_running_requests
     expected = {
         ("hermes_engine_slots", "ingress-1"): 0,
         ("hermes_engine_slots", "worker-1"): slots,
         ("hermes_slots_allowed", "ingress-1"): slots,
     }
 
-    async def shown() -> bool:
-        families = text_string_to_metric_families(await service.metrics())
-        samples = [sample for family in families for sample in family.samples]
-        found = {(s.name, s.labels.get("replica", "")): s.value for s in samples}
-        late = {name for name in ("ingress-1", "worker-1") if found.get((LATE, name))}
-        return len(late) == 2 and expected.items() <= found.items()
+    async with in_process(settings) as d:
 
-    try:
-        service.run(eventually(shown))
-    finally:
-        service.run(service.stop())
+        async def shown() -> bool:
+            families = text_string_to_metric_families((await d.ingress.metrics.read()).decode())
+            samples = [sample for family in families for sample in family.samples]
+            found = {(s.name, s.labels.get("replica", "")): s.value for s in samples}
+            late = {name for name in ("ingress-1", "worker-1") if found.get((LATE, name))}
+            return len(late) == 2 and expected.items() <= found.items()
+
+        await eventually(shown)

@@ -1,4 +1,4 @@
-"""The queues and the leases, on a real Redis."""
+"""The queues, and the leases with what engines report beside them, on a real Redis."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from serve_app import timings
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
-from serve_app.contract import IngressLease, Reason, State, WorkerLease, Written
+from serve_app.contract import EngineReport, IngressLease, Reason, State, WorkerLease, Written
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.facts import Summary
 from serve_app.observability.metrics import Telemetry
@@ -21,12 +22,13 @@ from serve_app.observability.snapshots import Snapshots
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import ingresses_key, metrics_key
+from serve_app.redis.keyspace import engines_key, ingresses_key, metrics_key, workers_key
 from serve_app.redis.replies import Reply
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import encode_entry
 from serve_app.request_queue.queue import RequestQueue
-from tests.journal.journal_helpers import HEAD, OPENED, World, add, world
+from tests.journal.journal_helpers import HEAD, OPENED, World, world
+from tests.waiting import eventually
 
 SUMMARY_OF_42 = Summary(None, None, 1, 9, first_output_ms=5, output_tokens=42)
 
@@ -43,12 +45,15 @@ async def claimed(queue: RequestQueue, of_each: int, *classes: str) -> list[str]
     return [entry.request_id for entry in entries]
 
 
-async def test_a_claim_gives_back_what_was_enqueued(w: World) -> None:
+async def test_a_claim_gives_back_what_was_enqueued_with_what_it_costs(w: World) -> None:
     before_ms = int(time.time() * 1000) - 1_000
-    await enqueue(w, "batch", "req_1")
+    fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
+    assert set(fields) == {*"rtsdciok"}
+    await w.redis.xadd(w.queue().stream("batch"), fields)
     (entry,) = await w.queue().claim(1)
     assert (entry.request_id, entry.tenant, entry.session) == ("req_1", "tenant", "session")
-    assert (entry.deadline_ms, entry.prompt_tokens, entry.request_class) == (123, 7, "batch")
+    assert (entry.deadline_ms, entry.request_class, entry.kind) == (123, "batch", "chat s1")
+    assert (entry.prompt_tokens, entry.max_output_tokens, entry.cost_tokens) == (7, 9, 16)
     assert before_ms < entry.enqueued_ms < before_ms + 60_000
 
 
@@ -60,6 +65,7 @@ async def test_a_claim_takes_the_oldest_of_the_classes_that_it_names(w: World) -
     assert await claimed(queue, 2, "realtime", "standard") == ["r1", "r2", "s1"]
     assert await claimed(queue, 1) == ["r3", "b1"]
     assert await claimed(queue, 2, "batch") == ["b2"]
+    assert await claimed(queue, 8) == [], "an idle queue is no error"
 
 
 async def test_a_claim_that_does_not_wait_is_answered_at_once(
@@ -81,10 +87,6 @@ async def test_an_arrival_ends_the_wait_for_one(w: World, monkeypatch: pytest.Mo
         await asyncio.sleep(0)
     await enqueue(w, "standard", "s1")
     assert await waiting == ["s1"]
-
-
-async def test_an_idle_queue_is_no_error(w: World) -> None:
-    assert await claimed(w.queue(), 8) == []
 
 
 async def test_no_entry_goes_to_two_consumers(w: World) -> None:
@@ -136,17 +138,18 @@ async def test_a_redis_that_was_emptied_is_prepared_again(w: World) -> None:
 # -- leases --------------------------------------------------------------------------------------
 
 
+def an_ingress(name: str = "ingress-1", complete: bool = False) -> IngressLease:
+    return IngressLease(name, "session-1", complete)
+
+
 async def test_members_see_each_other_and_a_leaver_at_once(w: World, namespace: str) -> None:
     looks: list[Members] = []
-    worker, ingress = (
-        Membership(w.redis, namespace),
-        Membership(w.redis, namespace, looks.append),
-    )
+    worker = Membership(w.redis, namespace)
+    ingress = Membership(w.redis, namespace, looks.append)
     await worker.join_as_worker("replica|with-a-bar", lambda _: 16)
-    await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+    await ingress.join_as_ingress(an_ingress)
     assert ingress.reachable
-    lease = IngressLease("ingress-1", "session-1", False)
-    assert looks[-1] == Members((lease,), (WorkerLease("replica|with-a-bar", 16),))
+    assert looks[-1] == Members((an_ingress(),), (WorkerLease("replica|with-a-bar", 16),))
     await worker.leave()
     await ingress._renew()
     assert looks[-1].workers == ()
@@ -158,10 +161,10 @@ async def test_an_ingress_that_sees_its_cluster_whole_has_one_lease_still(
 ) -> None:
     whole = False
     ingress = Membership(w.redis, namespace)
-    await ingress.join_as_ingress(lambda: IngressLease("ingress-1", "session-1", whole))
+    await ingress.join_as_ingress(lambda: an_ingress(complete=whole))
     whole = True
     await ingress._renew()
-    assert ingress.members.ingresses == (IngressLease("ingress-1", "session-1", True),)
+    assert ingress.members.ingresses == (an_ingress(complete=True),)
     await ingress.leave()
     assert await w.redis.zcard(ingresses_key(namespace)) == 0
 
@@ -182,21 +185,14 @@ async def test_the_lease_of_a_dead_process_expires(
 ) -> None:
     monkeypatch.setattr(timings, "LEASE_MS", 2_000)
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.02)
-    alone = asyncio.Event()
     looks: list[Members] = []
-
-    def look(members: Members) -> None:
-        looks.append(members)
-        if members.names == ("ingress-1",):
-            alone.set()
-
-    dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, look)
-    await dying.join_as_ingress(lambda: IngressLease("ingress-2", "session-1"))
-    await living.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+    dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, looks.append)
+    await dying.join_as_ingress(lambda: an_ingress("ingress-2"))
+    await living.join_as_ingress(an_ingress)
     assert looks[0].names == ("ingress-1", "ingress-2")
     assert dying._task is not None
     dying._task.cancel()  # as a crash would: nothing is given back
-    await asyncio.wait_for(alone.wait(), 60)
+    await eventually(lambda: looks[-1].names == ("ingress-1",))
     assert await w.redis.zcard(ingresses_key(namespace)) == 1  # and is cleaned away
     await living.leave()
 
@@ -204,7 +200,7 @@ async def test_the_lease_of_a_dead_process_expires(
 async def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str) -> None:
     async with world("redis://127.0.0.1:1/0", namespace) as w:
         member = Membership(w.redis, namespace)
-        await member.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+        await member.join_as_ingress(an_ingress)
         assert not member.reachable
         assert member._task is not None
         assert not member._task.done()
@@ -222,26 +218,63 @@ async def test_pages_of_others_are_found_by_their_names(w: World, namespace: str
     await one.stop()
 
 
+async def test_ingresses_read_with_the_leases_what_each_engine_reports(
+    w: World, namespace: str
+) -> None:
+    used, seen = count(1), list[Members]()
+    worker = Membership(w.redis, namespace)
+    await worker.join_as_worker(
+        "worker-1", lambda _: 8, lambda: EngineReport("worker-1", 4096, 512, next(used), 2, 1, 3)
+    )
+    ingress = Membership(w.redis, namespace, seen.append)
+    await ingress.join_as_ingress(an_ingress)
+    await eventually(lambda: len({one.engines for one in seen}) > 2)
+    assert all(len(one.engines) == 1 for one in seen), "the one before is gone"
+    (report,) = seen[0].engines
+    assert report._replace(used_tokens=0) == EngineReport("worker-1", 4096, 512, 0, 2, 1, 3)
+    await worker.leave()
+    await eventually(lambda: not seen[-1].engines)
+    await ingress.leave()
+    assert not await w.operator.exists(engines_key(namespace))
+
+
+async def test_a_worker_of_an_older_version_reports_nothing_and_a_malformed_report_hides_no_other(
+    w: World, namespace: str
+) -> None:
+    later_ms = 2**40 * 1000
+    await w.operator.zadd(workers_key(namespace), {WorkerLease("worker-0", 4).encode(): later_ms})
+    reports = ("worker-1|x", "worker-2|96|32|0|0|0|0|of a later version")
+    await w.operator.zadd(engines_key(namespace), dict.fromkeys(reports, later_ms))
+    ingress = Membership(w.redis, namespace)
+    await ingress.join_as_ingress(an_ingress)
+    await ingress.leave()
+    assert ingress.members.workers == (WorkerLease("worker-0", 4),)
+    assert ingress.members.engines == (EngineReport("worker-2", 96, 32),)
+
+
+# -- what was written ----------------------------------------------------------------------------
+
+
+async def answers(
+    w: World, request_id: str, state: State, reason: Reason | None, text: bytes = b"id: 1\n\n"
+) -> None:
+    """A worker writes this and ends the request."""
+    attempt, _ = await (await w.writer()).open(await w.admit(request_id), 1, b"nonce-1", OPENED)
+    attempt.append([], [text], 1, HEAD)
+    attempt.finish(state, reason, SUMMARY_OF_42, 1 if state is State.COMPLETED else None)
+    await attempt.closed
+
+
 async def test_a_journal_says_how_much_was_written(w: World) -> None:
-    await w.admit("req_1")
-    attempt = await w.opened(await w.writer())
-    add(attempt, 1)
-    attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
-    await attempt.closed
-    await w.admit("req_cancelled")
-    await w.endings.end("req_cancelled", State.CANCELLED, Reason.CANCELLED)
-    await w.admit("req_waits")
-    broken_off = await w.admit("req_broken_off")
-    await (await w.writer()).open(broken_off, 1, b"nonce-2", OPENED)
-    await w.endings.end(broken_off, State.CANCELLED, Reason.CANCELLED)
-    expired = await w.admit("req_expired")
-    attempt, _ = await (await w.writer()).open(expired, 1, b"nonce-3", OPENED)
-    attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY_OF_42, None)
-    await attempt.closed
-    written = {
-        entry.request_id: await w.queue().written(entry) for entry in await w.queue().claim(5)
-    }
-    assert written == {
+    await answers(w, "req_1", State.COMPLETED, None)
+    await answers(w, "req_expired", State.EXPIRED, Reason.DEADLINE)
+    for request_id in ("req_waits", "req_cancelled", "req_broken_off"):
+        await w.admit(request_id)
+    await (await w.writer()).open("req_broken_off", 1, b"nonce-2", OPENED)
+    for request_id in ("req_cancelled", "req_broken_off"):
+        await w.endings.end(request_id, State.CANCELLED, Reason.CANCELLED)
+    entries = await w.queue().claim(5)
+    assert {entry.request_id: await w.queue().written(entry) for entry in entries} == {
         "req_1": Written(42),
         "req_cancelled": Written(0, whole=False, begun=False),
         "req_waits": None,
@@ -251,11 +284,7 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
 
 
 async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admissions(w: World) -> None:
-    await w.admit("req_1")
-    attempt = await w.opened(await w.writer())
-    attempt.append([], [os.urandom(1 << 20)], 1, HEAD)
-    attempt.finish(State.COMPLETED, None, SUMMARY_OF_42, 1)
-    await attempt.closed
+    await answers(w, "req_1", State.COMPLETED, None, os.urandom(1 << 20))
     (entry,) = await w.queue().claim(1)
     replies, call = [], w.link.call
 
@@ -270,12 +299,3 @@ async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admission
         assert await w.queue().written(replace(entry, kind=kind)) is None
     await w.redis.set(w.store.key("req_1"), "something else")
     assert await w.queue().written(entry) is None, "and is not repeated"
-
-
-async def test_an_entry_says_what_its_request_costs(w: World) -> None:
-    fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
-    assert set(fields) == {*"rtsdciok"}
-    await w.redis.xadd(w.queue().stream("standard"), fields)
-    (entry,) = await w.queue().claim(1)
-    assert (entry.prompt_tokens, entry.max_output_tokens, entry.kind) == (7, 9, "chat s1")
-    assert entry.cost_tokens == 16

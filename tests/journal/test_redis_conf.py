@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,15 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from scripts.local import processes, redis_server
 from scripts.local.environment import ROOT
 from tests.journal.journal_helpers import until_written
+from tests.tables import each
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> redis_server.RedisServer:
-    return redis_server.start(tmp_path)
+def server(tmp_path: Path) -> Iterator[redis_server.RedisServer]:
+    made = redis_server.start(tmp_path)
+    yield made
+    if processes.is_alive(made.pid):
+        processes.end(made.pid)
 
 
 def as_user(server: redis_server.RedisServer, user: str = "hermes") -> Redis:
@@ -33,7 +37,6 @@ def test_redis_starts_with_the_files_that_the_project_ships(
     wanted = {"appendonly": "yes", "maxmemory-policy": "noeviction", "appendfsync": "everysec"}
     with as_user(server, "operator") as redis:
         assert {name: redis.config_get(name)[name] for name in wanted} == wanted
-    processes.end(server.pid)
 
 
 def test_what_was_written_in_a_transaction_outlives_a_kill(
@@ -59,48 +62,44 @@ def test_what_was_written_in_a_transaction_outlives_a_kill(
         processes.end(again.pid)
 
 
-REFUSED: dict[str, tuple[str, Callable[[Redis], object]]] = {
-    "the service restores what it made elsewhere": (
-        "hermes",
-        lambda r: r.restore("hermes:a", 0, b"x"),
-    ),
-    "the service sends keys to another server": (
-        "hermes",
-        lambda r: r.migrate("127.0.0.1", 1, ["hermes:a"], 0, 1),
-    ),
-    "the service ends connections": ("hermes", lambda r: r.client_kill_filter(_type="pubsub")),
-    "the service makes everybody wait": ("hermes", lambda r: r.client_pause(1)),
-    "the service lists everybody's keys": ("hermes", lambda r: r.scan()),
-    "the service empties the server": ("hermes", lambda r: r.flushall()),
-    "the service reads Ray's keys": ("hermes", lambda r: r.hget("RAYabc@JOB", "k")),
-    "the service reads another's keys": ("hermes", lambda r: r.get("other:key")),
-    "the service writes to others": ("hermes", lambda r: r.publish("other:w", "x")),
-    "the service reads the configuration": ("hermes", lambda r: r.config_get("*")),
-    "the service lists the users": ("hermes", lambda r: r.acl_list()),
-    "the service ends the server": ("hermes", lambda r: r.shutdown()),
-    "the service makes a replica of it": ("hermes", lambda r: r.replicaof("NO", "ONE")),
-    "Ray reads a journal": ("ray", lambda r: r.xrange("hermes:j:1")),
-    "Ray lists everybody's keys": ("ray", lambda r: r.keys("*")),
-    "Ray walks over everybody's keys": ("ray", lambda r: r.scan()),
-}
+Refused = Callable[[Redis], object]
+REFUSED: list[tuple[str, str, Refused]] = [
+    ("hermes", "restores what it made elsewhere", lambda r: r.restore("hermes:a", 0, b"x")),
+    ("hermes", "sends keys away", lambda r: r.migrate("127.0.0.1", 1, ["hermes:a"], 0, 1)),
+    ("hermes", "ends connections", lambda r: r.client_kill_filter(_type="pubsub")),
+    ("hermes", "makes everybody wait", lambda r: r.client_pause(1)),
+    ("hermes", "lists everybody's keys", lambda r: r.scan()),
+    ("hermes", "empties the server", lambda r: r.flushall()),
+    ("hermes", "reads Ray's keys", lambda r: r.hget("RAYabc@JOB", "k")),
+    ("hermes", "reads another's keys", lambda r: r.get("other:key")),
+    ("hermes", "writes to others", lambda r: r.publish("other:w", "x")),
+    ("hermes", "reads the configuration", lambda r: r.config_get("*")),
+    ("hermes", "lists the users", lambda r: r.acl_list()),
+    ("hermes", "ends the server", lambda r: r.shutdown()),
+    ("hermes", "makes a replica of it", lambda r: r.replicaof("NO", "ONE")),
+    ("ray", "reads a journal", lambda r: r.xrange("hermes:j:1")),
+    ("ray", "lists everybody's keys", lambda r: r.keys("*")),
+    ("ray", "walks over everybody's keys", lambda r: r.scan()),
+]
 
 
-def test_no_user_reaches_more_than_it_needs(server: redis_server.RedisServer) -> None:
-    try:
-        for what, (user, command) in REFUSED.items():
-            with as_user(server, user) as redis:
-                try:
-                    command(redis)
-                except NoPermissionError:
-                    continue
-                pytest.fail(what)
-        with Redis(port=server.port, protocol=2) as nobody, pytest.raises(AuthenticationError):
-            nobody.ping()
-        default = Redis(port=server.port, username="default", password="", protocol=2)
-        with default as nobody, pytest.raises(AuthenticationError):
-            nobody.ping()
-    finally:
-        processes.end(server.pid)
+@each("user, what, command", REFUSED)
+def test_no_user_reaches_more_than_it_needs(
+    server: redis_server.RedisServer, user: str, what: str, command: Refused
+) -> None:
+    with as_user(server, user) as redis, pytest.raises(NoPermissionError):
+        command(redis)
+
+
+@each("login", [{}, {"username": "default", "password": ""}])
+def test_nobody_logs_in_without_a_password(
+    server: redis_server.RedisServer, login: dict[str, str]
+) -> None:
+    with (
+        Redis(port=server.port, protocol=2, **login) as nobody,  # type: ignore[arg-type]
+        pytest.raises(AuthenticationError),
+    ):
+        nobody.ping()
 
 
 def test_the_template_keeps_its_place_for_the_password() -> None:

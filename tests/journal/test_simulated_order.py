@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable
 
 import msgspec
@@ -17,7 +16,6 @@ from scripts.simulation.service import Cluster, VirtualService
 from scripts.simulation.virtual_time import run
 from scripts.simulation.work import Work
 from serve_app.contract import Answer
-from serve_app.journal.facts import RequestFacts
 from serve_app.policy.classes import CLASSES
 from tests.journal.in_process import in_process
 from tests.journal.journal_helpers import World, world
@@ -65,13 +63,13 @@ def in_virtual_time(requests: list[Work]) -> list[str]:
 
 async def admit(w: World, number: int, work: Work) -> None:
     """Accept a request as an ingress does."""
-    now_ms = int(time.time() * 1000)
-    facts = RequestFacts(
-        work.request_class, work.tenant, "", "m", True, now_ms, now_ms + 60_000, w.channel
-    )
-    body = {"messages": [{"role": "user", "content": f"{number}"}], "stream": True}
-    await w.accept(
-        f"req_{number}", facts, msgspec.json.encode({**body, "max_tokens": work.output_tokens})
+    messages = [{"role": "user", "content": f"{number}"}]
+    body = {"messages": messages, "stream": True, "max_tokens": work.output_tokens}
+    await w.admit(
+        f"req_{number}",
+        request_class=work.request_class,
+        tenant=work.tenant,
+        body=msgspec.json.encode(body),
     )
 
 
