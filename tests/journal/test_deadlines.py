@@ -61,9 +61,9 @@ async def test_a_client_of_an_unclaimed_request_is_answered_at_its_deadline(
 ) -> None:
     monkeypatch.setattr(timings, "EXPIRE_WITHIN_S", 60.0)  # no machine is too slow to record it
     async with door(redis_url, namespace) as d:
-        began_s = time.monotonic()
+        deadline_s = time.time() + TIMEOUT_S
         await is_told(asked(d))
-        assert time.monotonic() - began_s >= TIMEOUT_S
+        assert time.time() >= deadline_s
         (request_id,) = await w.journals()
         assert await w.ending(request_id) == EXPIRED
         assert d.ingress.followers.request_ids == []
