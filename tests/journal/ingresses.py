@@ -1,4 +1,4 @@
-"""Real ingresses in this process, on a real Redis, with a worker that answers at once or on the
+"""A real ingress in this process, on a real Redis, with a worker that answers at once or on the
 test's command.
 """
 
@@ -7,14 +7,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from serve_app.cluster.leases import Membership
 from serve_app.contract import Answer, Outcome, Written
 from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.ingress import IngressProcess
-from serve_app.redis.client import connect_redis
 from tests.journal.in_process import ingress_process
 from tests.journal.journal_helpers import OPENED, World, add, finish
 
@@ -33,6 +32,11 @@ class WritingWorker:
         """Whether calls are worked on; otherwise they are never answered."""
         self.busy: dict[str, asyncio.Event] = {}
         """Requests that are answered only after their event is set."""
+
+    @property
+    def order(self) -> list[str]:
+        """The requests of the calls so far."""
+        return [request_id for request_id, _ in self.calls]
 
     async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
         """See `WorkerReplica.execute`."""
@@ -59,25 +63,21 @@ def ingress_of(
 
 
 @asynccontextmanager
-async def ingresses(
-    w: World, *names: str, capacity: int = 8
-) -> AsyncIterator[tuple[WritingWorker, list[IngressProcess]]]:
-    """A worker with a lease, and ingresses that can send to it."""
+async def serving(
+    w: World, name: str = "ingress-1", capacity: int = 8
+) -> AsyncIterator[tuple[WritingWorker, IngressProcess]]:
+    """A worker with a lease, and an ingress that can send to it."""
     worker = WritingWorker(await w.writer())
-    redis = connect_redis(w.settings.redis)
-    membership = Membership(redis, w.settings.namespace)
+    membership = Membership(w.redis, w.settings.namespace)
     await membership.join_as_worker(REPLICA, lambda _: capacity)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(redis.aclose)
-        stack.push_async_callback(membership.leave)
-        started = [await stack.enter_async_context(ingress_of(w, name, worker)) for name in names]
-        yield worker, started
+    try:
+        async with ingress_of(w, name, worker) as ingress:
+            yield worker, ingress
+    finally:
+        await membership.leave()
 
 
 async def ended(w: World, request_id: str) -> bool:
     """Whether a request has been answered and its queue entry deleted."""
-    entries = await w.entries(request_id)
-    depths = await w.depths()
-    return any(entry.ends for entry in entries) and not any(
-        depth.waiting + depth.claimed for depth in depths.values()
-    )
+    left = [depth.waiting + depth.claimed for depth in (await w.depths()).values()]
+    return any(await w.ending(request_id)) and not any(left)

@@ -1,5 +1,5 @@
-"""The client that judges a release of the chart from a pod (`scripts.chaos_testing.in_pod`): on a
-real ingress, a real worker with the simulated engine, and a real Redis.
+"""The judges of chaos find damage: the client in a pod (`scripts.chaos_testing.in_pod`), on a real
+ingress, a real worker with the simulated engine and a real Redis, and the watchdog.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import yaml
 
 from scripts.chaos_testing.in_pod import BEFORE, parse, run
 from scripts.chaos_testing.traffic import PROMPTS
+from scripts.chaos_testing.watchdog import Watchdog
 from scripts.local.environment import ROOT
 from tests.journal.in_process import Door, in_process, settings_of
+from tests.journal.journal_helpers import World
 from tests.tables import each
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.nightly  # a tool
 
@@ -129,3 +131,17 @@ async def test_damage_of_each_kind_is_told_and_is_the_exit_status(
 def other(event: bytes) -> bytes:
     """An event of another text."""
     return event.replace(b'"content":"', b'"content":"x')
+
+
+async def test_a_claim_that_no_ingress_works_on_is_found_in_a_real_redis(
+    w: World, namespace: str
+) -> None:
+    await w.admit("req_lost")
+    await w.queue("ingress-1").claim(1)
+    await w.admit("req_waits")  # no engine has room
+    dog = Watchdog(w.operator, w.settings.model.name, namespace, within_s=1.5)
+    watching = asyncio.create_task(dog.watch())
+    await eventually(lambda: dog.findings)
+    assert list(dog.findings) == ["req_lost"]
+    assert "claimed by ingress-1" in dog.findings["req_lost"]
+    watching.cancel()

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
 from serve_app import timings
 from serve_app.contract import Answer, Outcome, Reason, State, Written
 from tests.journal.in_process import Door, calling, in_process, worker_process
-from tests.journal.journal_helpers import World, world
+from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 MANY = 10
-ENGINE = {"kind": "simulated"}
 ADMITTED = ("multi", "xadd", "pexpire", "set", "xadd", "exec")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "get")
@@ -29,15 +29,21 @@ BACKGROUND = {"time", "zadd", "zrem", "zremrangebyscore", "zrangebyscore"}
 """What processes do to renew their leases, whether there are requests or not."""
 
 
+@pytest.fixture
+def sections() -> dict[str, Any]:
+    return {"engine": {"kind": "simulated"}}
+
+
 async def calls(w: World) -> Counter[str]:
     """How often Redis has executed each command."""
     stats = await w.operator.info("commandstats")
     return Counter({name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()})
 
 
-async def ask(d: Door, path: str, **body: object) -> None:
+async def ask(d: Door) -> None:
     """Send a request, and wait until its queue entry is gone and its cost is settled."""
-    answer = await d.http.post(f"/v1/{path}", json={"model": "hermes-tiny", **body})
+    body = {"model": "hermes-tiny", "prompt": "warm up", "max_tokens": 1}
+    answer = await d.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     await eventually(lambda: not d.ingress.dispatcher.in_flight)
 
@@ -50,24 +56,21 @@ def paid(d: Door) -> float:
 
 @pytest.mark.parametrize("silent", [False, True], ids=["", "a worker that does not tell"])
 async def test_a_request_costs_no_more_commands(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, silent: bool
+    w: World, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
     """Where a worker does not tell what was written, the journal is read for that."""
 
     async def told(_: str, answer: Awaitable[Answer]) -> Answer:
         return Answer((await answer).outcome) if silent else await answer
 
-    async with (
-        world(redis_url, namespace, engine=ENGINE) as w,
-        in_process(w.settings, around=told) as d,
-    ):
+    async with in_process(w.settings, around=told) as d:
         for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S"):
             monkeypatch.setattr(timings, loop, 1e6)
-        await ask(d, "completions", prompt="warm up", max_tokens=1)
+        await ask(d)
         first = paid(d)
         before = await calls(w)
         for _ in range(MANY):
-            await ask(d, "completions", prompt="warm up", max_tokens=1)
+            await ask(d)
         count = await calls(w) - before
         each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
         assert Counter(each) == EACH + Counter(xrevrange=silent)
@@ -76,7 +79,7 @@ async def test_a_request_costs_no_more_commands(
 
 
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
     answers: list[Answer] = []
 
@@ -84,10 +87,7 @@ async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_no
         answers.append(await answer)
         return answers[-1]
 
-    async with (
-        world(redis_url, namespace, engine=ENGINE) as w,
-        in_process(w.settings, around=told) as d,
-    ):
+    async with in_process(w.settings, around=told) as d:
         body = {"model": "hermes-tiny", "prompt": "on and on", "stream": True}
         asked = {**body, "max_tokens": 100_000}
         async with d.http.stream("POST", "/v1/completions", json=asked) as response:
@@ -106,12 +106,10 @@ async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_no
 
 
 async def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled_before(
-    redis_url: str, namespace: str
+    w: World,
 ) -> None:
-    async with world(redis_url, namespace, engine=ENGINE) as w:
-        await w.admit()
-        await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
-        async with worker_process(w.settings) as worker:
-            answer = await calling(worker)("req_1", 1, "s", "")
-        nothing = Written(0, whole=False, begun=False)
-        assert answer == Answer(Outcome.ENDED, nothing)
+    await w.admit()
+    await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    async with worker_process(w.settings) as worker:
+        answer = await calling(worker)("req_1", 1, "s", "")
+    assert answer == Answer(Outcome.ENDED, Written(0, whole=False, begun=False))

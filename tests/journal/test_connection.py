@@ -1,33 +1,100 @@
-"""A command that cannot be sent fails for its sender alone; all others get their own replies."""
+"""Connections to Redis: a command that cannot be sent fails for its sender alone, and a Redis that
+does not answer, or a connection that dies silently, is noticed by everybody who waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import Any
+import math
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import pytest
 
-from serve_app.redis.connection import RespConnection, connect
-from serve_app.settings import RedisSettings
-from tests.journal.journal_helpers import redis_settings
+from serve_app import timings
+from serve_app.contract import IngressLease
+from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
+from serve_app.journal.writer import JournalWriter
+from serve_app.redis.connection import connect
+from serve_app.redis.link import RedisLink
+from serve_app.settings import RedisSettings, Settings
+from tests.journal.admitting import StillIngress
+from tests.journal.cable import HANGING, Cable
+from tests.journal.journal_helpers import (
+    OPENED,
+    World,
+    add,
+    events,
+    everything,
+    finish,
+    redis_settings,
+    world,
+)
+from tests.tables import each
+from tests.waiting import PATIENCE_S, eventually
 
-UNSENDABLE = {
-    "4,301 digits": 10**4_300,
-    "65 bits": 2**64,
-    "below": -(2**63) - 1,
-    "None": None,
-    "True": True,
-    "list": [1],
-    "surrogate": "\ud800",
-}
+
+class Proxy:
+    """Forwards to Redis, unless it is `dead`: then it accepts and reads, but answers nothing, as
+    behind a firewall that has forgotten the connection.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._to = urlsplit(url)
+        self._clients: list[asyncio.StreamWriter] = []
+        self.dead = False
+        self.accepted = self.greeted = self.left = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        login = self._to.netloc.rpartition("@")[0]
+        self.url = self._to._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    def revive(self) -> None:
+        """Answer again; what was sent meanwhile is lost, and so are its connections."""
+        self.dead = False
+        for writer in self._clients:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self._clients.append(writer)
+        up = await asyncio.open_connection(self._to.hostname, self._to.port)
+        try:
+            await asyncio.gather(self._pump(reader, up[1]), self._pump(up[0], writer))
+        except asyncio.CancelledError:
+            pass  # the test is over
+        finally:
+            self.left += 1
+            up[1].close()
+            writer.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                self.greeted += 1
+                if not self.dead:
+                    writer.write(data)
+        except OSError:
+            pass  # the other end has gone
+        finally:
+            writer.close()
 
 
-@pytest.mark.parametrize("unsendable", UNSENDABLE.values(), ids=UNSENDABLE)
+DIGITS_4301, BITS_65 = 10**4_300, 2**64
+UNSENDABLE = [DIGITS_4301, BITS_65, -(2**63) - 1, None, True, [1], "\ud800"]
+
+
+@each("unsendable", UNSENDABLE)
 async def test_what_cannot_be_packed_leaves_the_connection_usable(
     redis_url: str, unsendable: Any
 ) -> None:
-    connection: RespConnection = await connect(RedisSettings(**redis_settings(redis_url)))
+    connection = await connect(RedisSettings(**redis_settings(redis_url)))
     try:
         before = connection.call([("ECHO", "before")])
         with pytest.raises(ValueError):
@@ -40,25 +107,127 @@ async def test_what_cannot_be_packed_leaves_the_connection_usable(
         connection.abort()
 
 
-async def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind() -> None:
-    greeted, closed = asyncio.Event(), asyncio.Event()
+async def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind(
+    redis_url: str,
+) -> None:
+    async with Proxy(redis_url) as way:
+        way.dead = True
+        connecting = asyncio.create_task(connect(RedisSettings(**redis_settings(way.url))))
+        await eventually(lambda: way.greeted)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        await eventually(lambda: way.left)
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1 << 16)
-        greeted.set()
-        with suppress(ConnectionError):
-            await reader.read()
-        closed.set()
-        writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    settings = RedisSettings(url=f"redis://127.0.0.1:{port}/0", connect_timeout_s=60)
-    connecting = asyncio.create_task(connect(settings))
-    await greeted.wait()
-    connecting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await connecting
-    async with asyncio.timeout(60):
-        await closed.wait()
-    server.close()
+async def test_a_subscription_that_has_died_without_a_word_is_noticed_by_a_ping(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "SUBSCRIPTION_PING_S", 0.05)
+    monkeypatch.setattr(timings, "SUBSCRIPTION_ANSWER_S", 0.3)
+    async with (
+        Proxy(redis_url) as way,
+        world(way.url, namespace) as w,
+        world(redis_url, namespace) as beside,
+    ):
+        hub = await w.hub()
+        before = await eventually(
+            lambda: hub._connection if hub._connection and hub._connection.usable else None
+        )
+        way.dead = True  # from here on, only an unanswered ping can end the connection
+        await eventually(lambda: not before.usable)
+        way.revive()
+        await eventually(lambda: hub._connection is not before and hub._connection is not None)
+        await eventually(beside.subscribers)
+
+
+async def test_callers_that_wait_for_a_connection_share_one_failure(
+    redis_url: str, namespace: str
+) -> None:
+    """One after another, the twelfth would wait for twelve time-outs."""
+    async with Proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
+        way.dead = True
+        link, writer = RedisLink(w.settings.redis), JournalWriter(w.settings)
+        link._shared._quiet_s = 60.0  # however long the machine takes to come right after
+        calls = [link.call([("PING",)]) for _ in range(12)]
+        opens = [writer.open(f"req_{n}", 1, b"nonce", OPENED) for n in range(12)]
+        answers = await asyncio.gather(*calls, *opens, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {RedisUnavailable}
+        with pytest.raises(RedisUnavailable):
+            await link.call([("PING",)])
+        assert way.accepted == 2, "the link's and the writer's; none for who comes right after"
+        way.dead = False
+        link._shared._quiet_until_s = -math.inf
+        await eventually(lambda: answered(link))
+        await link.close()
+        await writer.stop()
+
+
+async def answered(link: RedisLink) -> bool:
+    try:
+        return await link.call([("PING",)]) == ["PONG"] or True
+    except RedisUnavailable:
+        return False
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["stops answering", "never answered"])
+async def test_an_admission_waits_no_longer_than_its_own_time(
+    redis_url: str, namespace: str, connected: bool
+) -> None:
+    """However long Redis may take to connect and to answer."""
+    async with Proxy(redis_url) as way:
+        way.dead = not connected
+        redis = {"url": way.url, "connect_timeout_s": 1e6, "response_timeout_s": 1e6}
+        its = StillIngress(Settings.model_validate({"namespace": namespace, "redis": redis}))
+        if connected:
+            await its.base.link.call([("PING",)])
+            way.dead = True
+        async with asyncio.timeout(PATIENCE_S):
+            posts = [its.post(str(n) if n % 2 else "") for n in range(40)]
+            refusals = await asyncio.gather(*posts, return_exceptions=True)
+        told = [one for one in refusals if isinstance(one, RequestRefused)]
+        assert [one.reason for one in told] == ["journal_unavailable"] * len(posts)
+        pauses = {one.headers()["retry-after-ms"] for one in told}
+        assert len(pauses) > 20, "or all come back at once"
+        await its.base.link.close()
+
+
+async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any other answer of Redis would be missed."""
+    monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.05)
+    monkeypatch.setattr(timings, "LEASE_STEADY_S", 0.3)
+    async with Proxy(redis_url) as way, world(way.url, namespace) as w:
+        membership = StillIngress(w.settings).membership
+        await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
+        await eventually(lambda: membership.reachable)
+        way.dead = True
+        await eventually(lambda: not membership.reachable)
+        way.revive()
+        await eventually(lambda: membership.reachable)
+        await membership.leave()
+
+
+async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_and_no_entry(
+    w: World, namespace: str
+) -> None:
+    follower = (await w.hub()).follow_new(await w.admit())
+    reading = asyncio.create_task(everything(follower))
+    await w.admit("req_2")
+    async with Cable(w.settings.redis.url) as cable, world(cable.url, namespace) as its:
+        writer = await its.writer()
+        attempt = await its.opened(writer)
+        writer._within_s = 0.3
+        cable.cut("XADD", HANGING)
+        opening = asyncio.create_task(writer.open("req_2", 1, b"nonce-2", OPENED))
+        await cable.hung.wait()
+        add(attempt, 1)  # behind the opening, on the same connection
+        with pytest.raises(AnswerLost):
+            await opening
+        add(attempt, 2)
+        finish(attempt)
+        await attempt.closed
+        assert await reading == events(1, 2)
+        await cable.arrive()
+        assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"

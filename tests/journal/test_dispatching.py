@@ -18,8 +18,8 @@ from serve_app.dispatch import attempts as attempts
 from serve_app.policy.work import Work
 from serve_app.processes.ingress import IngressProcess
 from serve_app.request_queue.entry import encode_entry
-from tests.journal.ingresses import ended, ingresses
-from tests.journal.journal_helpers import OPENED, World, world
+from tests.journal.ingresses import ended, serving
+from tests.journal.journal_helpers import OPENED, World
 from tests.waiting import eventually
 
 
@@ -40,7 +40,7 @@ async def test_a_claim_whose_answer_was_lost_is_taken_up_even_if_leases_are_not_
     monkeypatch.setattr(timings, "LEASE_PATIENCE_S", 1e9)
     await w.admit("req_lost")
     await w.queue("ingress-1").claim(1)  # and nobody has read the answer
-    async with ingresses(w, "ingress-1") as (_, (ingress,)):
+    async with serving(w) as (_, ingress):
         await eventually(lambda: ended(w, "req_lost"))
         assert not ingress.membership.members.trusted
 
@@ -87,17 +87,14 @@ async def test_claims_of_a_dead_ingress_are_taken_over_by_one_whose_loop_always_
             time.sleep(0.02)  # noqa: ASYNC251  # a busy machine; a look takes a few such steps
             await asyncio.sleep(0.001)
 
-    async with ingresses(w, "ingress-1"):
+    async with serving(w):
         lagging = asyncio.create_task(lag())
         await eventually(lambda: ended(w, "req_1"))
         lagging.cancel()
 
 
 async def test_a_call_that_no_worker_opens_is_sent_again(
-    redis_url: str,
-    namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    w: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that waits for ever in a router, or whose answer was lost: the journal says that
     nobody has begun.
@@ -105,10 +102,9 @@ async def test_a_call_that_no_worker_opens_is_sent_again(
     monkeypatch.setattr(timings, "CALL_OPENS_S", 0.5)  # of the first call
     monkeypatch.setattr(timings, "REPLICA_AVOID_S", 600.0)
     monkeypatch.setattr(timings, "WAITING_TELL_S", 0.05)
-    monkeypatch.setattr(
-        logging.getLogger("hermes"), "handlers", [caplog.handler]
-    )  # whoever configured it before
-    async with world(redis_url, namespace) as w, ingresses(w, "ingress-1") as (worker, (ingress,)):
+    # Whoever configured it before:
+    monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])
+    async with serving(w) as (worker, ingress):
         replicas, avoided = ingress._replicas, []
 
         def opens(request_id: str, epoch: int) -> bool:
@@ -144,7 +140,7 @@ async def many_adopted(w: World) -> AsyncIterator[IngressProcess]:
     await pipeline.execute()
     await w.streams().prepare()
     await w.redis.xreadgroup("ingress", "ingress-2", {stream: ">"}, count=MANY)
-    async with ingresses(w, "ingress-1") as (_, (ingress,)):
+    async with serving(w) as (_, ingress):
         await eventually(lambda: ingress.dispatcher.in_flight == MANY)
         yield ingress
 

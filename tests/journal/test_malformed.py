@@ -15,7 +15,7 @@ from serve_app.observability.metrics_pages import merge_pages
 from serve_app.observability.snapshots import Snapshots
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters
-from tests.journal.ingresses import REPLICA, ended, ingresses
+from tests.journal.ingresses import REPLICA, ended, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
@@ -47,7 +47,7 @@ async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
     for fields in MALFORMED.values():
         await w.redis.xadd(stream, fields)
     await w.admit("req_1")
-    async with ingresses(w, "ingress-1") as (_, (ingress,)):
+    async with serving(w) as (_, ingress):
         await eventually(lambda: ended(w, "req_1"))
         assert ingress.base.loops.failing == []
         count = ingress.base.telemetry.registry.get_sample_value
@@ -73,7 +73,7 @@ async def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(w: World) -> 
     raw = w.queue("ingress-2")
     await w.streams().prepare()
     await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
-    async with ingresses(w, "ingress-1"):
+    async with serving(w):
         await eventually(lambda: ended(w, "req_1"))
     assert len(await unread(w).unreadable()) == 1
 
@@ -83,7 +83,7 @@ async def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_
 ) -> None:
     await w.redis.xadd(w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
     await w.admit("req_1")
-    async with ingresses(w, "ingress-1"):
+    async with serving(w):
         await eventually(lambda: ended(w, "req_1"))
     assert await unread(w).unreadable() == []
 
@@ -95,7 +95,7 @@ async def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
     await w.admit("req_1")
     await w.redis.xadd(w.store.key("req_1"), {"n": b"nonce", "m": facts}, id="1-0")
     await w.queue("ingress-2").claim(1)
-    async with ingresses(w, "ingress-1"):
+    async with serving(w):
         await eventually(lambda: ended(w, "req_1"))
     assert await w.ending() == ("failed", "journal_lost")
     assert len(await unread(w).unreadable()) == 1
@@ -134,7 +134,7 @@ async def _watched(follower: Any) -> None:
 
 
 async def test_an_unreadable_member_hides_no_others(w: World, namespace: str) -> None:
-    async with ingresses(w, "ingress-1") as (_, (ingress,)):
+    async with serving(w) as (_, ingress):
         workers, names = (b"replica|many", b"\xff|3", b""), (b"\xff\xfe", b"")
         await w.redis.zadd(workers_key(namespace), dict.fromkeys(workers, LATER_MS))
         await w.redis.zadd(ingresses_key(namespace), dict.fromkeys(names, LATER_MS))

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.journal.in_process import in_process, settings_of
-from tests.journal.ingresses import ended, ingresses
+from tests.journal.ingresses import ended, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
@@ -20,7 +20,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 
 async def test_an_ingress_shows_what_it_claims_runs_and_keeps_waiting(w: World) -> None:
-    async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
+    async with serving(w, capacity=1) as (worker, ingress):
         registry = ingress.base.telemetry.registry
         worker.busy = {"first": asyncio.Event()}
         await w.admit("first", tenant="noisy")

@@ -15,7 +15,7 @@ from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State, WorkerLost
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
-from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, ingresses
+from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
@@ -25,7 +25,7 @@ SOONER_S = 600.0
 @asynccontextmanager
 async def held_back(w: World) -> AsyncIterator[tuple[WritingWorker, IngressProcess]]:
     """An ingress that runs `r`, and has claimed `s` and `b`, which wait for its end."""
-    async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
+    async with serving(w, capacity=1) as (worker, ingress):
         worker.busy = {"first": asyncio.Event(), "r": asyncio.Event()}
         await w.admit("first")
         await eventually(lambda: worker.calls)
@@ -38,16 +38,14 @@ async def held_back(w: World) -> AsyncIterator[tuple[WritingWorker, IngressProce
         yield worker, ingress
 
 
-async def states(w: World, *request_ids: str) -> list[State | None]:
+async def states(w: World, *request_ids: str) -> list[str]:
     """The states in which the requests have ended, without those that have not."""
-    found: list[State | None] = []
-    for request_id in request_ids:
-        found += [entry.state for entry in await w.entries(request_id) if entry.ends][-1:]
-    return found
+    found = [(await w.ending(request_id))[0] for request_id in request_ids]
+    return [state for state in found if state]
 
 
 async def test_urgent_classes_go_first_and_batch_gets_its_share(w: World) -> None:
-    async with ingresses(w, "ingress-1", capacity=1) as (worker, _):
+    async with serving(w, capacity=1) as (worker, _):
         worker.busy = {"first": asyncio.Event()}
         await w.admit("first", request_class="batch")
         await eventually(lambda: worker.calls)
@@ -58,7 +56,7 @@ async def test_urgent_classes_go_first_and_batch_gets_its_share(w: World) -> Non
         assert [depth.waiting for depth in depths.values()] == [2, 2, 2, 2]
         worker.busy["first"].set()
         await eventually(lambda: ended(w, "batch_1"))
-        order = [request_id for request_id, _ in worker.calls]
+        order = worker.order
         interactive = [name for name in order if not name.startswith("batch")]
         urgent_first = [f"{name}_{n}" for name in CLASSES[:3] for n in range(2)]
         assert interactive == ["first", *urgent_first]
@@ -73,11 +71,11 @@ async def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_bac
         await w.admit("later", request_class="realtime")
         worker.busy["r"].set()
         await eventually(lambda: ended(w, "b"))
-        assert [name for name, _ in worker.calls] == ["first", "r", "b", "later", "s"]
+        assert worker.order == ["first", "r", "b", "later", "s"]
 
 
 async def test_requests_held_back_use_what_another_ingress_leaves_idle(w: World) -> None:
-    async with ingresses(w, "ingress-1", capacity=4) as (worker, (holder,)):
+    async with serving(w, capacity=4) as (worker, holder):
         names = [f"r{n}" for n in range(8)]
         worker.busy = {name: asyncio.Event() for name in names}
         for name in names:
@@ -101,7 +99,7 @@ async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
 ) -> None:
     """Its attempt could not be opened, and it pauses before the next."""
     monkeypatch.setattr(timings, "ATTEMPT_REFUSED_S", (1e6,))
-    async with ingresses(w, "ingress-1", capacity=1) as (worker, (ingress,)):
+    async with serving(w, capacity=1) as (worker, ingress):
 
         def opens(request_id: str, epoch: int) -> bool:
             if request_id == "refused":
@@ -132,7 +130,7 @@ async def test_a_request_that_is_held_back_keeps_its_deadline(
         later(SOONER_S + 1)
         await eventually(lambda: ingress.dispatcher.in_flight == 1)
         assert await states(w, "s", "b") == ["expired", "expired"]
-        assert [name for name, _ in worker.calls] == ["first", "r"], "no engine is asked"
+        assert worker.order == ["first", "r"], "no engine is asked"
         worker.busy["r"].set()
         await eventually(lambda: ended(w, "r"))
 
@@ -163,7 +161,7 @@ async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_ta
         await eventually(lambda: ingress.dispatcher.in_flight == 0)
         assert await states(w, "s", "b") == ["completed", "completed"]
         assert (await w.depths())["standard"].waiting == 1, "the younger one's"
-        assert [name for name, _ in worker.calls] == ["first", "r", "b", "s"]
+        assert worker.order == ["first", "r", "b", "s"]
         await younger.leave()
 
 
@@ -171,7 +169,7 @@ async def test_requests_held_back_are_taken_over_when_their_ingress_dies(w: Worl
     async with held_back(w):
         pass
     assert await states(w, "s", "b") == []
-    async with ingresses(w, "ingress-2") as (worker, _):
+    async with serving(w, "ingress-2") as (worker, _):
         await eventually(lambda: states(w, "s"))
         await eventually(lambda: states(w, "b"))
         assert sorted(worker.calls) == [("b", 1), ("s", 1)]
@@ -215,4 +213,4 @@ async def test_a_request_held_back_does_not_count_as_a_lost_claim(
         assert len(ingress.dispatcher._claimed()) == 3
         worker.busy["r"].set()
         await eventually(lambda: ended(w, "b"))
-        assert [name for name, _ in worker.calls] == ["first", "r", "b", "s"]
+        assert worker.order == ["first", "r", "b", "s"]
