@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -54,6 +55,38 @@ class LoopThread:
 
 
 MANY = st.integers(1, 3)
+Step = Callable[..., Coroutine[Any, Any, None]]
+
+
+class LoopMachine(RuleBasedStateMachine):
+    """A state machine whose steps run on one event loop; `start` and `stop` are the first and the
+    last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = LoopThread()
+        self.thread.run(self.start())
+
+    async def start(self) -> None:
+        """Before the first step."""
+
+    async def stop(self) -> None:
+        """After the last step."""
+
+    def teardown(self) -> None:
+        self.thread.run(self.stop())
+        self.thread.end()
+
+
+def in_the_loop(step: Step) -> Callable[..., None]:
+    """A step that is a coroutine, for `rule` and `invariant`."""
+
+    @wraps(step)
+    def run(machine: LoopMachine, **drawn: Any) -> None:
+        machine.thread.run(step(machine, **drawn))
+
+    return run
 
 
 def run_machine(machine: Callable[[], RuleBasedStateMachine], examples: int, steps: int) -> None:

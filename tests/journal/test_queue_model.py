@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant, rule
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.work import Work
-from serve_app.redis.client import connect_redis
-from serve_app.redis.link import RedisLink
 from serve_app.request_queue.abandoned import AbandonedClaims
-from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry, encode_entry
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.request_queue.streams import GROUP, QueueStreams
-from tests.journal.cable import UNANSWERED, UNSENT, Cable, behind
+from serve_app.request_queue.streams import GROUP
+from tests.journal.cable import UNANSWERED, UNSENT, Cable
 from tests.journal.journal_helpers import World
-from tests.journal.state_machines import MANY, LoopThread, examples, run_machine
+from tests.journal.state_machines import MANY, LoopMachine, examples, in_the_loop, run_machine
 
 CONSUMERS = ("ingress-1", "ingress-2", "ingress-3")
 CONSUMER = st.sampled_from(CONSUMERS)
@@ -35,64 +31,53 @@ class Ingress:
     """One consumer: its connection to Redis, and the claims that it knows of."""
 
     cable: Cable
-    redis: Any
-    link: RedisLink
+    world: World
     queue: RequestQueue
     abandoned: AbandonedClaims
     carried: dict[str, QueueEntry] = field(default_factory=dict)
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(LoopMachine):
     """Three ingresses on one queue; `owners`: which ingress has which entry ('' while it waits)."""
 
     def __init__(self, redis_url: str) -> None:
-        super().__init__()
-        self.thread = LoopThread()
         self.redis_url = redis_url
         self.owners: dict[str, str] = {}
-        self.classes: dict[str, str] = {}
         self.requests: list[str] = []
         self.known: dict[str, QueueEntry] = {}
         self.alive = set(CONSUMERS)
-        self.thread.run(self._start())
+        super().__init__()
 
-    async def _start(self) -> None:
-        self.world = World(self.redis_url, f"t-model-{next(examples)}")
+    async def start(self) -> None:
+        namespace = f"t-model-{next(examples)}"
+        self.world = World(self.redis_url, namespace)
         self.lines = self.world.queue()
         self.ingresses = {}
         for name in CONSUMERS:
             cable = await Cable(self.redis_url).start()
-            its = behind(cable, self.world.settings)
-            client, link = connect_redis(its.redis), RedisLink(its.redis)
-            dead = DeadLetters(link, its.namespace, keep=100)
-            streams = QueueStreams(client, link, its.namespace, its.model.name, dead)
-            self.ingresses[name] = Ingress(
-                cable, client, link, RequestQueue(streams, name), AbandonedClaims(streams, name)
-            )
+            its = World(cable.url, namespace)
+            self.ingresses[name] = Ingress(cable, its, its.queue(name), its.abandoned(name))
         await self._enqueue("standard", "req_new")  # comes before anybody has made the groups
 
-    def teardown(self) -> None:
-        self.thread.run(self._stop())
-        self.thread.end()
-
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
         for ingress in self.ingresses.values():
-            await ingress.link.close()
-            await ingress.redis.aclose()
+            await ingress.world.stop()
         await self.world.stop()
 
     # -- rules ------------------------------------------------------------------------------------
 
     @rule(request_class=st.sampled_from(["realtime", "standard", "batch"]), many=MANY)
-    def requests_come(self, request_class: str, many: int) -> None:
+    @in_the_loop
+    async def requests_come(self, request_class: str, many: int) -> None:
         for _ in range(many):
             self.requests.append(f"req_{len(self.requests)}")
-            self.thread.run(self._enqueue(request_class, self.requests[-1]))
+            await self._enqueue(request_class, self.requests[-1])
 
     @rule(index=st.integers(0, 20))
-    def a_request_is_enqueued_again(self, index: int) -> None:
+    @in_the_loop
+    async def a_request_is_enqueued_again(self, index: int) -> None:
         if self.requests:
-            self.thread.run(self._enqueue("standard", self.requests[index % len(self.requests)]))
+            await self._enqueue("standard", self.requests[index % len(self.requests)])
 
     async def _enqueue(self, request_class: str, request_id: str) -> None:
         stream = self.lines.stream(request_class)
@@ -101,25 +86,16 @@ class QueueMachine(RuleBasedStateMachine):
         # Streams count for themselves: two classes may have given the same id.
         self._new(stream, entry_id)
 
-    @rule()
-    def a_request_is_admitted(self) -> None:
+    @rule(again=st.booleans())
+    @in_the_loop
+    async def a_request_is_admitted(self, again: bool) -> None:
+        """Redis refuses a second first entry, yet a transaction goes on: the queue has it twice."""
         self.requests.append(f"req_{len(self.requests)}")
-        self.thread.run(self._admit(self.requests[-1], again=False))
-
-    @rule()
-    def a_request_is_admitted_again(self) -> None:
-        """Redis refuses the second first entry, yet a transaction goes on: the queue has it
-        twice.
-        """
-        self.requests.append(f"req_{len(self.requests)}")
-        self.thread.run(self._admit(self.requests[-1], again=True))
-
-    async def _admit(self, request_id: str, again: bool) -> None:
-        stream = self.lines.stream("standard")
-        await self.world.admit(request_id)
+        await self.world.admit(self.requests[-1])
         if again:
             with pytest.raises(RedisUnavailable):
-                await self.world.admit(request_id)
+                await self.world.admit(self.requests[-1])
+        stream = self.lines.stream("standard")
         for entry_id, _ in await self.world.redis.xrevrange(stream, count=2 if again else 1):
             self._new(stream, entry_id.decode())
 
@@ -140,8 +116,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.ingresses[name].cable.cut(word, how)
 
     @rule(name=CONSUMER, room=st.integers(1, 7))
-    def one_claims(self, name: str, room: int) -> None:
-        self.thread.run(self._claim(name, room))
+    @in_the_loop
+    async def one_claims(self, name: str, room: int) -> None:
+        await self._claim(name, room)
 
     async def _claim(self, name: str, room: int) -> None:
         """Claim entries that wait, or that arrive now."""
@@ -192,30 +169,32 @@ class QueueMachine(RuleBasedStateMachine):
         return pending
 
     @rule(name=CONSUMER, room=st.integers(1, 7))
-    def one_claims_and_is_not_told(self, name: str, room: int) -> None:
+    @in_the_loop
+    async def one_claims_and_is_not_told(self, name: str, room: int) -> None:
         """The second answer is lost too, because redis-py hides the first loss."""
         self.ingresses[name].cable.mend()
         for _ in range(2):
             self.ingresses[name].cable.cut("XREADGROUP", UNANSWERED)
-        self.thread.run(self._claim(name, room))
+        await self._claim(name, room)
 
     @rule(name=CONSUMER, index=st.integers(0, 20), times=st.integers(1, 2))
-    def one_acknowledges(self, name: str, index: int, times: int) -> None:
+    @in_the_loop
+    async def one_acknowledges(self, name: str, index: int, times: int) -> None:
         """An ingress acknowledges an entry that it works on, even if another has taken it over."""
         carried = self.ingresses[name].carried
         if not carried:
-            self.thread.run(self._claim(name, 3))
+            await self._claim(name, 3)
         if carried:
             entry = carried.pop(list(carried)[index % len(carried)])
             for _ in range(times):
-                self.thread.run(self._acknowledge(name, entry))
+                await self._acknowledge(name, entry)
 
     @rule(name=CONSUMER, index=st.integers(0, 20))
-    def somebody_acknowledges_again(self, name: str, index: int) -> None:
+    @in_the_loop
+    async def somebody_acknowledges_again(self, name: str, index: int) -> None:
         done = [entry for entry in self.known.values() if self.owners[_name(entry)] == ACKNOWLEDGED]
         if done:
-            entry = done[index % len(done)]
-            self.thread.run(self._acknowledge(name, entry))
+            await self._acknowledge(name, done[index % len(done)])
 
     async def _acknowledge(self, name: str, entry: QueueEntry) -> None:
         while True:
@@ -227,12 +206,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.owners[_name(entry)] = ACKNOWLEDGED
 
     @rule(name=CONSUMER, sleeps=st.booleans())
-    def one_loses_its_lease(self, name: str, sleeps: bool) -> None:
+    @in_the_loop
+    async def one_loses_its_lease(self, name: str, sleeps: bool) -> None:
         """A paused ingress returns with the entries that it worked on; a dead one returns under its
         old name with none.
         """
         if not self.ingresses[name].carried:
-            self.thread.run(self._claim(name, 3))
+            await self._claim(name, 3)
         if len(self.alive) > 1:
             self.alive.discard(name)
         if not sleeps:
@@ -246,18 +226,17 @@ class QueueMachine(RuleBasedStateMachine):
         index=st.integers(0, 2),
         cuts=st.lists(st.tuples(COMMANDS, st.sampled_from([UNSENT, UNANSWERED])), max_size=3),
     )
-    def one_takes_over(self, index: int, cuts: list[tuple[str, str]]) -> None:
+    @in_the_loop
+    async def one_takes_over(self, index: int, cuts: list[tuple[str, str]]) -> None:
         names = sorted(self.alive)
         name = names[index % len(names)]
-        self.ingresses[name].cable.mend()
-        for cut in cuts:
-            self.ingresses[name].cable.cut(*cut)
-        self.thread.run(self._take_over(name))
-
-    async def _take_over(self, name: str) -> None:
         ingress = self.ingresses[name]
-        ingress.cable.cuts.clear()
-        due = self._due(name)
+        ingress.cable.mend()
+        for cut in cuts:
+            ingress.cable.cut(*cut)
+        # The entries of dead ingresses, and those that this ingress has without knowing.
+        mine = {entry for entry, owner in self.owners.items() if owner == name}
+        due = self._of_the_dead() | (mine - set(ingress.carried))
         try:
             taken = await ingress.abandoned.take_over(sorted(self.alive), self._carried(name))
         except RedisUnavailable:
@@ -270,15 +249,9 @@ class QueueMachine(RuleBasedStateMachine):
         self._take(name, taken)
         await self._each_is_with_one_living()
 
-    def _due(self, name: str) -> set[str]:
-        """The entries of dead ingresses, and those that this ingress has without knowing."""
-        carried = self.ingresses[name].carried
-        return {
-            entry
-            for entry, owner in self.owners.items()
-            if (owner in CONSUMERS and owner not in self.alive)
-            or (owner == name and entry not in carried)
-        }
+    def _of_the_dead(self) -> set[str]:
+        dead = set(CONSUMERS) - self.alive
+        return {entry for entry, owner in self.owners.items() if owner in dead}
 
     def _carried(self, name: str) -> list[QueueEntry]:
         return list(self.ingresses[name].carried.values())
@@ -292,20 +265,13 @@ class QueueMachine(RuleBasedStateMachine):
                 assert not ours or name in self.alive
 
     @rule(index=st.integers(0, 2))
-    def two_take_over_at_once(self, index: int) -> None:
-        if len(self.alive) > 1:
-            names = sorted(self.alive)
-            self.thread.run(
-                self._two_take_over(names[index % len(names)], names[(index + 1) % len(names)])
-            )
-
-    async def _two_take_over(self, one: str, another: str) -> None:
-        calls = []
-        dead = {
-            entry
-            for entry, owner in self.owners.items()
-            if owner in CONSUMERS and owner not in self.alive
-        }
+    @in_the_loop
+    async def two_take_over_at_once(self, index: int) -> None:
+        if len(self.alive) < 2:
+            return
+        names = sorted(self.alive)
+        one, another = names[index % len(names)], names[(index + 1) % len(names)]
+        calls, dead = [], self._of_the_dead()
         for name in (one, another):
             self.ingresses[name].cable.mend()
             calls.append(
@@ -327,10 +293,8 @@ class QueueMachine(RuleBasedStateMachine):
     # -- what always holds ------------------------------------------------------------------------
 
     @invariant()
-    def nothing_is_lost_and_nothing_comes_back(self) -> None:
-        self.thread.run(self._compare())
-
-    async def _compare(self) -> None:
+    @in_the_loop
+    async def nothing_is_lost_and_nothing_comes_back(self) -> None:
         held = set()
         for request_class, depth in (await self.world.depths()).items():
             stream = self.lines.stream(request_class)
