@@ -15,7 +15,7 @@ from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.ingress import IngressProcess
 from tests.journal.in_process import ingress_process
-from tests.journal.journal_helpers import OPENED, World, add, finish
+from tests.journal.journal_helpers import OPENED, World, add, complete
 
 REPLICA = OPENED.replica
 
@@ -50,8 +50,7 @@ class WritingWorker:
         if request_id in self.busy:
             await self.busy[request_id].wait()
         add(attempt, 1)
-        finish(attempt)
-        await attempt.closed
+        await complete(attempt)
         return Answer(Outcome.ENDED, Written(1))
 
 

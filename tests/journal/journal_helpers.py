@@ -58,21 +58,29 @@ def events(first: int, last: int) -> bytes:
     return b"".join(event(number) for number in range(first, last + 1))
 
 
-def add(attempt: Attempt, number: int) -> None:
-    """Append the n-th event."""
-    head = HEAD if number == 1 else None
-    attempt.append([[0, str(number), [number], None, None, None]], [event(number)], number, head)
+def add(attempt: Attempt, *numbers: int) -> None:
+    """Append the events of these numbers."""
+    for n in numbers:
+        head = HEAD if n == 1 else None
+        attempt.append([[0, str(n), [n], None, None, None]], [event(n)], n, head)
+
+
+async def added(attempt: Attempt, number: int) -> None:
+    """Append the n-th event, and wait until Redis has accepted it."""
+    add(attempt, number)
+    await eventually(lambda: not attempt.pending)
 
 
 def finish(attempt: Attempt) -> None:
     """Complete the request."""
-    attempt.append([], [], attempt_events(attempt), HEAD)
+    attempt.append([], [], attempt._events, HEAD)
     attempt.finish(State.COMPLETED, None, SUMMARY, 1)
 
 
-def attempt_events(attempt: Attempt) -> int:
-    """Number of the last event that was appended."""
-    return attempt._events
+async def complete(attempt: Attempt) -> None:
+    """Complete the request, and wait until Redis has accepted that."""
+    finish(attempt)
+    await attempt.closed
 
 
 def redis_settings(url: str) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from serve_app.journal.facts import AttemptFacts, Summary
 from serve_app.journal.ids import seal_id
 from tests.journal.admitting import StillIngress
 from tests.journal.in_process import calling, worker_process
-from tests.journal.journal_helpers import OPENED, SUMMARY, World, add, events, finish
+from tests.journal.journal_helpers import (
+    OPENED,
+    SUMMARY,
+    World,
+    add,
+    added,
+    complete,
+    events,
+)
 from tests.waiting import eventually
 
 BIG = b"x" * (1 << 20)
@@ -49,8 +57,7 @@ async def test_a_state_is_read_without_the_body_and_without_what_was_answered(w:
         assert ids(await w.store.outline("req_1")) == ["0-1", "1-0"]
     attempt.append([], [BIG], 1)
     await eventually(lambda: not attempt.pending)
-    add(attempt, 2)
-    await eventually(lambda: not attempt.pending)
+    await added(attempt, 2)
     found = await w.store.outline("req_1")
     assert found is not None
     assert ids(found) == ["0-1", "1-0", "1-2"]
@@ -83,8 +90,7 @@ async def test_the_outline_of_a_journal_that_is_gone_or_compacted(w: World) -> N
     assert await w.store.outline("req_1") is None
     attempt = await w.started(body=BIG)
     attempt.append([], [BIG], 1)
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
     await eventually(lambda: w.compacted())
     (last,) = await w.store.outline("req_1") or []
     assert (last.state, last.events, b"z" in last.fields) == ("completed", 1, False)

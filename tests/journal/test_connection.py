@@ -24,9 +24,9 @@ from tests.journal.journal_helpers import (
     OPENED,
     World,
     add,
+    complete,
     events,
     everything,
-    finish,
     redis_settings,
     world,
 )
@@ -226,8 +226,7 @@ async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_
         with pytest.raises(AnswerLost):
             await opening
         add(attempt, 2)
-        finish(attempt)
-        await attempt.closed
+        await complete(attempt)
         assert await reading == events(1, 2)
         await cable.arrive()
         assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"

@@ -12,7 +12,7 @@ from serve_app.contract import Reason, State
 from serve_app.endings import Ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.ids import REQUEST_ID
-from tests.journal.journal_helpers import World, finish, world
+from tests.journal.journal_helpers import World, complete, world
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANCELLED = Ended("req_1", State.CANCELLED, Reason.CANCELLED, "batch", "tenant-1", TRACE)
@@ -47,8 +47,7 @@ async def test_what_its_worker_has_ended_is_not_told_of_again(w: World) -> None:
     heard = await listened(w)
     before = await w.store.outline("req_1")
     attempt = await w.opened(await w.writer())
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
     assert not await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, before)
     assert not heard
 

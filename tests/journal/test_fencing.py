@@ -14,7 +14,7 @@ from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import UNANSWERED, Cable
-from tests.journal.journal_helpers import OPENED, World, add, event, finish, world
+from tests.journal.journal_helpers import OPENED, World, add, added, complete, event, finish, world
 from tests.waiting import PATIENCE_S, eventually
 
 TERMINAL = str(TERMINAL_ID)
@@ -42,16 +42,14 @@ async def test_a_stale_epoch_is_refused(w: World, finishing: bool) -> None:
     old = await w.started()
     new = await w.opened(await w.writer(), 2, b"nonce-2")
     if finishing:  # one that hung, and wakes with its last output
-        add(new, 1)
-        await eventually(lambda: not new.pending)
+        await added(new, 1)
     add(old, 1)
     if finishing:
         finish(old)
     await is_fenced(old)
     if not finishing:
         add(new, 1)
-    finish(new)
-    await new.closed
+    await complete(new)
     (entry,) = [entry for entry in await w.entries() if entry.id == TERMINAL_ID]
     assert (entry.nonce, transcript(entry)) == (b"nonce-2", event(1))
 
@@ -77,8 +75,7 @@ async def test_an_epoch_that_is_taken_or_passed_cannot_be_opened(w: World, epoch
     first = await w.opened(await w.writer(), 2, b"nonce-1")
     with pytest.raises(Fenced):
         await w.opened(await w.writer(), epoch, b"nonce-2")
-    finish(first)
-    await first.closed
+    await complete(first)
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -102,8 +99,7 @@ async def test_an_attempt_that_appends_nothing_and_was_not_ended_is_left_alone(w
     add(attempt, 1)
     await asyncio.sleep(2.5)  # longer than two looks
     add(attempt, 2)
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
 
 
 async def test_opening_gives_the_journal_as_it_stands(w: World) -> None:
@@ -132,11 +128,9 @@ async def test_a_retry_of_ones_own_append_counts_as_accepted(w: World) -> None:
     attempt = await w.started()
     await append(w, "1-1", state=None)
     for number in (1, 2):
-        add(attempt, number)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, number)
     assert await w.ids() == ["0-1", "1-0", "1-1", "1-2"]
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +221,8 @@ async def test_a_connection_cut_while_reading_back_leaves_no_attempt_waiting(
             add(attempt, 1)
             finish(attempt)
         await is_fenced(fenced)
-        await whole.closed
+        async with asyncio.timeout(PATIENCE_S):
+            await whole.closed
 
 
 async def test_an_attempt_that_quits_without_an_answer_is_released(
@@ -244,8 +239,7 @@ async def test_an_attempt_that_quits_without_an_answer_is_released(
 async def test_a_journal_that_was_compacted_cannot_be_ended_again(w: World) -> None:
     attempt = await w.started()
     add(attempt, 1)
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
     while len(entries := await w.entries()) > 1:
         await asyncio.sleep(0)
     assert not await w.store.end("req_1", *CANCELLED, entries)

@@ -21,6 +21,8 @@ from tests.journal.journal_helpers import (
     PrivateRedis,
     World,
     add,
+    added,
+    complete,
     events,
     everything,
     finish,
@@ -72,11 +74,9 @@ async def test_a_late_follower_reads_the_rest_and_then_goes_on(w: World, seen: i
     hub = await w.hub()
     attempt = await w.started()
     for number in range(1, 11):
-        add(attempt, number)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, number)
     follower = await hub.follow("req_1", seen)
-    for number in range(11, 21):
-        add(attempt, number)
+    add(attempt, *range(11, 21))
     finish(attempt)
     assert await everything(follower) == events(seen + 1, 20)
 
@@ -99,10 +99,8 @@ async def test_a_follower_without_any_wake_up_finds_everything_by_itself(w: Worl
     follower = hub.follow_new("req_1")
     await w.admit(wake="nobody-listens-here")
     attempt = await w.opened(await w.writer())
-    for number in range(1, 11):
-        add(attempt, number)
-    finish(attempt)
-    await attempt.closed
+    add(attempt, *range(1, 11))
+    await complete(attempt)
     assert await everything(follower) == events(1, 10)
 
 
@@ -115,8 +113,7 @@ async def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(
     await w.admit(wake="nobody-listens-here")
     attempt = await w.opened(await w.writer())
     for number in range(1, 4):
-        add(attempt, number)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, number)
     last = (await w.entries())[-1]
     await w.redis.publish(w.channel, encode_wakes([wake_of("req_1", last, "1-2")]))
     got = b""
@@ -142,8 +139,7 @@ async def test_a_cut_subscription_costs_no_byte_and_doubles_none(w: World) -> No
 
 async def test_a_cancelled_request_ends_for_its_follower_at_once(w: World) -> None:
     follower, attempt = await w.followed()
-    add(attempt, 1)
-    await eventually(lambda: not attempt.pending)
+    await added(attempt, 1)
     await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, await w.entries())
     assert await everything(follower) == events(1, 1)
     assert ending(follower) == ("cancelled", "cancelled")
@@ -184,8 +180,7 @@ async def test_a_redis_that_is_killed_and_restarted_loses_and_doubles_nothing(
             await w.admit("req_2")
         await private_redis.start()
         await writing
-        finish(attempt)
-        await attempt.closed
+        await complete(attempt)
         assert await whole(w) == events(1, 300)
         assert await reading == events(1, 300)
 
@@ -201,8 +196,7 @@ async def test_a_redis_that_comes_back_older_is_made_whole_by_the_writer(
         attempt = await w.opened(await w.writer())
         got = b""
         for number in range(1, 31):
-            add(attempt, number)
-            await eventually(lambda: not attempt.pending)
+            await added(attempt, number)
         while got != events(1, 30):
             await follower.wait()
             got += follower.reader.take()
@@ -214,8 +208,7 @@ async def test_a_redis_that_comes_back_older_is_made_whole_by_the_writer(
         await eventually(lambda: not attempt.pending)
         ids = await w.ids()
         assert ids[:32] == ["0-1", *(f"1-{seq}" for seq in range(31))]
-        finish(attempt)
-        await attempt.closed
+        await complete(attempt)
         assert await whole(w) == events(1, 40)
         assert got + await everything(follower) == events(1, 40)
 
@@ -228,8 +221,7 @@ async def test_a_redis_that_forgot_the_request_ends_it_with_a_clear_reason(
         follower = hub.follow_new("req_1")
         await asyncio.to_thread(private_redis.remember)
         attempt = await w.started()
-        add(attempt, 1)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, 1)
         private_redis.kill()
         private_redis.forget()
         await private_redis.start()
@@ -246,8 +238,7 @@ async def test_a_redis_that_dies_before_the_end_was_acknowledged_gets_it_again(
 ) -> None:
     async with world(private_redis.url, namespace) as w:
         attempt = await w.started()
-        add(attempt, 1)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, 1)
         private_redis.kill()
         finish(attempt)
         await private_redis.start()

@@ -7,113 +7,390 @@ afterwards. The drawn steps never depend on who won a race.
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
-from serve_app.journal.entries import has_ended
+from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import Entry, has_ended, transcript
+from serve_app.journal.events import SEPARATOR
+from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
-from tests.journal.cable import HANGING, UNANSWERED, UNSENT
-from tests.journal.journal_helpers import SUMMARY
-from tests.journal.journal_world import CUTS, OPENING_CUTS, WORKER, Client, Held, JournalWorld
-from tests.journal.state_machines import MANY, run_machine
+from serve_app.journal.writer import JournalWriter
+from serve_app.redis.connection import RespConnection
+from serve_app.settings import Settings
+from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
+from tests.journal.journal_helpers import HEAD, OPENED, SUMMARY, World
+from tests.journal.state_machines import MANY, LoopMachine, examples, in_the_loop, run_machine
+from workers.replay import recorded
+
+CANCELLED = (State.CANCELLED, Reason.CANCELLED)
+
+
+class ToldWriter(JournalWriter):
+    """A writer that announces each completed turn, so that tests need not poll."""
+
+    def __init__(self, its_settings: Settings) -> None:
+        super().__init__(its_settings)
+        self.turned = asyncio.Event()
+
+    async def _flush(self, connection: RespConnection) -> str:
+        try:
+            return await super()._flush(connection)
+        finally:
+            self.turned.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, for one or more turns."""
+        while not condition():
+            self.turned.clear()
+            await self.turned.wait()
+
+
+@dataclass
+class Worker:
+    """One worker process: its writer, and the cable between it and Redis."""
+
+    cable: Cable
+    writer: ToldWriter
+
+
+@dataclass
+class Held:
+    """An attempt that its worker believes to be current; `events`: the number of events so far, as
+    far as it knows.
+    """
+
+    attempt: Attempt
+    worker: int
+    events: int
+
+
+@dataclass
+class Journal:
+    """The model of one request."""
+
+    request_id: str
+    accepted: list[bytes] = field(default_factory=list)
+    fence: int = 0
+    """The highest epoch that was opened in Redis."""
+    ending: str = ""
+    """The state of the first ending."""
+    terminal: bool = False
+    """Whether the terminal entry is written; then not even an opening can follow."""
+
+
+@dataclass
+class Client:
+    """A connected reader, with everything it received after its `Last-Event-ID`."""
+
+    reader: JournalReader
+    seen: int
+    got: bytes = b""
+
+
+WORDS = st.sampled_from(["XADD", "XADD", "XREVRANGE", "XRANGE"])
+CUTS = st.lists(st.tuples(WORDS, st.sampled_from([UNSENT, UNANSWERED, LATE, RETRIED])), max_size=2)
+OPENING_CUTS = st.lists(st.tuples(WORDS, st.sampled_from([UNSENT, UNANSWERED, LATE])), max_size=1)
+WORKER = st.integers(0, 2)
+
+
+class JournalWorld(LoopMachine):
+    """Three workers, a journal and its model: what the rules are made of, and what always holds."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.redis_url = redis_url
+        self.namespace = f"t-model-{next(examples)}"
+        self.numbers = itertools.count(1)
+        self.model = Journal("")
+        self.epochs = 0
+        self.holder: Held | None = None
+        self.zombies: list[Held] = []
+        self.clients: list[Client] = []
+        self.on_arrival: list[Callable[[], None]] = []
+        self.stale: list[Entry] = []
+        super().__init__()
+
+    async def start(self) -> None:
+        self.world = World(self.redis_url, self.namespace)
+        self.workers = []
+        for _ in range(3):
+            cable = await Cable(self.redis_url).start()
+            self.workers.append(Worker(cable, await self._writer(cable)))
+        self.ender = await Cable(self.redis_url).start()
+        self.enders_world = World(self.ender.url, self.namespace)
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            await worker.writer.stop()
+        await self.enders_world.stop()
+        await self.world.stop()
+
+    async def _writer(self, cable: Cable) -> ToldWriter:
+        writer = ToldWriter(behind(cable, self.world.settings))
+        await writer.start()
+        return writer
+
+    async def _admit(self) -> None:
+        self.model = Journal(f"req_{next(self.numbers)}")
+        self.epochs = 0
+        self.holder, self.zombies, self.clients = None, [], []
+        await self.world.admit(self.model.request_id)
+        self.stale = await self._read()
+
+    def _will_be_cut(self, worker: int, cuts: list[tuple[str, str]]) -> None:
+        cable = self.workers[worker].cable
+        cable.mend()
+        for cut in cuts:
+            cable.cut(*cut)
+
+    async def _open(self, worker: int, cuts: list[tuple[str, str]]) -> None:
+        self.epochs += 1
+        self._will_be_cut(worker, cuts)
+        terminal, fence = self.model.terminal, self.model.fence
+        won = await self._open_epoch(worker, self.epochs)
+        if not won and not self.workers[worker].cable.cuts:
+            assert terminal or fence >= self.epochs, f"epoch {self.epochs} was free"
+
+    async def _open_epoch(self, worker: int, epoch: int) -> bool:
+        """Whether the worker got the epoch; a request that has ended is left alone, as in a
+        replica.
+        """
+        model, cable = self.model, self.workers[worker].cable
+        nonce = b"nonce-%d" % next(self.numbers)
+        while True:
+            try:
+                attempt, entries = await self.workers[worker].writer.open(
+                    model.request_id, epoch, nonce, OPENED
+                )
+                break
+            except Fenced:
+                return False
+            except RedisUnavailable:
+                if cable.cuts:
+                    self._opening_cut(epoch, cable.cuts)
+                    return False
+                # A connection that was dropped before is noticed only now: the command has gone
+                # nowhere.
+        assert not model.terminal
+        assert model.fence < epoch
+        model.fence = epoch
+        self._lose_the_holder()
+        # Its own older attempt is closed by the writer: what was open here is no zombie but an end.
+        for zombie in [zombie for zombie in self.zombies if zombie.worker == worker]:
+            assert isinstance(zombie.attempt.closed.exception(), Fenced)
+            self.zombies.remove(zombie)
+        assert has_ended(entries) == bool(model.ending)
+        if model.ending:
+            self.workers[worker].writer.abandon(attempt)
+            return True
+        part = recorded(entries)
+        assert part.body == b"".join(model.accepted)
+        assert part.events == len(model.accepted)
+        if epoch > 1:
+            attempt.continue_from(part.last, part.body, part.events, part.head)
+        self.holder = Held(attempt, worker, part.events)
+        return True
+
+    async def _held(self) -> Held | None:
+        """Who has the request: somebody takes it up, unless somebody has it or it has ended."""
+        if self.holder is None and not self.model.ending:
+            await self._open(self.epochs % 3, [])
+        return self.holder
+
+    def _opening_cut(self, epoch: int, cuts: list[tuple[str, str]]) -> None:
+        """The worker does not know whether it has opened it, and leaves it to the next epoch."""
+        model = self.model
+
+        def opened() -> None:
+            if model is self.model and not model.terminal and epoch > model.fence:
+                model.fence = epoch
+                self._lose_the_holder()
+
+        how, word = cuts[-1]
+        if (how == UNANSWERED and word == "XADD") or (
+            how in (UNSENT, UNANSWERED, LATE) and word == "XRANGE"
+        ):
+            opened()
+        elif how == LATE and word == "XADD":
+            self.on_arrival.append(opened)
+
+    def _lose_the_holder(self) -> None:
+        if self.holder is not None:
+            self.zombies.append(self.holder)
+            self.holder = None
+
+    def _produce(self, held: Held, many: int) -> list[bytes]:
+        """One burst, hence one entry."""
+        produced = []
+        for _ in range(many):
+            held.events += 1
+            text = b"%d.%d" % (held.attempt.epoch, next(self.numbers))
+            produced.append(b"id: %d\ndata: %b\n\n" % (held.events, text))
+            head = HEAD if held.events == 1 else None
+            output = [0, text.decode(), [held.events], None, None, None]
+            held.attempt.append([output], [produced[-1]], held.events, head)
+        return produced
+
+    async def _settled(self, held: Held) -> None:
+        writer, attempt = self.workers[held.worker].writer, held.attempt
+        await writer.until(lambda: attempt.closed.done() or not attempt.pending)
+
+    async def _arrive(self) -> None:
+        for worker in self.workers:
+            await worker.cable.arrive()
+        # Effects exclude each other by epoch, so that they can be told in the order of the cuts.
+        for effect in self.on_arrival:
+            effect()
+        self.on_arrival.clear()
+
+    def _has_what_counts(self, client: Client) -> None:
+        assert client.got == b"".join(self.model.accepted[client.seen :])
+        ending = client.reader.ending
+        assert (ending.state if ending else "") == self.model.ending
+
+    async def _read(self) -> list[Entry]:
+        entries = await self.world.store.read(self.model.request_id)
+        assert entries
+        return entries
+
+    @invariant()
+    @in_the_loop
+    async def the_journal_is_what_the_model_says(self) -> None:
+        if not self.model.request_id:
+            return
+        entries, model = await self._read(), self.model
+        ids = [entry.id for entry in entries]
+        assert ids == sorted(set(ids))
+        assert (TERMINAL_ID in ids) == model.terminal
+        trimmed = ids == [TERMINAL_ID]
+        epochs = [entry_id.epoch for entry_id in ids if entry_id != TERMINAL_ID]
+        assert trimmed or max(epochs) == model.fence
+        bodies = [entry.body for entry in entries if entry.id.epoch]
+        whole = transcript(entries[-1])
+        body = whole if trimmed and whole is not None else b"".join(bodies)
+        parts = body.split(SEPARATOR)[:-1]
+        numbers = [int(part.split(b"\n")[0].removeprefix(b"id: ")) for part in parts]
+        assert numbers == list(range(1, len(model.accepted) + 1))
+        assert body == b"".join(model.accepted)
+        assert whole is None or whole == body
+        self._one_ending_counts(entries)
+        for seen in {0, len(model.accepted) // 2}:
+            reader = JournalReader(seen=seen)
+            for entry in entries:
+                reader.feed(entry)
+            self._has_what_counts(Client(reader, seen, reader.take()))
+
+    def _one_ending_counts(self, entries: list[Entry]) -> None:
+        endings = [index for index, entry in enumerate(entries) if entry.ends]
+        assert bool(endings) == bool(self.model.ending)
+        if endings:
+            first = entries[endings[0]]
+            assert first.state == self.model.ending
+            assert first.id == TERMINAL_ID or first.id == seal_id(first.id.epoch)
+            # After it, openings that find it ended, and what closes the journal.
+            for later in entries[endings[0] + 1 :]:
+                assert not later.body
+                assert later.id.seq == 0 or later.id == TERMINAL_ID
+
+    @rule()
+    @in_the_loop
+    async def the_late_arrive(self) -> None:
+        await self._arrive()
 
 
 class JournalMachine(JournalWorld):
     """Processes that open attempts, write, read and end the request, in any order."""
 
     @initialize()
-    def the_first_request(self) -> None:
-        self._admit()
+    @in_the_loop
+    async def the_first_request(self) -> None:
+        await self._admit()
 
     @rule()
-    def the_next_request(self) -> None:
+    @in_the_loop
+    async def the_next_request(self) -> None:
         if self.model.ending:
-            self.the_late_arrive()
-            self._admit()
+            await self._arrive()
+            await self._admit()
 
     @rule(worker=WORKER)
-    def a_connection_is_cut(self, worker: int) -> None:
-        self.thread.run(self._drop(worker))
-
-    async def _drop(self, worker: int) -> None:
+    @in_the_loop
+    async def a_connection_is_cut(self, worker: int) -> None:
         self.workers[worker].cable.drop()
 
     @rule(worker=WORKER, cuts=OPENING_CUTS)
-    def an_attempt_is_opened(self, worker: int, cuts: list[tuple[str, str]]) -> None:
-        self.thread.run(self._open(worker, cuts))
+    @in_the_loop
+    async def an_attempt_is_opened(self, worker: int, cuts: list[tuple[str, str]]) -> None:
+        await self._open(worker, cuts)
 
     @rule(one=WORKER, another=WORKER)
-    def two_open_the_same_epoch(self, one: int, another: int) -> None:
-        if one != another and not self.model.terminal:
-            self.thread.run(self._two_open(one, another))
-
-    async def _two_open(self, one: int, another: int) -> None:
+    @in_the_loop
+    async def two_open_the_same_epoch(self, one: int, another: int) -> None:
+        if one == another or self.model.terminal:
+            return
         for worker in (one, another):
             self.workers[worker].cable.mend()
         self.epochs += 1
-        won = await asyncio.gather(
-            *(self._open_epoch(worker, self.epochs) for worker in (one, another))
-        )
-        assert sum(won) == 1
+        both = (self._open_epoch(worker, self.epochs) for worker in (one, another))
+        assert sum(await asyncio.gather(*both)) == 1
 
     @rule(many=MANY, cuts=CUTS)
-    def the_holder_appends(self, many: int, cuts: list[tuple[str, str]]) -> None:
-        if self._is_held():
-            self.thread.run(self._append(many, cuts))
+    @in_the_loop
+    async def the_holder_appends(self, many: int, cuts: list[tuple[str, str]]) -> None:
+        if held := await self._held():
+            await self._append(held, many, cuts)
 
-    async def _append(self, many: int, cuts: list[tuple[str, str]]) -> None:
-        assert self.holder is not None
-        self._will_be_cut(self.holder.worker, cuts)
-        self.model.accepted += self._produce(self.holder, many)
-        await self._settled(self.holder)
-        assert not self.holder.attempt.closed.done()
+    async def _append(self, held: Held, many: int, cuts: list[tuple[str, str]]) -> None:
+        self._will_be_cut(held.worker, cuts)
+        self.model.accepted += self._produce(held, many)
+        await self._settled(held)
+        assert not held.attempt.closed.done()
 
     @rule(
         many=st.integers(0, 2),
         state=st.sampled_from([State.COMPLETED, State.COMPLETED, State.FAILED]),
         cuts=CUTS,
     )
-    def the_holder_finishes(self, many: int, state: State, cuts: list[tuple[str, str]]) -> None:
-        if self._is_held():
-            self.thread.run(self._finish(many, state, cuts))
-
-    async def _finish(self, many: int, state: State, cuts: list[tuple[str, str]]) -> None:
-        assert self.holder is not None
-        self._will_be_cut(self.holder.worker, cuts)
-        self.model.accepted += self._produce(self.holder, many)
-        self.holder.attempt.finish(state, None, SUMMARY, 1 if state is State.COMPLETED else None)
-        await self.holder.attempt.closed
-        self.model.ending, self.model.terminal, self.holder = state, True, None
+    @in_the_loop
+    async def the_holder_finishes(
+        self, many: int, state: State, cuts: list[tuple[str, str]]
+    ) -> None:
+        if held := await self._held():
+            self._will_be_cut(held.worker, cuts)
+            self.model.accepted += self._produce(held, many)
+            held.attempt.finish(state, None, SUMMARY, 1 if state is State.COMPLETED else None)
+            await held.attempt.closed
+            self.model.ending, self.model.terminal, self.holder = state, True, None
 
     @rule(many=st.integers(0, 2), cuts=CUTS)
-    def the_holder_gives_up(self, many: int, cuts: list[tuple[str, str]]) -> None:
-        if self._is_held():
-            self.thread.run(self._quit(many, cuts))
-
-    async def _quit(self, many: int, cuts: list[tuple[str, str]]) -> None:
-        assert self.holder is not None
-        self._will_be_cut(self.holder.worker, cuts)
-        self.model.accepted += self._produce(self.holder, many)
-        self.holder.attempt.quit(Cause.ENGINE_FAILED)
-        with pytest.raises(Fenced):
-            await self.holder.attempt.closed
-        self.holder = None
+    @in_the_loop
+    async def the_holder_gives_up(self, many: int, cuts: list[tuple[str, str]]) -> None:
+        if held := await self._held():
+            self._will_be_cut(held.worker, cuts)
+            self.model.accepted += self._produce(held, many)
+            held.attempt.quit(Cause.ENGINE_FAILED)
+            with pytest.raises(Fenced):
+                await held.attempt.closed
+            self.holder = None
 
     @rule(many=MANY, finishing=st.booleans(), appends=st.integers(0, 1))
-    def the_holder_dies(self, many: int, finishing: bool, appends: int) -> None:
+    @in_the_loop
+    async def the_holder_dies(self, many: int, finishing: bool, appends: int) -> None:
         """The owner dies with a command in flight that reaches Redis later, or never."""
-        if self._is_held():
-            self.thread.run(self._die(many, finishing, appends if finishing else 0))
+        if held := await self._held():
+            await self._die(held, many, finishing, appends if finishing else 0)
 
-    async def _die(self, many: int, finishing: bool, appends: int) -> None:
-        held, model = self.holder, self.model
-        assert held is not None
+    async def _die(self, held: Held, many: int, finishing: bool, appends: int) -> None:
+        model = self.model
         worker = self.workers[held.worker]
         worker.cable.mend()
         worker.cable.cut("XADD", HANGING, appends)
@@ -128,12 +405,8 @@ class JournalMachine(JournalWorld):
         worker.writer = await self._writer(worker.cable)
 
         def appended() -> None:
-            if (
-                model is self.model
-                and not model.terminal
-                and not model.ending
-                and held.attempt.epoch == model.fence
-            ):
+            over = model is not self.model or model.terminal or model.ending
+            if not over and held.attempt.epoch == model.fence:
                 model.accepted += produced
                 model.ending = "completed" if finishing else ""
 
@@ -147,16 +420,16 @@ class JournalMachine(JournalWorld):
             self.on_arrival.append(appended)
 
     @rule(index=st.integers(0, 5), many=MANY, finishing=st.booleans(), cuts=CUTS)
-    def a_zombie_appends(
+    @in_the_loop
+    async def a_zombie_appends(
         self, index: int, many: int, finishing: bool, cuts: list[tuple[str, str]]
     ) -> None:
-        if not self.zombies and self._is_held():
-            assert self.holder is not None
-            self.thread.run(self._open((self.holder.worker + 1) % 3, []))
+        if not self.zombies and (held := await self._held()):
+            await self._open((held.worker + 1) % 3, [])
         if self.zombies:
             zombie = self.zombies.pop(index % len(self.zombies))
             self._will_be_cut(zombie.worker, cuts)
-            self.thread.run(self._refused(zombie, many, finishing))
+            await self._refused(zombie, many, finishing)
 
     async def _refused(self, zombie: Held, many: int, finishing: bool) -> None:
         self._produce(zombie, many)
@@ -170,18 +443,16 @@ class JournalMachine(JournalWorld):
         word=st.sampled_from(["XADD", "XRANGE", "PEXPIRE"]),
         stale=st.booleans(),
     )
-    def somebody_cancels(self, how: str, word: str, stale: bool) -> None:
-        self.thread.run(self._cancel(how, word, stale))
-
-    async def _cancel(self, how: str, word: str, stale: bool) -> None:
+    @in_the_loop
+    async def somebody_cancels(self, how: str, word: str, stale: bool) -> None:
         before = self.stale if stale else await self._read()
         if how:
             self.ender.cut(word, how)
         cut = False
         while True:
             try:
-                counts = await self.ender_store.end(
-                    self.model.request_id, State.CANCELLED, Reason.CANCELLED, before
+                counts = await self.enders_world.store.end(
+                    self.model.request_id, *CANCELLED, before
                 )
                 break
             except RedisUnavailable:
@@ -190,28 +461,22 @@ class JournalMachine(JournalWorld):
         self.ender.mend()
         assert not (counts and self.model.ending), f"it was {self.model.ending} before"
         assert counts or cut or self.model.ending
-        self.model.terminal |= not has_ended(
-            before
-        )  # whoever knows that it has ended leaves it as it is
+        # Whoever knows that it has ended leaves it as it is.
+        self.model.terminal |= not has_ended(before)
         self.model.ending = self.model.ending or "cancelled"
         self._lose_the_holder()
 
     @rule(many=MANY, finishing=st.booleans())
-    def the_holder_goes_on_while_somebody_cancels(self, many: int, finishing: bool) -> None:
-        if self._is_held():
-            self.thread.run(self._race(many, finishing))
-
-    async def _race(self, many: int, finishing: bool) -> None:
-        held, model = self.holder, self.model
-        assert held is not None
+    @in_the_loop
+    async def the_holder_goes_on_while_somebody_cancels(self, many: int, finishing: bool) -> None:
+        held, model = await self._held(), self.model
+        if held is None:
+            return
         before = await self._read()
         produced = self._produce(held, many)
         if finishing:
             held.attempt.finish(State.COMPLETED, None, SUMMARY, None)
-        ended = await self.world.store.end(
-            model.request_id, State.CANCELLED, Reason.CANCELLED, before
-        )
-        counts = ended is not None
+        counts = await self.world.store.end(model.request_id, *CANCELLED, before) is not None
         await self._settled(held)
         stands = produced[0] in b"".join(entry.body for entry in await self._read())
         if finishing:
@@ -225,16 +490,14 @@ class JournalMachine(JournalWorld):
             self.zombies.remove(held)
 
     @rule(forgotten=st.integers(1, 3))
-    def redis_comes_back_a_little_older(self, forgotten: int) -> None:
-        if self._is_held():
-            self.thread.run(self._older(forgotten))
-
-    async def _older(self, forgotten: int) -> None:
+    @in_the_loop
+    async def redis_comes_back_a_little_older(self, forgotten: int) -> None:
         """Without the last entries, though nothing before the opening of the one who still knows
         them.
         """
-        held = self.holder
-        assert held is not None
+        held = await self._held()
+        if held is None:
+            return
         entries = await self._read()
         lost = [entry for entry in entries[-forgotten:] if entry.id > (held.attempt.epoch, 0)]
         if not lost:
@@ -245,22 +508,21 @@ class JournalMachine(JournalWorld):
         await self.world.redis.xdel(key, *(str(entry.id) for entry in lost))
         last = entries[-len(lost) - 1].id
         await self.world.redis.execute_command("XSETID", key, str(last))
-        await self._append(1, [])
+        await self._append(held, 1, [])
 
     @rule(many=MANY, finishing=st.booleans(), cuts=CUTS)
-    def the_journal_expires(self, many: int, finishing: bool, cuts: list[tuple[str, str]]) -> None:
-        if self._is_held():
-            self.thread.run(self._expire(many, finishing, cuts))
-            self.the_late_arrive()
-            assert not self.thread.run(self.world.store.read(self.model.request_id))
-            self._admit()
-
-    async def _expire(self, many: int, finishing: bool, cuts: list[tuple[str, str]]) -> None:
-        assert self.holder is not None
-        await self.world.redis.delete(self.world.store.key(self.model.request_id))
-        self.model.terminal = True  # nothing can be opened, whatever arrives
-        self._will_be_cut(self.holder.worker, cuts)
-        await self._refused(self.holder, many, finishing)
+    @in_the_loop
+    async def the_journal_expires(
+        self, many: int, finishing: bool, cuts: list[tuple[str, str]]
+    ) -> None:
+        if held := await self._held():
+            await self.world.redis.delete(self.world.store.key(self.model.request_id))
+            self.model.terminal = True  # nothing can be opened, whatever arrives
+            self._will_be_cut(held.worker, cuts)
+            await self._refused(held, many, finishing)
+            await self._arrive()
+            assert not await self.world.store.read(self.model.request_id)
+            await self._admit()
 
     @rule(seen=st.integers(0, 8))
     def a_client_comes(self, seen: int) -> None:
@@ -268,21 +530,19 @@ class JournalMachine(JournalWorld):
             self.clients.append(Client(JournalReader(seen=seen), seen))
 
     @rule()
-    def the_clients_read_on(self) -> None:
+    @in_the_loop
+    async def the_clients_read_on(self) -> None:
+        read = self.world.store.read
         for client in self.clients:
-            for entry in (
-                self.thread.run(
-                    self.world.store.read(self.model.request_id, client.reader.position)
-                )
-                or ()
-            ):
+            for entry in await read(self.model.request_id, client.reader.position) or ():
                 client.reader.feed(entry)
             client.got += client.reader.take()
             self._has_what_counts(client)
 
     @rule()
-    def somebody_remembers_the_journal_as_it_is(self) -> None:
-        self.stale = self._entries()
+    @in_the_loop
+    async def somebody_remembers_the_journal_as_it_is(self) -> None:
+        self.stale = await self._read()
 
 
 def test_a_journal_is_what_its_model_says(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.journal.journal_helpers import (
     PrivateRedis,
     World,
     add,
+    added,
     events,
     everything,
     finish,
@@ -120,8 +121,7 @@ async def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause
         reading = asyncio.create_task(everything(follower))
         writer = await w.writer()
         attempt = await w.opened(writer)
-        add(attempt, 1)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, 1)
         assert (await w.operator.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
         await w.operator.config_set("maxmemory", FULL_BYTES)
         await w.operator.setrange("filler", 2 * FULL_BYTES, "x")

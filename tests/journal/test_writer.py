@@ -19,6 +19,8 @@ from tests.journal.journal_helpers import (
     SUMMARY,
     World,
     add,
+    added,
+    complete,
     event,
     events,
     finish,
@@ -40,8 +42,7 @@ def sections() -> dict[str, Any]:
 async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
     attempt = await w.started()
     add(attempt, 1)
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
     for entry_id in ("*", "2-0", "99999999999999-1", TERMINAL):
         with pytest.raises(ResponseError, match="exhausted"):
             await w.redis.xadd(w.store.key("req_1"), {"a": "b"}, id=entry_id)
@@ -59,11 +60,9 @@ async def test_a_completed_journal_is_one_terminal_entry_that_holds_the_transcri
 ) -> None:
     attempt = await w.started()
     for number in range(1, 21):
-        add(attempt, number)
-        await eventually(lambda: not attempt.pending)
+        await added(attempt, number)
     assert len(await w.entries()) == 22
-    finish(attempt)
-    await attempt.closed
+    await complete(attempt)
     await eventually(lambda: w.compacted())
     await eventually(lambda: expires_soon(w))
     (terminal,) = await w.entries()
@@ -78,8 +77,7 @@ async def test_a_journal_that_failed_or_was_cancelled_keeps_its_entries(
     w: World, outside: bool
 ) -> None:
     attempt = await w.started()
-    add(attempt, 1)
-    await eventually(lambda: not attempt.pending)
+    await added(attempt, 1)
     if outside:
         await w.store.end("req_1", *CANCELLED, await w.entries())
     else:
@@ -96,8 +94,7 @@ async def test_appends_keep_the_expiry_that_was_set_at_admission(w: World) -> No
     ends_s = 60 + 300  # its deadline, and time for somebody to end it
     assert 60_000 < admitted_ms <= 1000 * ends_s
     attempt = await w.opened(await w.writer())
-    add(attempt, 1)
-    await eventually(lambda: not attempt.pending)
+    await added(attempt, 1)
     assert 0 < await w.redis.pttl(w.store.key("req_1")) <= admitted_ms
 
 
@@ -139,15 +136,13 @@ async def test_a_wake_up_is_published_only_for_what_stands_in_the_journal(w: Wor
     await pubsub.subscribe(w.channel)
     await eventually(lambda: w.subscribers())
     old = await w.opened(await w.writer(), 1, b"nonce-1")
-    add(old, 1)
-    await eventually(lambda: not old.pending)
+    await added(old, 1)
     new = await w.opened(await w.writer(), 2, b"nonce-2")
     old.append([], [b"id: 2\ndata: refused\n\n"], 2)
     with pytest.raises(Fenced):
         await old.closed
     add(new, 1)
-    finish(new)
-    await new.closed
+    await complete(new)
     told: list[EntryId] = []
     while not told or told[-1] != seal_id(2):
         message = await pubsub.get_message(timeout=5)
