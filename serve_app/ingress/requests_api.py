@@ -13,6 +13,7 @@ from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress.event_streams import EventStream, EventStreams
 from serve_app.ingress.refusals import journal_unavailable
 from serve_app.journal.entries import Entry, has_ended
+from serve_app.journal.ids import FIRST_OPENING_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 
@@ -57,6 +58,8 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
         reader.feed(entry)
     facts, ending = reader.facts, reader.ending
     summary = ending.summary if ending else None
+    # Who ends a request from outside does not know what its worker has written until then.
+    told = summary and (entries[-1].counts or not summary.attempts)
     open_state = State.RUNNING if reader.attempt else State.QUEUED
     return {
         "id": request_id,
@@ -69,14 +72,20 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
         "replica": reader.attempt.replica if reader.attempt else None,
         "engine": reader.attempt.engine if reader.attempt else None,
         "attempts": reader.attempts,
-        "events": reader.last_event,
-        "output_tokens": summary.output_tokens if summary else None,
+        "events": _events(entries, reader),
+        "output_tokens": summary.output_tokens if summary and told else None,
         "admitted_at_ms": facts.admitted_ms if facts else None,
         "started_at_ms": reader.attempt.opened_ms if reader.attempt else None,
         "first_output_at_ms": summary.first_output_ms if summary else None,
         "ended_at_ms": summary.ended_ms if summary else None,
         "deadline_at_ms": facts.deadline_ms if facts else None,
     }
+
+
+def _events(entries: list[Entry], reader: JournalReader) -> int | None:
+    """How many events the engine's response has so far; None if no entry of the outline says so."""
+    begun = any(entry.id > FIRST_OPENING_ID and not entry.terminal for entry in entries)
+    return None if begun and not any(e.counts for e in entries) else reader.last_event
 
 
 async def _entries(store: JournalStore, request_id: str, tenant: str) -> list[Entry]:

@@ -179,6 +179,13 @@ class Entry(NamedTuple):
         return int(self.fields.get(b"e", b"0"))
 
     @property
+    def counts(self) -> bool:
+        """Whether the entry says how many events the response has; an ending from outside does
+        not.
+        """
+        return b"e" in self.fields
+
+    @property
     def terminal(self) -> bool:
         """Whether this is the terminal entry, which nothing can follow."""
         return self.id == TERMINAL_ID

@@ -1,7 +1,7 @@
 """The few entries of a journal that determine a request's state, for callers that need neither its
 body nor its output.
 
-They are the request itself, every opening, every seal, and the last entry. A journal has one
+They are the request itself, every opening, every seal, and the last two entries. A journal has one
 opening per attempt, so reading them takes a few small ranges, however long the response is.
 """
 
@@ -24,7 +24,8 @@ def first_questions(key: str) -> list[Command]:
     return [
         _one(key, REQUEST_ID),
         *more_questions(key, (1,)),
-        # Two, because a seal may stand right before a terminal entry from outside.
+        # Two, because what stands before an opening or a terminal entry from outside may be a
+        # seal, and says how many events there are.
         ("XREVRANGE", key, "+", "-", "COUNT", "2"),
     ]
 
@@ -44,11 +45,7 @@ def epochs_left(entries: Sequence[Entry]) -> range:
 def put_together(replies: Sequence[Any]) -> list[Entry]:
     """The entries in the answers, in order, each once and without its bytes."""
     found = {entry.id: entry for reply in replies for entry in map(entry_from_redis, reply)}
-    last = max(found, default=None)
-    kept = (
-        found[at] for at in sorted(found) if at in (REQUEST_ID, last) or at.opens or found[at].ends
-    )
-    return [entry.without_bytes() for entry in kept]
+    return [found[at].without_bytes() for at in sorted(found)]
 
 
 def summary_of(entries: Sequence[Entry], ended_ms: int) -> Summary:

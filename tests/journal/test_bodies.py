@@ -60,7 +60,7 @@ async def test_a_state_is_read_without_the_body_and_without_what_was_answered(w:
     await added(attempt, 2)
     found = await w.store.outline("req_1")
     assert found is not None
-    assert ids(found) == ["0-1", "1-0", "1-2"]
+    assert ids(found) == ["0-1", "1-0", "1-1", "1-2"]
     assert not any(entry.body for entry in found)
     assert found[-1].events == 2
     assert await sent_bytes(w) - before < len(BIG) * 1.1, "of the last two entries, no more"
