@@ -155,7 +155,7 @@ class SimulatedEngine:
             line.path.endswith("/chat/completions"),
             int(recorder.created_s),
         )
-        limit = request.get("max_completion_tokens") or request.get("max_tokens") or 64
+        limit = int(request.get("max_completion_tokens") or request.get("max_tokens") or 64)
         limit = min(limit, self._arguments.max_output_tokens or limit)
         prompt = msgspec.json.encode(request.get("messages", request.get("prompt")))
         streamed = request.get("stream") is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 from serve_app.errors import RequestRefused
@@ -68,7 +69,7 @@ class InferenceEndpoint:
         path, tenant = scope["path"], scope["state"]["tenant"]
         query = scope["query_string"].decode("latin-1")
         with self._uploads.of(tenant) as upload:
-            body = await upload.body(headers, receive)
+            body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request = await self._validator.parse(path, body)
             submission = self._submissions.of(
                 tenant, path, query, headers, body, request, span.traceparent

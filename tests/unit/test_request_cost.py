@@ -54,6 +54,7 @@ PASSES = {
     "commas": text(b"," * LARGEST),
     "token ids": b'{"a":[' + b",".join(b"%d" % (100_000 + n) for n in range(290_000)) + b"]}",
     "small token ids": many(b"300", 290_000),
+    "token ids as other numbers": many(b"3e2", 290_000),
     "lists of ids": many(b"[" + b",".join([b"300"] * 400) + b"]", 700),
     "many texts": many(b'"ab"', 90_000),
     "many objects": many(b'{"a":1}', 19_000),

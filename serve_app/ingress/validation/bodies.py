@@ -94,6 +94,7 @@ class _Sampling(_Common):
     service_tier: str | None = None
     stream_options: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    repetition_detection: dict[str, _Count] | None = None
 
 
 class _Message(_Loose):

@@ -2,7 +2,10 @@
 
 A list of nulls needs more memory than its text, and one call of a decoder blocks the whole process.
 Values are therefore counted in the bytes before any is created. Long texts are checked piece by
-piece, and only their beginning is kept. Finally numbers and depth are checked everywhere.
+piece, and only their beginning is kept. Finally depth is checked everywhere.
+
+JSON has one type of number: what has no fractional part is read as an integer, however it is
+written (`64.0`, `6.4e1`), as vLLM does.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ _BEGINNING_BYTES = 1 << 20
 """How much of a longer text is kept; more characters than any limit on the length of a text."""
 _LARGE_DEPTH = 16
 """Allowed depth of values larger than a piece, because each level is scanned again."""
-_MAX_INT, _MIN_INT = 2**63 - 1, -(2**63)
 
 Buffer = bytes | msgspec.Raw
 
@@ -46,6 +48,16 @@ _TEXT = re.compile(
 """Matches a part of a JSON text between its quotes, without lone surrogates and without
 backtracking.
 """
+_LONE_SURROGATE = re.compile(
+    rb"\\u(?:"
+    + _SURROGATE_HIGH
+    + rb"(?!\\u"
+    + _SURROGATE_LOW
+    + rb")|"
+    + _SURROGATE_LOW
+    + rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}))"
+)
+"""Matches the escape of half a pair, if no backslash before it is escaped."""
 
 
 class NotJson(Exception):
@@ -57,16 +69,31 @@ def read(body: bytes, limits: RequestLimits) -> Any:
 
     Raises:
         NotJson: the body is not JSON.
-        RequestRefused: `invalid_request`: it exceeds the limits, or contains a number of more than
-            64 bits.
+        RequestRefused: `invalid_request`: it exceeds the limits, or contains a number or a text
+            that cannot be represented.
     """
     _count(body, limits)
+    text = body.strip()
+    if not text:
+        raise NotJson("it is empty")
+    if b"\0" in text[:4]:
+        raise NotJson("it is not encoded in UTF-8")
     try:
-        value = _load(body.strip(), _LARGE_DEPTH)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotJson(str(error)) from None
-    if type(value) in _LOOKED_INTO:
-        _check(value, limits)
+        value = _load(text, _LARGE_DEPTH)
+    except UnicodeDecodeError as error:
+        raise NotJson(f"a text in it is not encoded in UTF-8 ({error.reason})") from None
+    except msgspec.ValidationError:
+        raise RequestRefused(
+            Reason.INVALID_REQUEST,
+            "The request contains a number that cannot be represented: it is beyond 1.8e308 or "
+            "has more than 4300 digits.",
+        ) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        if any(_LONE_SURROGATE.search(piece) for piece in _unescaped(body)):
+            raise _no_character() from None  # msgspec has no word of its own for it
+        raise NotJson(str(error).removeprefix("JSON is malformed: ")) from None
+    if type(value) in (dict, list):
+        _normalise(value, limits)
     return value
 
 
@@ -152,6 +179,14 @@ def _load(raw: Buffer, depth: int) -> Any:
     return _long_text(view) if kind == ord('"') else _decode(view)
 
 
+def _no_character() -> RequestRefused:
+    return RequestRefused(
+        Reason.INVALID_REQUEST,
+        "A text of the request contains half of a surrogate pair (an escape such as \\ud83d "
+        "without the other half), which is no character.",
+    )
+
+
 def _long_text(quoted: memoryview) -> str:
     """The beginning of a text, after all of it was checked."""
     whole = bytes(quoted)
@@ -163,6 +198,8 @@ def _long_text(quoted: memoryview) -> str:
     while position < end:
         part = _TEXT.match(quoted, position, min(end, position + _PIECE_BYTES // 2))
         if part is None:
+            if _LONE_SURROGATE.match(quoted, position):
+                raise _no_character()
             raise NotJson(f"a string contains an invalid character (near byte {position} of it)")
         utf8.decode(part.group())
         position = part.end()
@@ -173,34 +210,21 @@ def _long_text(quoted: memoryview) -> str:
     return text
 
 
-def _check(value: Any, limits: RequestLimits, place: str = "", level: int = 1) -> None:
-    """Refuse numbers of more than 64 bits and values that are nested too deeply, anywhere."""
-    kind = type(value)
-    if kind is int:
-        if not _MIN_INT <= value <= _MAX_INT:
-            raise RequestRefused(
-                Reason.INVALID_REQUEST,
-                f"Invalid value for '{place}': the number has more than 64 bits.",
-                param=place,
-            )
-    elif level > limits.max_depth:
+def _normalise(value: Any, limits: RequestLimits, level: int = 1) -> None:
+    """Make integers of all numbers without a fractional part, and refuse values that are nested too
+    deeply, anywhere.
+    """
+    if level > limits.max_depth:
         raise too_many("levels of nested lists and objects", limits.max_depth)
-    elif kind is dict:
-        for name, item in value.items():
-            if type(item) in _LOOKED_INTO:
-                _check(item, limits, f"{place}.{name[:64]}" if place else name[:64], level + 1)
-    else:
-        _check_list(value, limits, place, level)
-
-
-def _check_list(items: list[Any], limits: RequestLimits, place: str, level: int) -> None:
-    kinds = set(map(type, items))
-    if kinds == {int} and min(items) >= _MIN_INT and max(items) <= _MAX_INT:
+    if type(value) is list and not _LOOKED_INTO & set(map(type, value)):
         return  # token ids, perhaps very many
-    if kinds & _LOOKED_INTO:
-        for index, item in enumerate(items):
-            if type(item) in _LOOKED_INTO:
-                _check(item, limits, f"{place}[{index}]", level + 1)
+    for place, item in value.items() if type(value) is dict else enumerate(value):
+        kind = type(item)
+        if kind is float:
+            if item.is_integer():
+                value[place] = int(item)
+        elif kind in _LOOKED_INTO:
+            _normalise(item, limits, level + 1)
 
 
-_LOOKED_INTO = {int, dict, list}
+_LOOKED_INTO = {float, dict, list}
