@@ -72,7 +72,8 @@ class Admission:
         passed to `unsure`.
 
         Raises:
-            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `idempotency_conflict`.
+            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `idempotency_conflict`,
+                `journal_lost` if the submission continues what is not there.
             RedisUnavailable: Redis cannot be reached.
         """
         facts = self._facts(submission)
@@ -85,12 +86,15 @@ class Admission:
         self, submission: Submission, facts: RequestFacts, expect: Expect
     ) -> Receipt:
         """Accept one of several simultaneous repeats; the others find it when they look again."""
-        line = submission.line
-        digested = digest(line.path.encode(), line.query.encode(), submission.body)
-        facts = msgspec.structs.replace(facts, idempotency=digested)
+        where = (submission.line.path.encode(), submission.line.query.encode())
+        facts = msgspec.structs.replace(
+            facts,
+            idempotency=digest(*where, submission.body),
+            idempotency_value=digest(*where, submission.value) if submission.value else "",
+        )
         for _ in range(timings.KEYED_TRIES):
             held = await self._keyed.held(facts.tenant, submission.idempotency_key)
-            if held.facts is not None and held.facts.idempotency != digested:
+            if held.facts is not None and not _same(held.facts, facts):
                 raise RequestRefused(
                     Reason.IDEMPOTENCY_CONFLICT,
                     "This Idempotency-Key was used with another request; a key stands for one "
@@ -99,6 +103,12 @@ class Admission:
                 )
             if held.stands:
                 return _repeat(held, facts)
+            if submission.seen:
+                raise RequestRefused(
+                    Reason.JOURNAL_LOST,
+                    "There is no answer (any more) that this Idempotency-Key could continue; send "
+                    "the request without Last-Event-ID.",
+                )
             send = partial(self._keyed.accept, held, facts)
             with suppress(Outrun):
                 return await self._accept(held.request_id, submission, facts, expect, send)
@@ -154,6 +164,16 @@ class Admission:
             client_request_id=submission.client_request_id,
             trace=submission.trace,
         )
+
+
+def _same(earlier: RequestFacts, now: RequestFacts) -> bool:
+    """Whether two requests ask for the same: byte for byte (older versions know nothing else), or
+    by their meaning.
+    """
+    means = now.idempotency_value
+    return earlier.idempotency == now.idempotency or (
+        means != "" and earlier.idempotency_value == means
+    )
 
 
 def _repeat(held: Held, facts: RequestFacts) -> Receipt:

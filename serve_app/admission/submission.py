@@ -29,6 +29,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         client_request_id: the client's name for the request; empty if it gave none.
         idempotency_key: a tenant's submissions with the same key are one request; empty if this is
             a request of its own.
+        value: the body's meaning as bytes, for comparison under that key; empty if it is not known.
+        seen: the number of the last event that the client has of the answer to its key; if it has
+            any, only an earlier request will do.
         trace: the `traceparent` of the request's span; empty if it is not traced.
     """
 
@@ -44,6 +47,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     wake: str = ""
     client_request_id: str = ""
     idempotency_key: str = ""
+    value: bytes = b""
+    seen: int = 0
     trace: str = ""
 
 

@@ -48,7 +48,9 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
                 failure = error
             # Without one of these, HTTP/1 cannot distinguish the end of a body from a broken
             # connection.
-            framed = {"transfer-encoding", "content-length"} & response.headers.keys()
+            framed = response.status_code == 204 or (
+                {"transfer-encoding", "content-length"} & response.headers.keys()
+            )
             ended = (
                 failure is None
                 and (framed or response.http_version >= "HTTP/2")
@@ -80,7 +82,7 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
                 self._stream = response.stream
                 if self._closed:  # closed by another thread while this one connected
                     continue
-                if is_stream(response):
+                if is_stream(response) or response.status_code == 204:  # nothing is left
                     return response
                 body = await read(self._io, self._stream)
             except _BROKEN:

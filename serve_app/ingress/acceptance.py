@@ -72,7 +72,9 @@ class Acceptance:
 
         receipt = await self._admission.submit(submission, expect)
         if receipt.repeat:
-            follower = await self._disconnects.attach(receipt.request_id, 0, receipt.ended)
+            follower = await self._disconnects.attach(
+                receipt.request_id, submission.seen, receipt.ended
+            )
         else:
             follower = followed[-1]
             follower.on_begun = receipt.begun

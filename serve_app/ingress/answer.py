@@ -34,6 +34,8 @@ log = logging.getLogger("hermes.ingress")
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _EVENT_STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")])
+_NO_MORE = Head(204, [])
+"""After the last event: an `EventSource` connects again after every other answer."""
 
 
 class _Overdue(Exception):
@@ -281,7 +283,9 @@ class Answer:
             tail = error_events(Reason.JOURNAL_LOST, message, end, self._path)
         else:
             tail = after_event(tail, last + 1, reader.seen)
-        if tail or not self._started:
+        if not tail and reader.seen and not self._started:
+            await self._send(send, _NO_MORE, b"")
+        elif tail or not self._started:
             await self._send(send, _EVENT_STREAM if tail else head or _EVENT_STREAM, tail)
         await self._take(send, b"", more=False)
 

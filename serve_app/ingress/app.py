@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +15,7 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
+from serve_app.ingress.cors import Cors
 from serve_app.ingress.guard import Guard
 from serve_app.ingress.inference import InferenceEndpoint
 from serve_app.ingress.refusals import note_refusal
@@ -29,15 +30,22 @@ def build_app(
     api_keys: ApiKeys,
     connections: ConnectionLimit,
     max_header_bytes: int,
+    cors_origins: Sequence[str],
     telemetry: Telemetry,
-) -> Guard:
+) -> Guard | Cors:
     """The ASGI application of one ingress process.
 
     Args:
         model: the name of the served model, for the documentation page.
         connections: the limit of connections to the inference paths.
+        cors_origins: of the web pages that may call the service.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)  # `docs_page` has its own
+    app = FastAPI(
+        docs_url=None,  # `docs_page` has its own
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     for router in routers:
         app.include_router(router)
     for path in INFERENCE_PATHS:
@@ -46,7 +54,8 @@ def build_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RequestRefused, _refused_handler(telemetry))
-    return Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
+    guard = Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
+    return Cors(guard, origins=cors_origins) if cors_origins else guard
 
 
 def _refused_handler(telemetry: Telemetry) -> Callable[[Request, Exception], Awaitable[Response]]:

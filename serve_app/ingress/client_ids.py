@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
+import uuid
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 _MAX_CHARS = 128
-_MADE_UP = f"serve-{secrets.token_hex(8)}-"
-"""Prefix of made-up ids. No client can know it, because it never leaves the process."""
+_made_up: ContextVar[str] = ContextVar("made_up", default="")
+"""The id of the request that this task serves, if it was made up. It leaves the process in logs and
+in answers, and no client gains anything by sending it.
+"""
 
 
 def make_up() -> str:
-    """Create the id under which Serve logs a request without an id, so that it can be told from a
-    client's.
-    """
-    return _MADE_UP + secrets.token_hex(8)
+    """Create the id under which Serve logs a request without an id."""
+    made = str(uuid.uuid4())
+    _made_up.set(made)
+    return made
 
 
 def client_request_id(headers: Mapping[str, str]) -> str:
     """The client's own id for its request; empty if it sent none."""
     found = headers.get("x-request-id", "")
-    return "" if found.startswith(_MADE_UP) else found[:_MAX_CHARS]
+    return "" if found == _made_up.get() else found[:_MAX_CHARS]

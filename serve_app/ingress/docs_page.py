@@ -38,15 +38,17 @@ def add_docs(app: FastAPI, model: str) -> None:
     """
     described: dict[str, Any] = {}
 
-    async def page(_: Request) -> Response:
-        own: dict[str, Any] = {  # all relative, because a proxy may put a prefix before our paths
-            "swagger_js_url": "docs/swagger-ui-bundle.js",
-            "swagger_css_url": "docs/swagger-ui.css",
-            "swagger_favicon_url": "docs/favicon.png",
+    async def page(request: Request) -> Response:
+        # All relative, because a proxy may put a prefix before our paths.
+        here = "../" if request.scope.get("raw_path", b"").endswith(b"/") else ""
+        own: dict[str, Any] = {
+            "swagger_js_url": f"{here}docs/swagger-ui-bundle.js",
+            "swagger_css_url": f"{here}docs/swagger-ui.css",
+            "swagger_favicon_url": f"{here}docs/favicon.png",
         }
         shown = {"persistAuthorization": True, "defaultModelsExpandDepth": -1}
         return get_swagger_ui_html(
-            openapi_url="openapi.json",
+            openapi_url=f"{here}openapi.json",
             title="hermes-serve",
             swagger_ui_parameters=shown,
             **(own if _FILES else {}),

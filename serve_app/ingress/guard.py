@@ -1,5 +1,5 @@
 """The outermost layer: checks limits and API keys before anything is parsed, and answers refusals
-from all layers.
+from all layers. A path means the same with a slash at its end, and HEAD the same as GET.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _as_routed(scope)
         try:
             await self._pass(scope, receive, send)
         except RequestRefused as refusal:
@@ -95,3 +96,15 @@ class Guard:
             where.lineno,
             extra=about(reason=Reason.INTERNAL),
         )
+
+
+def _as_routed(scope: Scope) -> Scope:
+    """The request as the routes know it; the HTTP server sends no body in answer to a HEAD."""
+    path, method = scope["path"].rstrip("/") or "/", scope["method"]
+    state = {**scope.get("state", {}), "head": method == "HEAD"}
+    return {
+        **scope,
+        "path": path,
+        "method": "GET" if method == "HEAD" else method,
+        "state": state,
+    }

@@ -12,7 +12,7 @@ from serve_app.ingress.refusals import Send, send_refusal
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.submissions import Submissions
 from serve_app.ingress.uploads import Receive, Uploads
-from serve_app.ingress.validation.headers import check_content_type
+from serve_app.ingress.validation.headers import check_content_encoding, check_content_type
 from serve_app.ingress.validation.validator import Validator
 from serve_app.observability.tracing import SERVER, Span, Tracing
 
@@ -66,6 +66,7 @@ class InferenceEndpoint:
         self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span
     ) -> Answer:
         check_content_type(headers.get("content-type", ""))
+        check_content_encoding(headers.get("content-encoding", ""))
         path, tenant = scope["path"], scope["state"]["tenant"]
         query = scope["query_string"].decode("latin-1")
         with self._uploads.of(tenant) as upload:
@@ -76,4 +77,5 @@ class InferenceEndpoint:
             )
             follower, facts = await self._acceptance.accept(submission)
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
-        return self._answers.of(follower, path, facts, facts.streamed)
+        continued = facts.streamed and submission.seen > 0
+        return self._answers.of(follower, path, facts, facts.streamed, as_events=continued)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress.event_streams import EventStream, EventStreams
 from serve_app.ingress.refusals import journal_unavailable
+from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.ids import FIRST_OPENING_ID
 from serve_app.journal.reader import JournalReader
@@ -33,8 +34,10 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
 
     @router.get("/v1/requests/{request_id}/events", summary="The response as server-sent events")
     async def events(request_id: str, request: Request) -> Any:
-        seen = _last_event_id(request.headers.get("last-event-id"))
+        seen = last_event_id(request.headers.get("last-event-id"))
         entries = await _entries(store, request_id, request.state.tenant)
+        if request.state.head:  # without waiting for an event
+            return Response(media_type="text/event-stream")
         return EventStream(streams, request_id, request.state.tenant, seen, entries)
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
@@ -111,15 +114,3 @@ def _tenant(entries: list[Entry]) -> str | None:
     ):  # the request itself, or a compacted journal's record of it
         reader.feed(entry)
     return reader.facts.tenant if reader.facts else None
-
-
-def _last_event_id(text: str | None) -> int:
-    if text is None or text == "":
-        return 0
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise RequestRefused(
-            Reason.INVALID_REQUEST,
-            "The header Last-Event-ID must be the number of an event.",
-            param="last-event-id",
-        )
-    return int(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,18 +18,25 @@ from serve_app.observability.metrics_pages import CONTENT_TYPE
 MODELS_CREATED = 1_767_225_600  # 2026-01-01: the same for every replica, and across restarts
 
 
-def routes(ingress_id: str, name: str, readiness: Readiness, page: MetricsPage) -> APIRouter:
+def routes(
+    ingress_id: str,
+    name: str,
+    most_tokens: Callable[[], int],
+    readiness: Readiness,
+    page: MetricsPage,
+) -> APIRouter:
     """The endpoints that cost no engine time.
 
     Args:
         name: of the served model.
+        most_tokens: of a prompt and its answer; 0 if no engine says so.
         page: what `/metrics` shows.
     """
     router = APIRouter(tags=["status"])
 
     @router.get("/v1/models", summary="The models that are served")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(name)]}
+        return {"object": "list", "data": [_model(name, most_tokens())]}
 
     @router.get("/v1/models/{model_id:path}", summary="One model")
     async def model(model_id: str) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def routes(ingress_id: str, name: str, readiness: Readiness, page: MetricsPage) 
                 f"The model '{model_id[:200]}' does not exist; '{name}' is served here.",
                 param="model",
             )
-        return _model(name)
+        return _model(name, most_tokens())
 
     @router.get("/healthz", summary="This process runs")
     async def healthz() -> dict[str, Any]:
@@ -56,5 +64,11 @@ def routes(ingress_id: str, name: str, readiness: Readiness, page: MetricsPage) 
     return router
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": MODELS_CREATED, "owned_by": "hermes-serve"}
+def _model(name: str, most_tokens: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": MODELS_CREATED,
+        "owned_by": "hermes-serve",
+        "max_model_len": most_tokens or None,  # vLLM's own field
+    }

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from serve_app.admission.submission import Submission
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.client_ids import client_request_id
+from serve_app.ingress.validation.headers import last_event_id
+from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.facts import RequestLine
 from serve_app.policy.affinity import session_key
 from serve_app.policy.classes import (
@@ -23,6 +27,15 @@ from serve_app.settings import Settings
 
 # Headers that the engine's server may need; credentials and cookies never enter the journal.
 _KEPT_HEADERS = ("content-type", "accept")
+
+
+def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
+    """Equal for bodies that differ in spaces, in the order of fields or in how numbers and texts
+    are written; empty for a body of which the request may hold only a part.
+    """
+    if len(body) > PIECE_BYTES:
+        return b""
+    return msgspec.json.encode(request, order="deterministic")
 
 
 class Submissions:
@@ -59,6 +72,7 @@ class Submissions:
             RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
                 class that the tenant may not use.
         """
+        key = headers.get("idempotency-key", "")
         kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
         return Submission(
             tenant=tenant,
@@ -72,7 +86,9 @@ class Submissions:
             streamed=request.get("stream") is True,
             wake=self._wake,
             client_request_id=client_request_id(headers),
-            idempotency_key=headers.get("idempotency-key", ""),
+            idempotency_key=key,
+            value=_meaning(body, request) if key else b"",
+            seen=last_event_id(headers.get("last-event-id")) if key else 0,
             trace=trace,
         )
 

@@ -28,6 +28,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     client_request_id: str = ""
     idempotency: str = ""
     """Digest of path and body, if the client sent an `Idempotency-Key`."""
+    idempotency_value: str = ""
+    """The same of what the body means, however it is written."""
     trace: str = ""
     """The `traceparent` of the HTTP request, if it is traced."""
 

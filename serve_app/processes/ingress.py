@@ -178,7 +178,13 @@ class IngressProcess:
             base.tracing,
         )
         routers = [
-            status.routes(self._id, settings.model.name, self.readiness, self.metrics),
+            status.routes(
+                self._id,
+                settings.model.name,
+                lambda: self._validator.most_tokens,
+                self.readiness,
+                self.metrics,
+            ),
             requests_api.routes(
                 base.store,
                 self.endings,
@@ -194,6 +200,7 @@ class IngressProcess:
             self._api_keys,
             self.connections.requests,
             settings.ingress.max_header_bytes,
+            settings.ingress.cors_origins,
             base.telemetry,
         )
 

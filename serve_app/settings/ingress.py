@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -45,6 +45,11 @@ class IngressSettings(Section):
         ge=1024,
         le=15 * 1024,
         description="Largest request headers in total; HAProxy's own limit is 16 KiB",
+    )
+    cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]] = Field(
+        [],
+        description="Origins of web pages that may call the service from a browser, such as "
+        "`https://chat.example.com`; `*` allows all. Default: none",
     )
     heartbeat_s: float = Field(
         10.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,7 +52,10 @@ class StillIngress(IngressProcess):
         headers = {"idempotency-key": key} if key else {}
         if session:
             headers["x-session-id"] = session
-        submission = self.submissions.of("tenant", "/v1/completions", "", headers, body, {}, "")
+        request = json.loads(body)
+        submission = self.submissions.of(
+            "tenant", "/v1/completions", "", headers, body, request, ""
+        )
         return await self.acceptance.accept(submission)
 
     async def quiet(self) -> None:

@@ -162,7 +162,7 @@ def test_whatever_the_size_of_the_pieces_the_outcome_is_the_same(
     ):
         body = b'{"k":["' + content + b'",{"z":1,"q":[2,3]}%b]}'
         for size in range(24, 64):
-            monkeypatch.setattr("serve_app.ingress.validation.structure._PIECE_BYTES", size)
+            monkeypatch.setattr("serve_app.ingress.validation.structure.PIECE_BYTES", size)
             assert read(body % b"", LIMITS) == json.loads(body % b"")
             assert read(body % (b",0" * 90), few)
             with pytest.raises(RequestRefused, match="values"):

@@ -20,6 +20,36 @@ def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
         )
 
 
+def check_content_encoding(coding: str) -> None:
+    """Refuse a compressed body, whose size nobody knows before it is decoded.
+
+    Raises:
+        RequestRefused: `unsupported_media_type`.
+    """
+    if coding.strip().lower() not in ("", "identity"):
+        raise RequestRefused(
+            Reason.UNSUPPORTED_MEDIA_TYPE,
+            f"The Content-Encoding '{coding[:40]}' is not supported; send the request without one.",
+        )
+
+
+def last_event_id(text: str | None) -> int:
+    """The number in `Last-Event-ID`: of the last event that the client has; 0 if it has none.
+
+    Raises:
+        RequestRefused: `invalid_request`.
+    """
+    if text is None or text == "":
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise RequestRefused(
+            Reason.INVALID_REQUEST,
+            "The header Last-Event-ID must be the number of an event.",
+            param="last-event-id",
+        )
+    return int(text)
+
+
 def check_content_type(content_type: str) -> None:
     """Refuse everything except JSON.
 

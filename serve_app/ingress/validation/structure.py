@@ -21,8 +21,8 @@ from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.settings.limits import RequestLimits
 
-_PIECE_BYTES = 1 << 20
-"""Bytes checked in one step, which takes a few milliseconds."""
+PIECE_BYTES = 1 << 20
+"""Bytes checked in one step, which takes a few milliseconds. Of no larger body a text is cut."""
 _BEGINNING_BYTES = 1 << 20
 """How much of a longer text is kept; more characters than any limit on the length of a text."""
 _LARGE_DEPTH = 16
@@ -144,11 +144,11 @@ def too_many(what: str, limit: int, param: str | None = None) -> RequestRefused:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    if len(body) <= _PIECE_BYTES:
+    if len(body) <= PIECE_BYTES:
         yield body
         return
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def _unescaped(body: bytes) -> Iterator[bytes]:
@@ -166,7 +166,7 @@ def _unescaped(body: bytes) -> Iterator[bytes]:
 
 def _load(raw: Buffer, depth: int) -> Any:
     """Like `msgspec.json.decode`, except that long texts are shortened and each step is short."""
-    if len(raw) <= _PIECE_BYTES:
+    if len(raw) <= PIECE_BYTES:
         return _decode(raw)
     if depth < 0:
         raise RecursionError("it is nested too deeply")
@@ -196,7 +196,7 @@ def _long_text(quoted: memoryview) -> str:
     kept = b""
     utf8 = codecs.getincrementaldecoder("utf-8")()
     while position < end:
-        part = _TEXT.match(quoted, position, min(end, position + _PIECE_BYTES // 2))
+        part = _TEXT.match(quoted, position, min(end, position + PIECE_BYTES // 2))
         if part is None:
             if _LONE_SURROGATE.match(quoted, position):
                 raise _no_character()

@@ -1,0 +1,210 @@
+"""HTTP as its clients know it: paths, HEAD, bodies that are compressed, browsers, and streams that
+are continued, at a real ingress on a real socket.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+
+import httpx
+import pytest
+
+from serve_app.ingress.client_ids import client_request_id, make_up
+from serve_app.ingress.docs_page import OPEN_PATHS
+from tests.journal.in_process import Door, door, in_process, settings_of
+
+MODEL = "hermes-tiny"
+READ = ("/v1/models", f"/v1/models/{MODEL}", "/healthz", "/readyz", "/metrics", *OPEN_PATHS)
+COMPLETIONS = "/v1/completions"
+JSON = {"content-type": "application/json"}
+ASKED = {"model": MODEL, "prompt": "Once", "max_tokens": 4}
+
+
+async def ask(d: Door, headers: Mapping[str, str] = JSON, **more: object) -> httpx.Response:
+    body = json.dumps({**ASKED, **more}).encode()
+    return await d.http.post(COMPLETIONS, content=body, headers={**JSON, **headers})
+
+
+def ids(answer: httpx.Response) -> list[int]:
+    lines = answer.text.splitlines()
+    return [int(line.removeprefix("id: ")) for line in lines if line.startswith("id: ")]
+
+
+async def test_a_path_means_the_same_with_a_slash_at_its_end(
+    redis_url: str, namespace: str
+) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        name = (await ask(d)).headers["x-request-id"]
+        for path in (*READ, f"/v1/requests/{name}", f"/v1/requests/{name}/events"):
+            plain, slashed = [await d.http.get(p) for p in (path, path + "/")]
+            assert (slashed.status_code, slashed.headers.get("content-type")) == (
+                plain.status_code,
+                plain.headers.get("content-type"),
+            ), path
+        assert (await d.http.get("/v1/models/")).json()["object"] == "list"
+        assert (await d.http.post(COMPLETIONS + "/", json=ASKED)).status_code == 200
+        assert (await d.http.get("/v1/models/other/")).status_code == 404
+        docs = httpx.URL("http://door/docs/").join("../docs/swagger-ui.css")
+        assert f'"..{docs.path}"' in (await d.http.get("/docs/")).text
+
+
+async def test_head_answers_as_get_without_a_body(redis_url: str, namespace: str) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        name = (await ask(d)).headers["x-request-id"]
+        for path in (*READ, f"/v1/requests/{name}"):
+            read, head = await d.http.get(path), await d.http.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == read.headers["content-type"]
+        assert (await d.http.head("/v1/models/other")).status_code == 404
+        assert (await d.http.head(COMPLETIONS)).status_code == 405
+
+
+async def test_head_of_the_events_of_a_waiting_request_does_not_wait(
+    redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as d:
+        waiting = d.posted("Hi")
+        (name,) = await d.waiting(1)
+        head = await d.http.head(f"/v1/requests/{name}/events")
+        assert head.status_code == 200
+        assert head.headers["content-type"].startswith("text/event-stream")
+        assert (await d.http.head("/v1/requests/req_never/events")).status_code == 404
+        waiting.cancel()
+
+
+async def test_the_model_says_how_long_a_context_it_has(redis_url: str, namespace: str) -> None:
+    async with door(redis_url, namespace) as d:
+        for longest, told in ((0, None), (4096, 4096)):
+            d.ingress._validator.most_tokens = longest
+            (listed,) = (await d.http.get("/v1/models")).json()["data"]
+            assert listed == (await d.http.get(f"/v1/models/{MODEL}")).json()
+            assert listed["max_model_len"] == told
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "GZIP", "gzip, identity"])
+async def test_a_compressed_body_is_refused_by_the_name_of_its_coding(
+    redis_url: str, namespace: str, coding: str
+) -> None:
+    body = json.dumps(ASKED).encode()
+    packed = zlib.compress(body) if coding == "deflate" else gzip.compress(body)
+    async with door(redis_url, namespace) as d:
+        headers = {**JSON, "content-encoding": coding}
+        answer = await d.http.post(COMPLETIONS, content=packed, headers=headers)
+        assert answer.status_code == 415
+        assert coding in answer.json()["error"]["message"]
+
+
+async def test_an_identical_coding_and_a_byte_order_mark_change_nothing(
+    redis_url: str, namespace: str
+) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        headers = {**JSON, "content-encoding": "identity"}
+        body = b"\xef\xbb\xbf" + json.dumps({**ASKED, "max_tokens": 4.0}).encode()
+        answer = await d.http.post(COMPLETIONS, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+PAGE = {"origin": "https://chat.example.com"}
+QUESTION = {
+    **PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+async def test_no_web_page_may_call_unless_its_origin_is_named(
+    redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as d:
+        assert (await d.http.options(COMPLETIONS, headers=QUESTION)).status_code == 405
+        answer = await d.http.get("/v1/models", headers=PAGE)
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("allowed", ["https://chat.example.com", "*"])
+async def test_a_web_page_of_a_named_origin_may_call(
+    redis_url: str, namespace: str, allowed: str
+) -> None:
+    origins = {"cors_origins": [allowed, "http://other"]}
+    settings = settings_of(redis_url, namespace, ingress=origins)
+    async with in_process(settings) as d:
+        question = await d.http.options(COMPLETIONS, headers=QUESTION)
+        assert question.status_code == 204
+        assert "POST" in question.headers["access-control-allow-methods"]
+        assert question.headers["access-control-allow-headers"] == "authorization,content-type"
+        answers = [
+            question,
+            await ask(d, PAGE),
+            await ask(d, PAGE, stream=True),
+            await ask(d, PAGE, n="many"),
+            await d.http.get("/v1/models/other", headers=PAGE),
+            await d.http.get("/healthz", headers=PAGE),
+        ]
+        assert [answer.status_code for answer in answers] == [204, 200, 200, 400, 404, 200]
+        for answer in answers:
+            assert answer.headers["access-control-allow-origin"] == allowed
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        foreign = {**QUESTION, "origin": "https://evil.example.com"}
+        refused = await d.http.options(COMPLETIONS, headers=foreign)
+        assert ("access-control-allow-origin" in refused.headers) == (allowed == "*")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_there_is_nothing_after_the_last_event(
+    redis_url: str, namespace: str, streamed: bool
+) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        page = f"/v1/requests/{(await ask(d, stream=streamed)).headers['x-request-id']}/events"
+        events = await d.http.get(page)
+        assert events.headers["content-type"].startswith("text/event-stream")
+        last = ids(events)[-1]
+        ended = await d.http.get(page, headers={"last-event-id": str(last)})
+        assert (ended.status_code, ended.content) == (204, b"")
+        assert not {"content-type", "content-length"} & ended.headers.keys()
+        beyond = await d.http.get(page, headers={"last-event-id": str(last + 1)})
+        assert beyond.status_code == 410
+
+
+async def test_the_same_key_continues_after_the_last_event(redis_url: str, namespace: str) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        key = {"idempotency-key": "mine"}
+        lost = await ask(d, {**key, "last-event-id": "2"}, stream=True)
+        assert lost.status_code == 410, "nothing can be continued before it has begun"
+        whole = await ask(d, key, stream=True)
+        again = await ask(d, {**key, "last-event-id": "2"}, stream=True)
+        assert again.headers["x-request-id"] == whole.headers["x-request-id"]
+        assert ids(again) == ids(whole)[2:]
+        assert whole.text.endswith(again.text)
+        last = str(ids(whole)[-1])
+        assert (await ask(d, {**key, "last-event-id": last}, stream=True)).status_code == 204
+        assert (await ask(d, {**key, "last-event-id": "x"}, stream=True)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"max_tokens": 4, "prompt":"Once","model":"hermes-tiny"}',
+        b'{"model": "hermes-tiny", "prompt": "\\u004fnce", "max_tokens": 4e0}',
+    ],
+)
+async def test_a_key_stands_for_what_a_body_means(
+    redis_url: str, namespace: str, body: bytes
+) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        key = {**JSON, "idempotency-key": "mine"}
+        first = await ask(d, key)
+        again = await d.http.post(COMPLETIONS, content=body, headers=key)
+        assert again.headers["x-request-id"] == first.headers["x-request-id"]
+        other = await ask(d, key, temperature=0)
+        assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_conflict")
+
+
+async def test_an_id_that_was_made_up_is_not_the_clients() -> None:
+    made = make_up()
+    assert client_request_id({"x-request-id": made}) == ""
+    assert client_request_id({"x-request-id": made + "x"}) == made + "x"
+    assert client_request_id({}) == ""
