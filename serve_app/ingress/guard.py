@@ -17,7 +17,7 @@ from serve_app.ingress.inference import InferenceEndpoint, Scope
 from serve_app.ingress.refusals import Send, note_refusal, send_refusal
 from serve_app.ingress.uploads import Receive
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
-from serve_app.ingress.validation.headers import check_headers
+from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 
@@ -69,6 +69,7 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_headers(scope["headers"], self._max_header_bytes)
+        check_host(scope["http_version"], scope["headers"])
         authorization = next(
             (v for k, v in scope["headers"] if k.lower() == b"authorization"), b""
         ).decode("latin-1")

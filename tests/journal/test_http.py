@@ -4,6 +4,7 @@ are continued, at a real ingress on a real socket.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -201,6 +202,19 @@ async def test_a_key_stands_for_what_a_body_means(
         assert again.headers["x-request-id"] == first.headers["x-request-id"]
         other = await ask(d, key, temperature=0)
         assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_conflict")
+
+
+async def test_a_request_without_a_host_is_refused(redis_url: str, namespace: str) -> None:
+    async with door(redis_url, namespace) as d:
+        for version, status in (("1.1", b"400"), ("1.0", b"200")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", d.port)
+            writer.write(b"GET /healthz HTTP/%b\r\nconnection: close\r\n\r\n" % version.encode())
+            answer = await reader.read()
+            assert answer.split()[1] == status
+            assert json.loads(answer.partition(b"\r\n\r\n")[2]).get("error", {}).keys() == (
+                {"message", "type", "param", "code"} if status == b"400" else set()
+            )
+            writer.close()
 
 
 async def test_an_id_that_was_made_up_is_not_the_clients() -> None:

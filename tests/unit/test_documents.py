@@ -14,13 +14,18 @@ import jsonschema
 import pytest
 import yaml
 
-from scripts.local import preflight, settings_page
+from scripts.local import openai_page, preflight, settings_page
 from serve_app.settings import load_settings
 from tests.unit.test_architecture import LAYERS
 
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_of_differences_from_openai_is_what_the_code_answers() -> None:
+    shown = openai_page.PAGE.read_text()
+    assert shown == openai_page.page(), "run: .venv/bin/python -m scripts.local.openai_page"
 
 
 def test_the_settings_page_shows_the_settings_tree() -> None:

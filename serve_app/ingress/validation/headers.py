@@ -20,6 +20,16 @@ def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
         )
 
 
+def check_host(http_version: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse HTTP/1.1 without a `Host`, as RFC 9112 wants; not every server before us does.
+
+    Raises:
+        RequestRefused: `invalid_request`.
+    """
+    if http_version == "1.1" and not any(name.lower() == b"host" for name, _ in headers):
+        raise RequestRefused(Reason.INVALID_REQUEST, "The request has no Host header.")
+
+
 def check_content_encoding(coding: str) -> None:
     """Refuse a compressed body, whose size nobody knows before it is decoded.
 
