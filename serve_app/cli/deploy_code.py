@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from serve_app.settings import load_settings
 from serve_app.settings.workers import no_place
 
 CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")
-EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js"]
+EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js", "direct_url.json"]
 
 app = new_app()
 
@@ -89,7 +90,7 @@ def with_code(
 
     client = ServeSubmissionClient(address)
     carried = {
-        "py_modules": [str(path) for path in folders or map(_folder, CARRIED)],
+        "py_modules": [str(path) for path in folders or (*map(_folder, CARRIED), _entry_points())],
         "excludes": EXCLUDED,
     }
     client._upload_py_modules_if_needed(carried)
@@ -101,6 +102,15 @@ def _folder(name: str) -> Path:
     module = importlib.import_module(name)
     assert module.__file__ is not None
     return Path(module.__file__).parent
+
+
+def _entry_points() -> Path:
+    """The folder with our entry points, by which vLLM finds its plug-in in every process of an
+    engine.
+    """
+    files = importlib.metadata.files("hermes-serve") or []
+    (file,) = [file for file in files if file.name == "entry_points.txt"]
+    return Path(str(file.locate())).parent
 
 
 def wait_running(address: str, timeout_s: float) -> None:
