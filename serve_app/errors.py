@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import Reason
+from serve_app.redaction import redacted
 
 LASTING = frozenset({Reason.INVALID_REQUEST, Reason.POISON, Reason.LOOP_HELD})
 """Failures that a repeat would meet again. Only these are returned to a repeat with the same
@@ -67,7 +68,23 @@ class SettingsError(HermesError):
 
 
 class RedisUnavailable(HermesError):
-    """Redis cannot be reached, or rejects writes for now."""
+    """Redis cannot be reached, or answers with an error; the message holds no credential."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redacted(message))
+
+
+class RedisRefuses(RedisUnavailable):
+    """Redis refuses a command, and waiting does not change that.
+
+    Args:
+        what: the command, and perhaps its key.
+        answer: Redis's own words.
+    """
+
+    def __init__(self, what: str, answer: str) -> None:
+        super().__init__(f"Redis refuses {what}: {answer}")
+        self.what, self.answer = redacted(what), redacted(answer)
 
 
 class AnswerLost(RedisUnavailable):

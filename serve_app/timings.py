@@ -40,13 +40,19 @@ drift by a millisecond in this time.
 """
 
 REDIS_CHECK_RETRY_S = 1.0
-"""Time between two tries of `hermes check-redis`, and of an ingress that starts."""
+"""Time between two tries of a Redis that cannot be reached."""
+REDIS_CHECK_AGAIN_S = 2.5
+"""Time between two tries of one that can: `/readyz` tells within five seconds what Redis refuses
+from now on. One try is 50 small commands.
+"""
 REDIS_CHECK_NAME_S = 15.0
 """How long a name may take. The system's resolver asks each server twice for five seconds, and only
 then knows that none answers.
 """
 REDIS_CHECK_ANSWER_S = 5.0
 """How long a connection or an answer may take in this check, where nobody waits for a token."""
+REDIS_TRIAL_MS = 60_000
+"""How long Redis keeps what a try has written if its process dies in between."""
 
 # -- journal --------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from scripts.local import processes, ray_cluster, redis_server, surroundings
-from tests import runs
+from tests import permits, runs
 
 pytest_plugins = ("tests.reruns",)
 
@@ -62,7 +62,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Redis, started for this run and ended after it."""
-    redis = redis_server.start(tmp_path_factory.mktemp("redis"), namespace="t*")
+    redis = permits.narrow(redis_server.start(tmp_path_factory.mktemp("redis"), namespace="t*"))
     yield redis.url()
     processes.end(redis.pid)
 

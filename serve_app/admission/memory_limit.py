@@ -39,8 +39,7 @@ class MemoryLimit:
         self.seen: Memory | None = None
         """The last reading; None before the first one, and if Redis does not report its memory."""
         self.warnings: tuple[str, ...] = ()
-        """Problems with Redis's configuration, for its operator."""
-        self._refused = False
+        """What is wrong with `maxmemory`, for Redis's operator."""
 
     @property
     def room_bytes(self) -> float:
@@ -55,18 +54,12 @@ class MemoryLimit:
         self._seen_bytes = self._taken_bytes - self._on_their_way_bytes
 
     def told(self, memory: Memory | None, ingresses: int) -> None:
-        """Redis has answered (None: it refuses `INFO`, so there is no limit). The capacity is
-        divided among `ingresses`.
+        """Redis has answered (None: it does not tell its memory, so there is no limit). The
+        capacity is divided among `ingresses`.
         """
         self.seen = memory
         self._ingresses = max(1, ingresses)
-        if memory is None and not self._refused:
-            log.warning(
-                "Redis refuses INFO to this user, so its memory is unknown and no request is "
-                "refused because of it"
-            )
-        self._refused = memory is None
-        warnings = tuple(self._what_is_wrong(memory)) if memory is not None else self.warnings
+        warnings = () if memory is None else tuple(self._what_is_wrong(memory))
         for warning in warnings:
             if warning not in self.warnings:
                 log.warning("Redis: %s", warning)
@@ -104,12 +97,11 @@ class MemoryLimit:
         self._on_their_way_bytes -= cost_bytes
 
     def _what_is_wrong(self, memory: Memory) -> list[str]:
-        wrong = memory.wrong_settings()
         needed_bytes, room = 4 * self._settings.ingress.max_body_bytes, self.room_bytes
-        if memory.limit_bytes and needed_bytes > room:
-            wrong.append(
-                f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use "
-                f"{room:,.0f}, too few for four "
-                f"bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it"
-            )
-        return wrong
+        if not memory.limit_bytes or needed_bytes <= room:
+            return []
+        return [
+            f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use "
+            f"{room:,.0f}, too few for four "
+            f"bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it"
+        ]

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.errors import SettingsError
-from serve_app.redis.check import Finding, check
-from serve_app.redis.keyspace import ingresses_key
+from serve_app.redis.check import Check, Finding
 from serve_app.settings import RedisSettings
 
 HELP = (
@@ -30,13 +29,11 @@ HELP = (
 
 
 class Login(NamedTuple):
-    """One login to check. `name` begins the sentence."""
+    """One login to check. `name` begins the sentence; `namespace` is None for Ray's GCS."""
 
     name: str
     settings: RedisSettings
-    key: str
-    """A key that it must be allowed to use."""
-    of_service: bool = True
+    namespace: str | None
 
 
 def wait_for_redis(namespace: str, ca_file: str, wait_s: float) -> str:
@@ -58,7 +55,7 @@ def wait_for_redis(namespace: str, ca_file: str, wait_s: float) -> str:
 def _logins(namespace: str, ca_file: str) -> list[Login]:
     url = os.environ.get("HERMES_REDIS_URL") or RedisSettings().url
     settings = _settings("HERMES_REDIS_URL", url, ca_file)
-    found = [Login("Redis", settings, ingresses_key(namespace))]
+    found = [Login("Redis", settings, namespace)]
     if address := os.environ.get("HERMES_GCS_REDIS"):
         scheme, slashes, host = address.rpartition("://")
         user = os.environ.get("HERMES_GCS_REDIS_USER") or "ray"
@@ -66,7 +63,7 @@ def _logins(namespace: str, ca_file: str) -> list[Login]:
         login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
         url = f"{scheme or 'redis'}{slashes or '://'}{login}{host}/0"
         settings = _settings("HERMES_GCS_REDIS", url, ca_file)
-        found.append(Login("Redis, for Ray's GCS", settings, "RAY", of_service=False))
+        found.append(Login("Redis, for Ray's GCS", settings, None))
     return found
 
 
@@ -86,15 +83,16 @@ async def _wait_for_all(logins: Sequence[Login], until_s: float) -> str:
 
 
 async def _wait_for(login: Login, until_s: float) -> str:
-    said = ""
-    while isinstance(found := await check(*login[1:]), Finding):
-        sentence = f"{login.name}: {found.what}; {found.step}."
+    said, check = "", Check(login.settings, login.namespace)
+    while isinstance(found := await check.run(), Finding):
+        sentence = f"{login.name}: {found}."
         if not found.step.passes or SYSTEM.monotonic_s() >= until_s:
             return sentence
         if sentence != said:
             said = sentence
             print(f"waiting: {sentence}", flush=True)
         await asyncio.sleep(timings.REDIS_CHECK_RETRY_S)
+    check.close()
     for warning in found:
         print(f"{login.name}: warning: {warning}", flush=True)
     print(f"{login.name}: usable", flush=True)

@@ -19,6 +19,7 @@ from serve_app.journal.facts import RequestFacts
 from serve_app.journal.follower import Follower
 from serve_app.journal.followers import Followers
 from serve_app.observability.logs import about
+from serve_app.redis.watch import RedisWatch
 
 log = logging.getLogger("hermes.ingress")
 
@@ -27,15 +28,22 @@ class Acceptance:
     """Accepts the requests of one ingress's connections.
 
     Args:
+        redis: whether a request could be answered at all.
         within_s: how long accepting a request may take.
     """
 
     def __init__(
-        self, admission: Admission, followers: Followers, disconnects: Disconnects, within_s: float
+        self,
+        admission: Admission,
+        followers: Followers,
+        disconnects: Disconnects,
+        redis: RedisWatch,
+        within_s: float,
     ) -> None:
         self._admission = admission
         self._followers = followers
         self._disconnects = disconnects
+        self._redis = redis
         self._within_s = within_s
 
     async def accept(self, submission: Submission) -> tuple[Follower, RequestFacts]:
@@ -48,6 +56,8 @@ class Acceptance:
             RequestRefused: as `Admission.submit`, and `journal_unavailable`.
         """
         try:
+            if self._redis.refused:
+                raise RedisUnavailable(self._redis.refused)
             async with asyncio.timeout(self._within_s):
                 return await self._submit(submission)
         except (RedisUnavailable, TimeoutError) as error:

@@ -8,6 +8,7 @@ from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.loops import Loops
+from serve_app.redis.watch import RedisWatch
 from serve_app.settings import Settings
 
 
@@ -21,6 +22,7 @@ class Readiness:
         membership: Membership,
         replicas: Replicas,
         loops: Loops,
+        redis: RedisWatch,
         memory: MemoryLimit,
     ) -> None:
         self._workers_wanted = settings.workers.wanted
@@ -29,9 +31,8 @@ class Readiness:
         self._membership = membership
         self._replicas = replicas
         self._loops = loops
+        self._redis = redis
         self._memory = memory
-        self.what_redis_forgets: tuple[str, ...] = ()
-        """Settings of Redis with which it loses what it has accepted, for its operator."""
 
     def all_replicas_there(self) -> bool:
         """Whether all replicas that this Ray cluster is meant to have are present."""
@@ -46,7 +47,7 @@ class Readiness:
         return problem is None, {
             "ready": problem is None,
             "problem": problem,
-            "warnings": [*self.what_redis_forgets, *self._memory.warnings],
+            "warnings": [*self._redis.warnings, *self._memory.warnings],
             "workers": workers,
             "workers_wanted": self._workers_wanted,
             "ingresses": self._ingresses(),
@@ -56,7 +57,9 @@ class Readiness:
     def _problem(self, workers: int) -> str | None:
         if failing := self._loops.failing:
             return f"background loops of this process keep ending: {', '.join(failing)}"
-        if not self._membership.reachable:
+        if self._redis.refused:
+            return f"Redis cannot be used: {self._redis.refused}"
+        if not self._membership.reachable or not self._redis.usable:
             return "the journal (Redis) cannot be reached"
         return None if workers else "no worker has its engine ready yet"
 

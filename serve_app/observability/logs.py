@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from serve_app.clock import SYSTEM, Clock
+from serve_app.redaction import without_secrets
 from serve_app.settings import TelemetrySettings
 
 
@@ -32,11 +33,18 @@ def configure_logging(settings: TelemetrySettings, replica: str) -> None:
     if not logger.handlers:
         # Not sys.stderr: Serve redirects that into its own log, which may buffer up to a thousand
         # lines.
-        handler = logging.StreamHandler(sys.__stderr__)
+        handler = _Handler(sys.__stderr__)
         handler.setFormatter(_formatter(settings.log_format, replica))
         logger.addHandler(handler)
         logger.propagate = False
     logger.setLevel(settings.log_level)
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Writes no credential, whoever wrote the line or the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
 
 def _formatter(log_format: str, replica: str) -> logging.Formatter:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import Any
 
-from serve_app import timings
 from serve_app.admission.admission import Admission
 from serve_app.admission.idempotency import KeyedRequests
 from serve_app.admission.limits import AdmissionLimits
@@ -19,7 +16,6 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.endings import Endings
-from serve_app.errors import RedisUnavailable
 from serve_app.ingress import requests_api, status
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answers
@@ -39,7 +35,7 @@ from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.processes.foundation import Foundation
 from serve_app.processes.order_rules import order_rules
-from serve_app.redis.check import what_it_forgets
+from serve_app.redis.watch import RedisWatch
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths
@@ -47,8 +43,6 @@ from serve_app.request_queue.overdue import Waiting
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
-
-log = logging.getLogger("hermes.ingress")
 
 
 class IngressProcess:
@@ -75,6 +69,7 @@ class IngressProcess:
         self._replicas = replicas
         self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
         self.endings = Endings(base.store, base.telemetry)
+        self.redis_watch = RedisWatch(settings.redis, settings.namespace, base.loops)
         self.membership = Membership(
             base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
         )
@@ -152,7 +147,7 @@ class IngressProcess:
             self._disconnects.unsure,
         )
         within_s = self.settings.redis.admission_timeout_s
-        return Acceptance(admission, self.followers, self._disconnects, within_s)
+        return Acceptance(admission, self.followers, self._disconnects, self.redis_watch, within_s)
 
     def _build_readiness(self) -> Readiness:
         return Readiness(
@@ -161,6 +156,7 @@ class IngressProcess:
             self.membership,
             self._replicas,
             self.base.loops,
+            self.redis_watch,
             self.limits.memory,
         )
 
@@ -206,6 +202,7 @@ class IngressProcess:
 
     async def start(self) -> None:
         """Start every part; each part waits for Redis if it is unreachable."""
+        await self.redis_watch.start()
         await self.followers.start()
         await self._disconnects.start()
         await self.slow_readers.start()
@@ -226,6 +223,7 @@ class IngressProcess:
         await self._disconnects.stop()
         await self._deadlines.stop()
         await self.followers.stop()
+        await self.redis_watch.stop()
         await self.base.stop()
         self._validator.stop()
 
@@ -234,26 +232,13 @@ class IngressProcess:
         self.base.loops.check_health()
 
     def _on_members(self, members: Members) -> None:
+        if not self.membership.reachable:
+            self.redis_watch.lost()
         self.dispatcher.on_members(members)
         mine = {one.name for one in self._replicas.mine(members.workers)}
         longest = [one.max_model_len for one in members.engines if one.name in mine]
         self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
         self.base.telemetry.engines_ready(len(mine))
 
-    async def _check_redis(self) -> None:
-        """Tell the operator, once Redis answers, if it would lose what it has accepted."""
-        while True:
-            try:
-                found = await what_it_forgets(self.base.redis)
-            except RedisUnavailable as error:
-                log.debug("cannot check Redis's settings: %s", error)
-                await asyncio.sleep(timings.REDIS_CHECK_RETRY_S)
-                continue
-            for problem in found:
-                log.warning("Redis: %s", problem)
-            self.readiness.what_redis_forgets = found
-            return
-
     async def _watch_limits(self) -> None:
-        await self._check_redis()
         await self.limits.watch(self._depths, lambda: len(self.membership.members.ingresses))

@@ -1,27 +1,27 @@
 """Whether this process can use Redis, and if not, why: one sentence for an operator.
 
-The service itself waits for a Redis that it cannot reach, and Ray's GCS ends with a stack trace.
-Neither says what is wrong. So each step is tried in turn: resolve the name, connect, authenticate,
-use the keys, look at the configuration.
+Ready means that a request would be answered. Therefore everything that a request needs of Redis is
+tried (`trial.py`), by both clients, and what Redis answers is said in its own words: by
+`hermes check-redis` and quickstart before anything starts, and by each ingress while it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
-
-from redis.asyncio import Redis
-from redis.connection import parse_url
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from typing import NamedTuple
 
 from serve_app import timings
+from serve_app.errors import RedisRefuses, RedisUnavailable
 from serve_app.redis.client import connect_redis, redis_call
-from serve_app.redis.memory import Memory
+from serve_app.redis.connection import Command, RespConnection, connect
+from serve_app.redis.info import parse_info, warnings
+from serve_app.redis.replies import check_refused, is_demoted
+from serve_app.redis.trial import Trial, trial
 from serve_app.settings import RedisSettings
-from serve_app.settings.redis_address import sentinel_address
 
 
 class Step(StrEnum):
@@ -34,6 +34,8 @@ class Step(StrEnum):
     )
     AUTHENTICATE = "check user and password in the URL, and Redis's ACL"
     PERMISSIONS = "check the namespace, and the user's permissions (cluster/redis.acl)"
+    CLUSTER = "use one primary, and Sentinel if it has replicas (docs/redis.md)"
+    COMMANDS = "check the database in the URL, and use Redis 6.2 or a later one (docs/redis.md)"
 
     @property
     def passes(self) -> bool:
@@ -47,88 +49,121 @@ class Finding(NamedTuple):
     step: Step
     what: str
 
+    def __str__(self) -> str:
+        return f"{self.what}; {self.step}"
 
-async def check(
-    settings: RedisSettings, key: str, of_service: bool = True
-) -> Finding | tuple[str, ...]:
-    """Try everything that a user of Redis needs.
+
+_CLUSTER = ("CROSSSLOT ", "MOVED ", "ASK ", "CLUSTERDOWN ")
+_LOGIN = ("WRONGPASS ", "NOAUTH ")
+
+
+def _refused(error: RedisRefuses) -> Finding:
+    answer = error.answer
+    if answer.startswith(_CLUSTER) or "cluster mode" in answer:
+        return Finding(Step.CLUSTER, f"Redis Cluster is not supported: {answer}")
+    if answer.startswith(_LOGIN) or error.what == "AUTH":
+        return Finding(Step.AUTHENTICATE, f"it rejects user and password: {answer}")
+    step = Step.PERMISSIONS if "NOPERM " in answer else Step.COMMANDS
+    return Finding(step, f"it refuses {error.what}: {answer}")
+
+
+class Check:
+    """Tries Redis again and again, on connections that it keeps.
 
     Args:
-        key: one that the user must be allowed to use.
-        of_service: whether the service writes there, so that the configuration matters.
-
-    Returns:
-        The step that failed; or else warnings about the configuration. These never refuse a Redis:
-        a pod that restarts must not stay away because of a setting.
+        namespace: of the service; None for Ray's GCS, whose login is tried and nothing else.
     """
-    if unresolved := await _resolve(settings.url):
-        return unresolved
-    async with connect_redis(settings, timings.REDIS_CHECK_ANSWER_S) as redis:
+
+    def __init__(self, settings: RedisSettings, namespace: str | None) -> None:
+        patience_s = max(settings.connect_timeout_s, timings.REDIS_CHECK_ANSWER_S)
+        self._settings = settings.model_copy(update={"connect_timeout_s": patience_s})
+        self._trial = (
+            Trial([], [("EXISTS", "RAY")])
+            if namespace is None
+            else trial(namespace, secrets.token_hex(8), settings.address.db)
+        )
+        self._of_service = namespace is not None
+        self._connections: list[RespConnection] = []
+        self._delivered = asyncio.Event()
+
+    async def run(self) -> Finding | tuple[str, ...]:
+        """Try everything once.
+
+        Returns:
+            The step that failed; or else warnings about the configuration. These never refuse a
+            Redis: a pod that restarts must not stay away because of a setting.
+        """
         try:
-            await redis.exists(key)
-            info = await _info(redis) if of_service else {}
-        except (RedisError, OSError) as error:
-            return _failed(error, settings.url, key)
-    if info.get("role", "master") != "master":
-        return Finding(Step.CONNECT, "it is a replica, and takes no writes")
-    memory = Memory.from_info(info).wrong_settings() if "used_memory" in info else ()
-    return (*_forgets(info), *memory)
+            if self._connections and all(one.usable for one in self._connections):
+                return await self._try()
+            if unresolved := await self._resolve():
+                return unresolved
+            await self._connect()
+            found = await self._try()
+            async with connect_redis(self._settings, timings.REDIS_CHECK_ANSWER_S) as redis:
+                if self._of_service:
+                    await redis_call(redis.ping)  # the other client connects as well
+            return found
+        except RedisUnavailable as error:
+            self.close()  # a transaction may be open there
+            return _refused(error) if isinstance(error, RedisRefuses) else self._late(error)
+
+    def close(self) -> None:
+        """Close the connections; the next run opens others."""
+        for connection in self._connections:
+            connection.abort()
+        self._connections = []
+
+    async def _resolve(self) -> Finding | None:
+        """Resolve the names. Of several Sentinels, one is enough."""
+        found: Finding | None = None
+        for host, port in self._settings.address.nodes:
+            try:
+                async with asyncio.timeout(timings.REDIS_CHECK_NAME_S):
+                    await asyncio.get_running_loop().getaddrinfo(host, port)
+                return None
+            except (socket.gaierror, TimeoutError) as error:
+                said = error.strerror or "no answer"
+                found = Finding(Step.RESOLVE, f"DNS has no address for '{host}' ({said})")
+        return found
+
+    async def _connect(self) -> None:
+        self.close()
+        for on_push in (None, lambda *_: self._delivered.set()):
+            self._connections.append(await connect(self._settings, on_push))
+
+    async def _try(self) -> tuple[str, ...]:
+        asking, listening = self._connections
+        self._delivered.clear()
+        await _ask(listening, self._trial.listening)
+        await _ask(asking, self._trial.commands)
+        if not self._of_service:
+            return ()
+        try:
+            async with asyncio.timeout(timings.REDIS_CHECK_ANSWER_S):
+                await self._delivered.wait()
+        except TimeoutError:
+            raise RedisUnavailable("it does not deliver what is published") from None
+        (info,) = await asking.ask([("INFO",)], timings.REDIS_CHECK_ANSWER_S)
+        return tuple(warnings(parse_info(info) if isinstance(info, bytes) else None))
+
+    def _late(self, error: RedisUnavailable) -> Finding:
+        address = self._settings.address
+        where = address.path or ", ".join(f"{host}:{port}" for host, port in address.nodes)
+        return Finding(Step.CONNECT, f"{where} does not serve: {error}".rstrip("."))
 
 
-async def what_it_forgets(redis: Redis) -> tuple[str, ...]:
-    """With which settings Redis loses what it has accepted, each as a sentence for its operator;
-    none if this user may not ask. How full it may be is looked at all the time (`memory.py`).
+async def _ask(connection: RespConnection, commands: Sequence[Command]) -> None:
+    """Send commands that Redis must all accept.
 
     Raises:
-        RedisUnavailable: Redis cannot be reached.
+        RedisUnavailable: it does not; `RedisRefuses` if that does not pass by itself.
     """
-    return _forgets(await redis_call(lambda: _info(redis, "persistence")))
-
-
-def _nodes(url: str) -> list[tuple[str, int]]:
-    """What the client connects to first; empty for a Unix socket."""
-    if sentinels := sentinel_address(url):
-        return list(sentinels.nodes)
-    target: Mapping[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-    if "path" in target:
-        return []
-    return [(target.get("host", "localhost"), target.get("port", 6379))]
-
-
-async def _resolve(url: str) -> Finding | None:
-    """Resolve the names. Of several Sentinels, one is enough."""
-    found: Finding | None = None
-    for host, port in _nodes(url):
-        try:
-            async with asyncio.timeout(timings.REDIS_CHECK_NAME_S):
-                await asyncio.get_running_loop().getaddrinfo(host, port)
-            return None
-        except (socket.gaierror, TimeoutError) as error:
-            said = error.strerror or "no answer"
-            found = Finding(Step.RESOLVE, f"DNS has no address for '{host}' ({said})")
-    return found
-
-
-def _failed(error: Exception, url: str, key: str) -> Finding:
-    said = str(error).rstrip(".") or type(error).__name__
-    if isinstance(error, NoPermissionError):
-        return Finding(Step.PERMISSIONS, f"its user may not use '{key}': {said}")
-    if isinstance(error, AuthenticationError) or said.startswith("NOAUTH"):
-        return Finding(Step.AUTHENTICATE, f"it rejects user and password: {said}")
-    where = ", ".join(f"{host}:{port}" for host, port in _nodes(url))
-    return Finding(Step.CONNECT, f"{where or 'the socket'} does not serve: {said}")
-
-
-async def _info(redis: Redis, *section: str) -> Mapping[str, Any]:
-    """What Redis tells about itself; nothing if this user may not ask."""
-    try:
-        told: Mapping[str, Any] = await redis.info(*section)
-    except NoPermissionError:
-        return {}
-    return told
-
-
-def _forgets(info: Mapping[str, Any]) -> tuple[str, ...]:
-    if int(info.get("aof_enabled", 1)):
-        return ()
-    return ("appendonly is no, so a restart loses every request: set it to yes",)
+    if not commands:
+        return
+    replies = await connection.ask(commands, timings.REDIS_CHECK_ANSWER_S)
+    for command, reply in zip(commands, replies, strict=True):
+        if is_demoted(reply):
+            raise RedisUnavailable(f"it is a replica, and takes no writes: {reply}")
+        for part in reply if isinstance(reply, list) else [reply]:
+            check_refused(" ".join(map(str, command[:2])), part)

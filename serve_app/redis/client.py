@@ -15,7 +15,6 @@ from redis.exceptions import RedisError
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.sentinel import sentinel_client
 from serve_app.settings import RedisSettings
-from serve_app.settings.redis_address import is_tls, sentinel_address
 
 T = TypeVar("T")
 
@@ -35,13 +34,18 @@ def connect_redis(settings: RedisSettings, within_s: float = math.inf) -> Redis:
         "retry": Retry(NoBackoff(), 1),
         "retry_on_error": [RedisConnectionError],
     }
-    address = sentinel_address(settings.url)
-    if address is not None:
-        primary: Redis = sentinel_client(settings, address, **arguments).master_for(address.primary)
+    address = settings.address
+    if address.primary:
+        primary: Redis = sentinel_client(settings, **arguments).master_for(address.primary)
         return primary
-    if settings.ca_file and is_tls(settings.url):
-        arguments["ssl_ca_certs"] = settings.ca_file
-    return Redis.from_url(settings.url, **arguments)
+    if address.path:
+        arguments["unix_socket_path"] = address.path
+    else:
+        ((arguments["host"], arguments["port"]),) = address.nodes
+    arguments |= {"db": address.db, **address.login}
+    if address.tls:
+        arguments |= {"ssl": True, "ssl_ca_certs": settings.ca_file or None}
+    return Redis(**arguments)
 
 
 async def redis_call(call: Callable[[], Awaitable[T]]) -> T:
@@ -53,4 +57,4 @@ async def redis_call(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await call()
     except (RedisError, OSError) as error:
-        raise RedisUnavailable(f"Redis: {error or type(error).__name__}") from None
+        raise RedisUnavailable(f"Redis: {str(error) or type(error).__name__}") from None

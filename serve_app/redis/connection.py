@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
-from redis.connection import parse_url
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
-from serve_app.errors import AnswerLost, RedisUnavailable
-from serve_app.redis.replies import Reply, all_answered
+from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
+from serve_app.redis.replies import Reply, check_refused
 from serve_app.redis.sentinel import find_primary
 from serve_app.settings import RedisSettings
-from serve_app.settings.redis_address import is_tls, sentinel_address
+from serve_app.settings.redis_address import RedisAddress
 
 Command = tuple[Any, ...]
 
@@ -44,11 +43,17 @@ class RespConnection(asyncio.Protocol):
         self._waiting: deque[tuple[int, list[Reply], asyncio.Future[list[Reply]]]] = deque()
         self._on_push = on_push
         self._on_lost = on_lost
+        self._unasked: Reply = None
+        """What Redis said without a question, before it closed: why it refuses the connection."""
 
     @property
     def usable(self) -> bool:
         """Whether commands can be sent."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def _why_closed(self) -> str:
+        return "closed by Redis" if self._unasked is None else str(self._unasked)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport is one, but is not declared as such
@@ -65,6 +70,9 @@ class RespConnection(asyncio.Protocol):
             ):
                 self._on_push(reply[1], reply[2])
                 continue
+            if not self._waiting:
+                self._unasked = reply
+                continue
             expected, replies, future = self._waiting[0]
             replies.append(reply)
             if len(replies) == expected:
@@ -77,7 +85,7 @@ class RespConnection(asyncio.Protocol):
         for _, _, future in self._waiting:
             if not future.done():
                 future.set_exception(
-                    AnswerLost(f"connection to Redis lost: {exc or 'closed by Redis'}")
+                    AnswerLost(f"connection to Redis lost: {exc or self._why_closed}")
                 )
         self._waiting.clear()
         if self._on_lost is not None:
@@ -93,7 +101,7 @@ class RespConnection(asyncio.Protocol):
                 expected.
         """
         if self._transport is None or self._transport.is_closing():
-            raise RedisUnavailable("no connection to Redis")
+            raise RedisUnavailable(f"no connection to Redis: {self._why_closed}")
         packed = b"".join([_packed(command) for command in commands])
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         self._waiting.append((len(commands), [], future))
@@ -141,45 +149,62 @@ async def connect(
     """Open a connection and log in.
 
     Raises:
-        RedisUnavailable: Redis cannot be reached, is loading, or rejects the password.
+        RedisUnavailable: Redis cannot be reached, or is loading; `RedisRefuses` if it rejects the
+            login or the database.
     """
-    target = await _target(settings)
-    loop = asyncio.get_running_loop()
     connection = RespConnection(on_push, on_lost)
+    host, port = await _node(settings)
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            if "path" in target:
-                await loop.create_unix_connection(lambda: connection, target["path"])
-            else:
-                tls = (
-                    ssl.create_default_context(cafile=settings.ca_file or None)
-                    if is_tls(settings.url)
-                    else None
-                )
-                host, port = target.get("host", "localhost"), target.get("port", 6379)
-                await loop.create_connection(lambda: connection, host, port, ssl=tls)
-            hello: list[Command] = []
-            if target.get("password"):
-                user = (target["username"],) if target.get("username") else ()
-                hello.append(("AUTH", *user, target["password"]))
-            hello.append(("SELECT", target.get("db", 0)))
-            all_answered(await connection.call(hello), what="Redis refused the connection")
+            await _open(connection, settings, host, port)
+            await _greet(connection, settings.address)
     except (OSError, TimeoutError) as error:
         connection.abort()
-        raise RedisUnavailable(f"cannot reach Redis: {error or type(error).__name__}") from None
+        raise RedisUnavailable(
+            f"cannot reach Redis: {str(error) or type(error).__name__}"
+        ) from None
     except BaseException:  # Redis refuses it, or the caller no longer waits
         connection.abort()
         raise
     return connection
 
 
-async def _target(settings: RedisSettings) -> dict[str, Any]:
-    """Address, login and database to connect to, under redis-py's names."""
-    address = sentinel_address(settings.url)
-    if address is None:
-        return parse_url(settings.url)  # type: ignore[no-any-return, no-untyped-call]
+async def _node(settings: RedisSettings) -> tuple[str, int]:
+    """Host and port to connect to; none for a Unix socket."""
+    address = settings.address
+    if not address.primary:
+        return address.nodes[0] if address.nodes else ("", 0)
     try:
-        host, port = await find_primary(settings, address)
+        return await find_primary(settings)
     except (RedisError, OSError) as error:
-        raise RedisUnavailable(f"cannot find Redis: {error or type(error).__name__}") from None
-    return {"host": host, "port": port, "db": address.db, **address.login}
+        if isinstance(error, NoPermissionError):
+            raise RedisRefuses("SENTINEL MASTERS", f"NOPERM {error}") from None
+        if str(error).count("AuthenticationError") == len(address.nodes):
+            raise RedisRefuses("AUTH", f"of Sentinel: {error}") from None
+        raise RedisUnavailable(f"cannot find Redis: {str(error) or type(error).__name__}") from None
+
+
+async def _open(connection: RespConnection, settings: RedisSettings, host: str, port: int) -> None:
+    loop = asyncio.get_running_loop()
+    if not host:
+        await loop.create_unix_connection(lambda: connection, settings.address.path)
+        return
+    tls = None
+    if settings.address.tls:
+        try:
+            tls = ssl.create_default_context(cafile=settings.ca_file or None)
+        except OSError as error:
+            file = settings.ca_file
+            raise RedisUnavailable(f"cannot read redis.ca_file '{file}': {error}") from None
+    await loop.create_connection(lambda: connection, host, port, ssl=tls)
+
+
+async def _greet(connection: RespConnection, address: RedisAddress) -> None:
+    """Log in and choose the database, as redis-py does."""
+    login, hello = address.login, list[Command]()
+    if login:
+        user = (login["username"],) if "username" in login else ()
+        hello.append(("AUTH", *user, login.get("password", "")))
+    hello.append(("SELECT", address.db))
+    for command, reply in zip(hello, await connection.call(hello), strict=True):
+        check_refused(command[0], reply)

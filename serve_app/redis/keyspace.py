@@ -74,12 +74,23 @@ def metrics_key(namespace: str, replica: str) -> str:
     return f"{namespace}:metrics:{replica}"
 
 
+def trial_key(namespace: str, process: str, part: str) -> str:
+    """What a process writes to try whether Redis can be used (`redis/trial.py`)."""
+    return f"{namespace}:try:{process}:{part}"
+
+
+def trial_channel(namespace: str, process: str) -> str:
+    """The same for a message."""
+    return f"{namespace}:try:{process}"
+
+
 class Type(StrEnum):
     """The type of a key in Redis, or a channel."""
 
     STREAM = "stream"
     STRING = "string"
     SORTED_SET = "sorted set"
+    ANY = "stream, string or sorted set"
     CHANNEL = "channel"
 
 
@@ -139,4 +150,6 @@ KINDS = (
     Kind(
         metrics_key, Type.STRING, "each process", "4 × `telemetry.snapshot_period_s`, at least 5 s"
     ),
+    Kind(trial_key, Type.ANY, "ingress, `hermes check-redis`", "milliseconds; at most a minute"),
+    Kind(trial_channel, Type.CHANNEL, "ingress, `hermes check-redis`", "while it is tried"),
 )

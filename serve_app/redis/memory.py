@@ -16,12 +16,17 @@ class Memory:
     policy: str
 
     @classmethod
-    def from_info(cls, info: Mapping[str, Any]) -> Memory:
-        """Parse `INFO`. `used_bytes` is what Redis compares with its limit, without the buffers for
-        its file and its replicas.
+    def from_info(cls, info: Mapping[str, Any]) -> Memory | None:
+        """Parse `INFO`; None if it does not tell how full Redis is. `used_bytes` is what Redis
+        compares with its limit, without the buffers for its file and its replicas.
         """
-        used_bytes = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
-        return cls(used_bytes, int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", "")))
+        try:
+            used_bytes, limit_bytes = int(info["used_memory"]), int(info["maxmemory"])
+            uncounted_bytes = int(info.get("mem_not_counted_for_evict", 0))
+        except (LookupError, TypeError, ValueError):
+            return None
+        policy = str(info.get("maxmemory_policy", ""))
+        return cls(used_bytes - uncounted_bytes, limit_bytes, policy)
 
     def wrong_settings(self) -> list[str]:
         """What is wrong with the limit and the policy, each as a sentence for Redis's operator."""

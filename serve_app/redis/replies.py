@@ -7,12 +7,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import RedisRefuses, RedisUnavailable
 
 Reply = Any
 
 _DEMOTED = ("READONLY ", "MASTERDOWN ")
-_FOR_NOW = ("OOM ", "LOADING ", "BUSY ", "TRYAGAIN ", "NOREPLICAS ", "MISCONF ", *_DEMOTED)
+_FOR_NOW = (
+    "OOM ",
+    "LOADING ",
+    "BUSY ",
+    "TRYAGAIN ",
+    "NOREPLICAS ",
+    "MISCONF ",
+    "ERR max number of clients",
+    *_DEMOTED,
+)
+_RIGHTS = ("NOPERM ", "NOAUTH ")
 
 
 def answered(reply: Reply, what: str = "Redis") -> Any:
@@ -33,9 +43,28 @@ def all_answered(replies: Sequence[Reply], what: str = "Redis") -> Sequence[Any]
     return replies
 
 
-def is_refused_for_now(reply: Reply) -> bool:
-    """Whether Redis will accept the same command later: it is full, is loading, or fails over."""
+def check_refused(what: str, reply: Reply) -> None:
+    """Check the reply to a command that Redis must accept.
+
+    Raises:
+        RedisRefuses: the reply is an error.
+        RedisUnavailable: the same, but it will pass by itself: Redis is full, loads, or fails over.
+    """
+    if _passes(reply):
+        raise RedisUnavailable(f"Redis refuses {what} for now: {reply}")
+    if isinstance(reply, Exception):
+        raise RedisRefuses(what, str(reply))
+
+
+def _passes(reply: Reply) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith(_FOR_NOW)
+
+
+def is_refused_for_now(reply: Reply) -> bool:
+    """Whether Redis may accept the same command later: when the error has passed, or when its
+    operator has given a right back.
+    """
+    return _passes(reply) or (isinstance(reply, Exception) and str(reply).startswith(_RIGHTS))
 
 
 def is_demoted(reply: Reply) -> bool:

@@ -10,15 +10,13 @@ from redis.backoff import NoBackoff
 
 from serve_app import timings
 from serve_app.settings import RedisSettings
-from serve_app.settings.redis_address import SentinelAddress
 
 
-def sentinel_client(
-    settings: RedisSettings, address: SentinelAddress, **of_primary: Any
-) -> Sentinel:
+def sentinel_client(settings: RedisSettings, **of_primary: Any) -> Sentinel:
     """redis-py's client of the Sentinels. `of_primary` holds arguments for the connections to the
     primary.
     """
+    address = settings.address
     tls: dict[str, Any] = (
         {"ssl": True, "ssl_ca_certs": settings.ca_file or None} if address.tls else {}
     )
@@ -40,16 +38,16 @@ def sentinel_client(
     )
 
 
-async def find_primary(settings: RedisSettings, address: SentinelAddress) -> tuple[str, int]:
+async def find_primary(settings: RedisSettings) -> tuple[str, int]:
     """Host and port of the primary.
 
     Raises:
         redis.exceptions.ConnectionError: no Sentinel answers, or none knows a living primary of
             that name.
     """
-    client = sentinel_client(settings, address)
+    client = sentinel_client(settings)
     try:
-        host, port = await client.discover_master(address.primary)
+        host, port = await client.discover_master(settings.address.primary)
         return str(host), int(port)
     finally:
         for sentinel in client.sentinels:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from serve_app.settings.redis_address import SCHEMES, check_ends, sentinel_address
+from serve_app.redaction import hide
+from serve_app.settings.redis_address import RedisAddress, redis_address
 from serve_app.settings.section import Section
 
 
@@ -13,6 +14,7 @@ class RedisSettings(Section):
 
     url: str = Field(
         "redis://127.0.0.1:6380/0",
+        repr=False,  # it may hold a password
         description="redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://",
     )
     ca_file: str = Field(
@@ -37,11 +39,12 @@ class RedisSettings(Section):
 
     @field_validator("url")
     @classmethod
-    def _known_scheme(cls, url: str) -> str:
-        if not url.startswith(SCHEMES):
-            raise ValueError(
-                "must start with redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://"
-            )
-        check_ends(url)
-        sentinel_address(url)
+    def _has_an_address(cls, url: str) -> str:
+        for secret in redis_address(url).secrets:
+            hide(secret)
         return url
+
+    @property
+    def address(self) -> RedisAddress:
+        """What `url` says."""
+        return redis_address(self.url)

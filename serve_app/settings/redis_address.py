@@ -1,108 +1,165 @@
-"""Parses `redis.url`. Pure. The forms of the URL:
+"""Parses `redis.url`; every connection to Redis or to a Sentinel is opened by what this returns.
+Pure. The forms of the URL:
 
 redis[s]://[user:password@]host[:port][/db]          one address, which leads to the primary
-unix://[user:password@]/path[?db=]
+unix://[user:password@]/path                         a Unix socket
 redis[s]+sentinel://[user:password@]host[:port][,host[:port]...]/<name of the primary>[/db]
     [?sentinel_username=&sentinel_password=]         Sentinels, which know where the primary is
+
+Each may end with `?username=&password=&db=` instead of saying it further in front.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qsl, unquote
 
-SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
-_SENTINEL_PORT = 26379
+_PORT, _SENTINEL_PORT = 6379, 26379
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_OPTIONS = ("db", "username", "password")
+_OF_SENTINEL = ("sentinel_username", "sentinel_password")
+_SETTINGS = {
+    "timeout": "redis.connect_timeout_s",
+    "socket_connect_timeout": "redis.connect_timeout_s",
+    "socket_timeout": "redis.response_timeout_s",
+    "ssl_ca_certs": "redis.ca_file",
+    "ssl_cert_reqs": "redis.ca_file",
+}
+"""Options that other clients take, and what does it here."""
+_SENTINELS_FORM = "use redis+sentinel://host:26379,host:26379/<name of the primary>"
+
+Login = Mapping[str, str]
 
 
-class SentinelAddress(NamedTuple):
-    """The Sentinels to ask, and the primary that they watch. `login` is the primary's, `own_login`
-    the Sentinels'.
+class RedisAddress(NamedTuple):
+    """Where Redis is, and how to log in.
+
+    Args:
+        nodes: the one address, or the Sentinels; none for a Unix socket.
+        path: of the Unix socket.
+        primary: the name by which Sentinels know the primary; empty without Sentinels.
+        login: `username` and `password`, as far as they are given.
+        own_login: the Sentinels'.
     """
 
     nodes: tuple[tuple[str, int], ...]
+    path: str
     primary: str
     db: int
     tls: bool
-    login: dict[str, str]
-    own_login: dict[str, str]
+    login: Login
+    own_login: Login
+
+    @property
+    def secrets(self) -> Iterator[str]:
+        """What no text may show."""
+        for login in (self.login, self.own_login):
+            yield login.get("password", "")
 
 
-def check_ends(url: str) -> None:
-    """Refuse a URL whose user and password do not end at the @, and a port that is none. Else a
-    part of the password would count as the host or the port, which messages show.
+def redis_address(url: str) -> RedisAddress:
+    """Parse the URL of Redis.
 
     Raises:
-        ValueError: with a message that holds no password.
+        ValueError: the message says what is wrong with the URL and what to write instead. It holds
+            no password.
     """
-    scheme, _, rest = url.partition("://")
-    if scheme == "unix":
-        return
-    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
-    if "@" not in netloc and "@" in rest.partition("?sentinel_")[0]:
+    scheme, slashes, rest = url.partition("://")
+    if not slashes or scheme not in _SCHEMES:
         raise ValueError(
-            "has a '/', '?' or '#' in its user or password: write it as %2F, %3F or %23"
+            "must start with redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://"
         )
-    _, _, port = netloc.rpartition("@")[2].rpartition("]")[2].partition(":")
-    if port and not scheme.endswith("+sentinel") and not _is_port(port):
-        raise ValueError(f"port '{port}' is not a number up to 65535")
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= 65535
-
-
-def is_tls(url: str) -> bool:
-    """Whether the connections are encrypted."""
-    return url.startswith("rediss")
-
-
-def sentinel_address(url: str) -> SentinelAddress | None:
-    """Parse a URL that names Sentinels; None for any other URL.
-
-    Raises:
-        ValueError: the URL is incomplete; the message says what is missing, and holds no password.
-    """
-    scheme, _, rest = url.partition("://")
-    if not scheme.endswith("+sentinel"):
-        return None
+    of_sentinel = scheme.endswith("+sentinel")
+    _check_ends(scheme, rest)
+    rest, _, query = rest.partition("?")
+    options = _options(query, _OPTIONS + _OF_SENTINEL if of_sentinel else _OPTIONS)
     # Not urlsplit: it refuses several IPv6 addresses, because elsewhere a URL names one host.
-    rest, _, options = rest.partition("?")
     netloc, _, path = rest.partition("/")
     user, _, hosts = netloc.rpartition("@")
-    name, _, db = path.strip("/").partition("/")
-    if not all(host.rpartition(":")[0] or host for host in hosts.split(",")):
-        raise ValueError(
-            "names no Sentinel: use redis+sentinel://host:26379,host:26379/<name of the primary>"
-        )
-    if not name:
-        raise ValueError(
-            "names no primary: use redis+sentinel://host:26379,host:26379/<name of the primary>"
-        )
-    if db and not db.isdecimal():
-        raise ValueError(f"database '{db}' is not a number")
-    query = {key.removeprefix("sentinel_"): values[-1] for key, values in parse_qs(options).items()}
     username, _, password = user.partition(":")
-    return SentinelAddress(
-        tuple(_node(host) for host in hosts.split(",")),
-        unquote(name),
-        int(db or 0),
-        is_tls(url),
-        _login(unquote(username), unquote(password)),
-        _login(query.get("username", ""), query.get("password", "")),
+    login = _login({"username": unquote(username), "password": unquote(password), **options}, "")
+    if scheme == "unix":
+        _check_path(hosts, path)
+        return RedisAddress((), unquote(f"/{path}"), "", _db(options.get("db")), False, login, {})
+    nodes = tuple(_node(host, of_sentinel) for host in hosts.split(","))
+    primary, _, db = path.strip("/").partition("/") if of_sentinel else ("", "", path.strip("/"))
+    _check_names(nodes, primary if of_sentinel else None)
+    return RedisAddress(
+        nodes,
+        "",
+        unquote(primary),
+        _db(options.get("db", db)),
+        scheme.startswith("rediss"),
+        login,
+        _login(options, "sentinel_"),
     )
 
 
-def _node(text: str) -> tuple[str, int]:
+def _check_ends(scheme: str, rest: str) -> None:
+    """Refuse a user and a password that do not end at the @. Else a part of the password would
+    count as the host or the port, which messages show.
+    """
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    after = re.split(rf"\?(?:{'|'.join(_OPTIONS + _OF_SENTINEL)})=", rest[len(netloc) :])[0]
+    if "@" not in netloc and (":" in netloc if scheme == "unix" else "@" in after):
+        raise ValueError(
+            "has a '/', '?' or '#' in its user or password: write it as %2F, %3F or %23"
+        )
+
+
+def _check_path(host: str, path: str) -> None:
+    if host or not path:
+        what = f"names the host '{host}'" if host else "names no file"
+        raise ValueError(f"{what}: a Unix socket has three slashes, unix:///run/redis.sock")
+
+
+def _check_names(nodes: tuple[tuple[str, int], ...], primary: str | None) -> None:
+    """Refuse an address without a name. `primary` is None without Sentinels."""
+    for host, _ in nodes:
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"host '{host}' is not a name or an address") from None
+    if not all(host for host, _ in nodes):
+        raise ValueError(
+            "names no host: use redis://host:6379/0"
+            if primary is None
+            else f"names no Sentinel: {_SENTINELS_FORM}"
+        )
+    if primary == "":
+        raise ValueError(f"names no primary: {_SENTINELS_FORM}")
+
+
+def _options(query: str, known: tuple[str, ...]) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name not in known:
+            instead = f"use the setting {_SETTINGS[name]}" if name in _SETTINGS else "remove it"
+            raise ValueError(
+                f"has the option '{name}', which is none of {', '.join(known)}: {instead}"
+            )
+    return {name: value for name, value in options.items() if value}
+
+
+def _node(text: str, of_sentinel: bool) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):  # an IPv6 address without a port
-        return text.strip("[]"), _SENTINEL_PORT
-    if not port.isdecimal():
-        raise ValueError(f"port '{port}' is not a number")
-    return host.strip("[]"), int(port)
+    if not colon or text.endswith("]"):  # also an IPv6 address without a port
+        host, port = text, ""
+    port = port or str(_SENTINEL_PORT if of_sentinel else _PORT)
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
+        # Not shown: without an @, it is the password.
+        raise ValueError("has a port that is not a number up to 65535: use host:6379")
+    return unquote(host.strip("[]")), int(port)
 
 
-def _login(username: str, password: str) -> dict[str, str]:
-    named = {"username": username, "password": password}
-    return {key: value for key, value in named.items() if value}
+def _db(text: str | None) -> int:
+    if text and not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"database '{text}' is not a number: use /0, as in redis://host:6379/0")
+    return int(text or 0)
+
+
+def _login(values: Mapping[str, str], prefix: str) -> Login:
+    named = {name: values.get(f"{prefix}{name}", "") for name in ("username", "password")}
+    return {name: value for name, value in named.items() if value}

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from scripts.local.environment import ROOT
-from serve_app.settings.redis_address import sentinel_address
+from serve_app.settings.redis_address import redis_address
 from tests.chart import kinds
 from tests.chart.charts import HA, NAMED, Document, documents, merged, one, pod_templates
 from tests.chart.test_redis import USERS, config_of, users
@@ -37,8 +37,7 @@ def test_the_service_asks_the_sentinels_of_that_release() -> None:
             assert secret == {"name": VALUES["existingSecret"], "key": key}
             url = url.replace(f"$(HERMES_{name}_PASSWORD)", name.lower())
         assert list(found).index("HERMES_SENTINEL_PASSWORD") < list(found).index("HERMES_REDIS_URL")
-        address = sentinel_address(url)
-        assert address is not None
+        address = redis_address(url)
         hosts = [(f"{FULL_NAME}-announce-{n}", 26379) for n in range(VALUES["replicas"])]
         assert list(address.nodes) == hosts
         assert address.primary == VALUES["redis"]["masterGroupName"]

@@ -38,6 +38,7 @@ from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
+from tests import permits
 from tests.waiting import PATIENCE_S, eventually, until
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
@@ -284,7 +285,7 @@ class PrivateRedis:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._data = folder / "data"
-        server = redis_server.start(self._data, namespace="*")
+        server = permits.narrow(redis_server.start(self._data, namespace="*"))
         self.pid, self.port, self.url = server.pid, server.port, server.url()
 
     def run(self, *words: object) -> None:

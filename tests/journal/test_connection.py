@@ -15,7 +15,7 @@ from serve_app import timings
 from serve_app.contract import IngressLease
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.writer import JournalWriter
-from serve_app.redis.connection import connect
+from serve_app.redis.connection import RespConnection, connect
 from serve_app.redis.link import RedisLink
 from serve_app.settings import RedisSettings, Settings
 from tests.journal.admitting import StillIngress
@@ -230,3 +230,11 @@ async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_
         assert await reading == events(1, 2)
         await cable.arrive()
         assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"
+
+
+def test_what_redis_says_before_it_closes_is_told() -> None:
+    connection = RespConnection()
+    connection.data_received(b"-ERR max number of clients reached\r\n")
+    connection.connection_lost(None)
+    with pytest.raises(RedisUnavailable, match="max number of clients"):
+        connection.call([("PING",)])

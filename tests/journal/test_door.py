@@ -179,11 +179,13 @@ async def test_what_redis_would_lose_is_told_on_readyz_and_in_the_log(
     private_redis.run("CONFIG", "SET", "appendonly", "no", "maxmemory", 0)
     caplog.set_level(logging.WARNING)
     async with door(private_redis.url, namespace) as d:
-        forgets, full = (await d.http.get("/readyz")).json()["warnings"]
+        forgets, full = await eventually(lambda: d.ingress.redis_watch.warnings)
+        assert (await d.http.get("/readyz")).json()["warnings"] == [forgets, full]
         assert "appendonly is no" in forgets
         assert "maxmemory is 0" in full
         assert caplog.text.count("appendonly is no") == 1
         await limit(d, private_redis, 8 << 30)
+        await eventually(lambda: len(d.ingress.redis_watch.warnings) == 1)
         assert (await d.http.get("/readyz")).json()["warnings"] == [forgets]
         page = (await d.http.get("/metrics")).text
         assert "hermes_redis_limit_bytes 8.589934592e+09" in page

@@ -14,6 +14,7 @@ from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.admission.waiting_limits import Ticket, WaitingLimits
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.redis.info import FIELDS, parse_info, warnings
 from serve_app.redis.memory import Memory
 from serve_app.request_queue.depths import Depth
 from serve_app.settings import Settings
@@ -71,16 +72,9 @@ def test_what_was_admitted_counts_until_a_look_has_surely_seen_it() -> None:
     assert refused(found.take, 48 * MIB) is None
 
 
-def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound() -> None:
     found = MemoryLimit(Settings())
-    for _ in range(3):
-        found.told(None, 1)
-    assert [record.message for record in caplog.records if "INFO" in record.message] == [
-        "Redis refuses INFO to this user, so its memory is unknown and no request is refused "
-        "because of it"
-    ]
+    found.told(None, 1)
     assert refused(found.take, 16 * MIB) is None
 
 
@@ -88,8 +82,7 @@ def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound(
     ("limit", "policy", "words"),
     [
         (8000 * MIB, "noeviction", ""),
-        (0, "noeviction", "maxmemory is 0"),
-        (8000 * MIB, "allkeys-lru", "maxmemory-policy is allkeys-lru"),
+        (0, "noeviction", ""),
         (64 * MIB, "noeviction", "too few for four bodies"),
         (100 * MIB, "noeviction", ""),
     ],
@@ -103,14 +96,49 @@ def test_a_problem_with_redis_is_logged_once(
     assert words in "".join(found.warnings)
 
 
+INFO = {
+    "used_memory": "100",
+    "mem_not_counted_for_evict": "30",
+    "maxmemory": "500",
+    "maxmemory_policy": "noeviction",
+    "aof_enabled": "1",
+}
+
+
 def test_redis_counts_neither_its_files_buffer_nor_its_replicas() -> None:
-    info = {
-        "used_memory": 100,
-        "mem_not_counted_for_evict": 30,
-        "maxmemory": 500,
-        "maxmemory_policy": "noeviction",
-    }
-    assert Memory.from_info(info) == Memory(70, 500, "noeviction")
+    assert Memory.from_info(INFO) == Memory(70, 500, "noeviction")
+
+
+@each(
+    "field, value, words",
+    [
+        ("aof_enabled", "1", ""),
+        ("aof_enabled", "0", "appendonly is no"),
+        ("maxmemory", "0", "maxmemory is 0"),
+        ("maxmemory_policy", "allkeys-lru", "maxmemory-policy is allkeys-lru"),
+        *((field, None, f"does not tell {field}, so {then}") for field, then in FIELDS.items()),
+        ("used_memory", "unknown", ""),
+        ("maxmemory", "5gb", ""),
+    ],
+)
+def test_what_info_says_or_leaves_out_is_a_warning(
+    field: str, value: str | None, words: str
+) -> None:
+    info = {name: told for name, told in INFO.items() if (name, value) != (field, None)}
+    if value is not None:
+        info[field] = value
+    found = warnings(info)
+    assert len(found) == bool(words), found
+    assert words in "".join(found)
+    known = isinstance(Memory.from_info(info), Memory)
+    assert known == (field not in ("used_memory", "maxmemory") or value == "0")
+
+
+def test_a_redis_that_refuses_info_is_a_warning() -> None:
+    assert warnings(None) == [
+        "it refuses INFO to this user, so no request is refused because Redis is full"
+    ]
+    assert parse_info(b"# Memory\r\nused_memory:100\r\n\r\n") == {"used_memory": "100"}
 
 
 def room(required: bool = True, ingresses: int = 1, **queue: Any) -> WaitingLimits:

@@ -30,11 +30,14 @@ NAMES = {
     "engines_key": "n:engines",
     "suspect_key": "n:suspect",
     "metrics_key": "n:metrics:a",
+    "trial_key": "n:try:a:b",
+    "trial_channel": "n:try:a",
 }
 CATEGORIES = {
     Type.STREAM: {"+@stream", "+@keyspace"},
     Type.STRING: {"+@string", "+@keyspace"},
     Type.SORTED_SET: {"+@sortedset", "+@keyspace"},
+    Type.ANY: {"+@stream", "+@string", "+@sortedset", "+@keyspace"},
     Type.CHANNEL: {"+@pubsub"},
 }
 
