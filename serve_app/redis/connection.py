@@ -158,6 +158,12 @@ async def connect(
         async with asyncio.timeout(settings.connect_timeout_s):
             await _open(connection, settings, host, port)
             await _greet(connection, settings.address)
+    except AnswerLost as error:
+        connection.abort()
+        # TLS 1.3 checks a client's certificate after the handshake, and the server's reset can
+        # overtake its alert.
+        cause = " (it may require a client certificate)" if settings.address.tls else ""
+        raise AnswerLost(f"{error}{cause}") from None
     except (OSError, TimeoutError) as error:
         connection.abort()
         raise RedisUnavailable(

@@ -272,4 +272,4 @@ def test_one_side_speaks_tls_and_the_other_does_not(tmp_path: Path) -> None:
             operator.config_set("tls-ca-cert-file", str(certificate))
             operator.config_set("tls-auth-clients", "yes")
         done = run(f"rediss://{login}:{port}/0", trusting)
-        refused(done, "TLSV13_ALERT_CERTIFICATE_REQUIRED")
+        refused(done, "it may require a client certificate")
