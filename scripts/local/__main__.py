@@ -169,6 +169,9 @@ def up(options: argparse.Namespace, device: str) -> int:
 
     began = time.monotonic()
     surroundings.leave()
+    if problem := redis_problem(options):
+        print(f"  ✗ {problem}", file=sys.stderr)
+        return 1
     ray_cluster.use_token(options.state_dir / "ray-token")
 
     def tell(line: str) -> None:
@@ -211,6 +214,22 @@ def up(options: argparse.Namespace, device: str) -> int:
     finally:
         if running is not None and not options.detach:
             running.down()
+
+
+def redis_problem(options: argparse.Namespace) -> str:
+    """Why the user's own Redis cannot be used; empty if it can, or if there is none."""
+    from serve_app.cli.check_redis import problem_with
+
+    variable = dict(options.env).get("HERMES_REDIS_URL", "")
+    if not (url := options.redis_url or variable):
+        return ""
+    given = dict(options.settings)
+    return problem_with(
+        "--redis-url" if options.redis_url else "HERMES_REDIS_URL",
+        url,
+        given.get(("namespace",), "hermes"),
+        given.get(("redis", "ca_file"), ""),
+    )
 
 
 def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str, Any]:

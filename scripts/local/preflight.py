@@ -141,4 +141,4 @@ def _still_runs(state_dir: Path) -> bool:
 
 def _hidden(url: str) -> str:
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

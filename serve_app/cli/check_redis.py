@@ -52,6 +52,22 @@ def wait_for_redis(namespace: str, ca_file: str, wait_s: float) -> str:
     return asyncio.run(_wait_for_all(logins, SYSTEM.monotonic_s() + wait_s))
 
 
+def problem_with(name: str, url: str, namespace: str, ca_file: str) -> str:
+    """Check one Redis of the service, and wait for nothing.
+
+    Args:
+        name: where the URL stands, for the message.
+
+    Returns:
+        The sentence that says what is wrong; empty if nothing is.
+    """
+    try:
+        login = Login("Redis", _settings(name, url, ca_file), namespace)
+    except SettingsError as error:
+        return str(error)
+    return asyncio.run(_wait_for(login, SYSTEM.monotonic_s()))
+
+
 def _logins(namespace: str, ca_file: str) -> list[Login]:
     url = os.environ.get("HERMES_REDIS_URL") or RedisSettings().url
     settings = _settings("HERMES_REDIS_URL", url, ca_file)

@@ -161,7 +161,7 @@ def redis_may_be_killed(service: Service, url: str, told: Callable[[], str]) -> 
 
 @pytest.mark.nightly  # a second start
 def test_what_does_not_start_says_why_and_keeps_its_logs(alone: None, tmp_path: Path) -> None:
-    words = ("--engine", "simulated", "--env", "HERMES_REDIS_URL=nonsense")
+    words = ("--engine", "simulated", "--set", "order.nonsense=1")
     with quickstart(tmp_path, *words) as child:
         assert child.wait(480) == 1
     told = (tmp_path / "told").read_text()

@@ -23,6 +23,7 @@ from scripts.local import (
     preflight,
     processes,
     ray_cluster,
+    redis_server,
     service,
     surroundings,
 )
@@ -258,3 +259,36 @@ def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -
         )
     assert done.returncode == 1
     assert f"port {port} is taken: choose another with --port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://hermes:{secret}@127.0.0.1:{port}/0", "rejects user and password: WRONGPASS"),
+        ("redis://hermes:{secret}@127.0.0.1:{nobody}/0", "Errno 111"),
+        ("redis://127.0.0.1?socket_timeout=abc&password={secret}", "redis.response_timeout_s"),
+    ],
+)
+def test_a_redis_that_cannot_be_used_is_told_before_anything_starts(
+    tmp_path: Path, url: str, words: str
+) -> None:
+    server = redis_server.start(tmp_path / "redis")
+    state, secret = tmp_path / "state", "not-the-password"
+    given = url.format(secret=secret, port=server.port, nobody=ports.free_port())
+    words_of = [sys.executable, "-m", "scripts.local", "--prepared", "--redis-url", given]
+    try:
+        done = subprocess.run(
+            [*words_of, "--state-dir", str(state)],
+            cwd=environment.ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        processes.end(server.pid)
+    assert done.returncode == 1, done
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert secret not in done.stdout + done.stderr
+    assert not (state / "service.json").exists()
