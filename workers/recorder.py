@@ -45,6 +45,7 @@ class Recorder:
         "_attempt",
         "_body",
         "_clock",
+        "_count_output",
         "_facts",
         "_generations",
         "_head_kept",
@@ -58,6 +59,7 @@ class Recorder:
         "_passed",
         "_recording",
         "_repeated",
+        "_streamed",
         "_telemetry",
         "_turns",
         "_values",
@@ -96,6 +98,7 @@ class Recorder:
         self._clock = clock
         self._numberer = EventNumberer()
         self._recording = False
+        self._streamed = False
         self._generations = 0
         self._values = 0
         self._passed = 0
@@ -106,6 +109,7 @@ class Recorder:
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
         self._monotonic_s = clock.local.monotonic_s  # read for every output
+        self._count_output = telemetry.tokens.output
         self._opened_s = self._monotonic_s()
         self._last_s: float | None = None
 
@@ -231,7 +235,7 @@ class Recorder:
                     self._facts.request_class,
                     (self.first_output_ms - self._facts.admitted_ms) / 1000,
                 )
-            self._telemetry.prompt(prompt_tokens)
+            self._telemetry.tokens.prompt(prompt_tokens)
             self.prompt_tokens = prompt_tokens
         elif index >= 0:
             cached_tokens = None
@@ -240,7 +244,7 @@ class Recorder:
             [index, text, list(token_ids), finish_reason, stop_reason, cached_tokens, *more]
         )
         self.output_tokens += len(token_ids)
-        self._telemetry.output(len(token_ids), None if self._last_s is None else now - self._last_s)
+        self._count_output(len(token_ids), None if self._last_s is None else now - self._last_s)
         self._last_s = now
 
     def pulled(self) -> None:
@@ -255,18 +259,19 @@ class Recorder:
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
             self.head = Head(message["status"], [(k, v) for k, v in headers if k in _KEPT_HEADERS])
+            self._streamed = self.head.streamed
             return
         body: bytes = message.get("body", b"")
         if not body:
             return
         assert self.head is not None
-        body = self._new_part(self._numberer.number(body) if self.head.streamed else body)
+        body = self._new_part(self._numberer.number(body) if self._streamed else body)
         if not body:
             return
         self._body.append(body)
         if (
             not self._recording
-            and self.head.streamed
+            and self._streamed
             and message.get("more_body", False)
             and not self.output_tokens
         ):

@@ -21,9 +21,9 @@ from prometheus_client import (
 
 from serve_app import __version__
 from serve_app.contract import Because, Reason, State
+from serve_app.observability.token_metrics import TokenTelemetry
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-_TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 def _losses(counter: Callable[..., Counter]) -> Counter:
@@ -77,17 +77,10 @@ class Telemetry:
             "Time from admission to the first output.",
             ["class"],
         )
-        self._inter_token = duration(
-            "hermes_inter_token_time_seconds",
-            "Time between two outputs of one request.",
-            buckets=_TOKEN_S,
-        )
         self._end_to_end = duration(
             "hermes_end_to_end_time_seconds", "Time from admission to the end.", ["class"]
         )
-        self._tokens = counter(
-            "hermes_tokens", "Tokens read (prompt) and written (output).", ["kind"]
-        )
+        self.tokens = TokenTelemetry(self.registry)
         self._loop_restarts = counter(
             "hermes_loop_restarts",
             "Background loops that ended unexpectedly and were restarted.",
@@ -112,8 +105,6 @@ class Telemetry:
         )
 
     def _prepare_series(self) -> None:
-        self._output_tokens = self._tokens.labels("output")
-        self._observe_inter_token = self._inter_token.observe
         Gauge(
             "hermes_build_info",
             "Always 1; the version of this process's code.",
@@ -176,16 +167,6 @@ class Telemetry:
     def first_token(self, request_class: str, since_admission_s: float) -> None:
         """The first output of a request arrived."""
         self._ttft.labels(request_class).observe(max(0.0, since_admission_s))
-
-    def output(self, tokens: int, since_last_s: float | None) -> None:
-        """An engine output arrived (hot path: called for every token)."""
-        self._output_tokens.inc(tokens)
-        if since_last_s is not None:
-            self._observe_inter_token(since_last_s)
-
-    def prompt(self, tokens: int) -> None:
-        """The prompt's length became known."""
-        self._tokens.labels("prompt").inc(tokens)
 
     def processed(self, request_class: str, processing_s: float, since_admission_s: float) -> None:
         """An attempt ended a request."""

@@ -30,13 +30,31 @@ def worked(times: int) -> Telemetry:
         telemetry.claimed("standard", 0.3)
         telemetry.attempted(1)
         telemetry.first_token("standard", 0.02)
-        telemetry.output(1, None)
-        telemetry.output(1, 0.004)
-        telemetry.prompt(5)
+        telemetry.tokens.output(1, None)
+        telemetry.tokens.output(1, 0.004)
+        telemetry.tokens.prompt(5)
         telemetry.processed("standard", 0.5, 0.8)
         telemetry.ended("standard", State.COMPLETED, None)
     telemetry.working_on(times)
     return telemetry
+
+
+def test_a_time_between_tokens_is_in_the_bucket_of_its_bound_and_in_all_above() -> None:
+    telemetry = Telemetry()
+    telemetry.tokens.prompt(7)
+    telemetry.tokens.output(3, None)
+    for gap_s in (0.005, 0.0051, 9.0):
+        telemetry.tokens.output(1, gap_s)
+    found = {
+        (name.removeprefix("hermes_"), *(value for _, value in labels)): value
+        for (name, labels), value in samples(telemetry.page()).items()
+        if name.startswith(("hermes_tokens", "hermes_inter_token"))
+    }
+    below = "inter_token_time_seconds_bucket"
+    assert [found[below, le] for le in ("0.002", "0.005", "0.01", "5.0", "+Inf")] == [0, 1, 2, 2, 3]
+    assert found["inter_token_time_seconds_count",] == 3
+    assert round(found["inter_token_time_seconds_sum",], 4) == 9.0101
+    assert (found["tokens_total", "prompt"], found["tokens_total", "output"]) == (7, 6)
 
 
 def test_every_sample_of_a_merged_page_names_its_replica() -> None:
