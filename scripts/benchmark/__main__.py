@@ -10,6 +10,7 @@ from . import interrupts
 from .batching import compare_batchers
 from .compare import compare
 from .errors import SystemFailed
+from .micro import measure_micro
 from .options import Options, parse
 from .order import measure_order
 from .systems import (
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         # Short, because sockets live below it.
         folder = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         try:
-            systems = _start(options, Path(stack.enter_context(folder)), stack)
+            there = Path(stack.enter_context(folder))
+            if options.micro:
+                return measure_micro(options, there)
+            systems = _start(options, there, stack)
             if options.batching:
                 return compare_batchers(options, arguments, systems[0] if systems else None)
             if options.order:

@@ -17,7 +17,7 @@ ORDERS = ("backlog", "long-among-short")
 TINY_MODEL = str(Path(__file__).resolve().parents[2] / "workers/tiny_model")
 SLOTS = 4
 """With long-among-short: requests that the engine runs at a time."""
-_ORDER_ROUNDS = 7
+_MANY_ROUNDS = 7
 _PEER_ROUNDS = 3
 _ENGINE_ARGS = json.dumps({"dtype": "float32", "enforce_eager": True, "max_model_len": 4096})
 
@@ -56,6 +56,8 @@ examples:
     scripts/bench --serve --concurrency 32 --cost-model
   what the queue and the journal cost, on the simulated engine: beside Ray Serve alone:
     scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
+  what a change of the code changes, without load:
+    scripts/bench --micro --concurrency 8,64
   a peer alone:
     scripts/bench --against bare-vllm --concurrency 1,8
   batchers side by side, in front of the engine alone, and in virtual time:
@@ -116,7 +118,15 @@ class Options:
     against: tuple[str, ...] = _option(
         (), f"start it too: {', '.join(PEERS)}", action="append", choices=PEERS, metavar="PEER"
     )
-    rounds: int = _option(0, "runs of every system and load (3 with peers, else 1)", type=_positive)
+    micro: bool = _option(
+        False,
+        "the CPU time of a token in the service's own code: worker and ingress in this process, "
+        "without Ray, sockets and HAProxy",
+        action="store_true",
+    )
+    rounds: int = _option(
+        0, "runs of every system and load (3 with peers, 7 with --micro, else 1)", type=_positive
+    )
     model: str = _option("", "the model's name at the endpoint (the first that it lists)")
     model_path: str = _option(TINY_MODEL, "the weights to serve (workers/tiny_model)")
     engine_args: dict[str, object] = _option(  # noqa: RUF009
@@ -236,7 +246,8 @@ def parse(arguments: Sequence[str]) -> Options:
         # First, so that one who sets it, too, gets slots that the long ones leave free.
         given["settings"].insert(0, f"workers.max_running_requests={SLOTS}")
     peers = _PEER_ROUNDS if given["against"] else 1
-    given["rounds"] = given["rounds"] or (_ORDER_ROUNDS if given["order"] else peers)
+    repeated = given["order"] or given["micro"]
+    given["rounds"] = given["rounds"] or (_MANY_ROUNDS if repeated else peers)
     for name in ("against", "root_pids", "match", "settings"):
         given[name] = tuple(dict.fromkeys(given[name]))
     return Options(**given)
@@ -250,7 +261,10 @@ def _contradiction(given: dict[str, Any]) -> str | None:
         "--serve starts the service and --url names a running one: give only one of them": (
             given["serve"] and given["url"]
         ),
-        "nothing to measure: give --url, --serve or --against": not (systems or virtual),
+        "nothing to measure: give --url, --serve, --against or --micro": not (
+            systems or virtual or given["micro"]
+        ),
+        "--micro starts what it measures, and nothing beside it": given["micro"] and systems,
         "--cost-model needs a closed loop": given["cost_model"] and given["rate_per_s"],
         "--load-percent needs --batching": given["load_percent"] and not batching,
         "--virtual needs --batching": virtual and not batching,
