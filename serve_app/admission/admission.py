@@ -8,7 +8,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -92,8 +91,9 @@ class Admission:
             idempotency=digest(*where, submission.body),
             idempotency_value=digest(*where, submission.value) if submission.value else "",
         )
+        key = (facts.tenant, submission.idempotency_key)
+        held = await self._keyed.held(*key) if submission.seen else self._keyed.presumed(*key)
         for _ in range(timings.KEYED_TRIES):
-            held = await self._keyed.held(facts.tenant, submission.idempotency_key)
             if held.facts is not None and not _same(held.facts, facts):
                 raise RequestRefused(
                     Reason.IDEMPOTENCY_CONFLICT,
@@ -110,8 +110,14 @@ class Admission:
                     "the request without Last-Event-ID.",
                 )
             send = partial(self._keyed.accept, held, facts)
-            with suppress(Outrun):
+            try:
                 return await self._accept(held.request_id, submission, facts, expect, send)
+            except Outrun:
+                pass
+            except RequestRefused:  # which a repeat is not, however many requests wait
+                if not held.presumed:
+                    raise
+            held = await self._keyed.held(*key)
         raise RedisUnavailable("the requests of this key keep changing")
 
     async def _accept(

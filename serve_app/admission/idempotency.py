@@ -4,6 +4,8 @@ failure.
 The id of the first request with a key derives from the key, so its journal itself remembers the
 key. A later request has an id of its own, to which the string `{ns}:i:<id of the first>` points.
 The admission writes this string, and it outlives the journal that it points to.
+
+A transaction cannot depend on what it finds, so the admission is the project's only Lua script.
 """
 
 from __future__ import annotations
@@ -15,28 +17,49 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
-from serve_app.admission.transaction import check_accepted
 from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
-from serve_app.redis.connection import Command, connect
+from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import Reply, all_answered
+from serve_app.redis.replies import all_answered
 from serve_app.settings import Settings
+
+_ACCEPT = """
+local named = redis.call('GET', KEYS[1]) or ''
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+if named ~= ARGV[1] or (last and last[1] or '') ~= ARGV[2] then return 0 end
+local at = 3
+while at <= #ARGV do
+  local words = tonumber(ARGV[at])
+  local reply = redis.pcall(unpack(ARGV, at + 1, at + words))
+  if type(reply) == 'table' and reply.err then return reply end
+  at = at + 1 + words
+end
+return 1
+"""
+"""Executes commands if the string (KEYS[1]) and the id of the journal's last entry (KEYS[2]) are as
+expected. ARGV: both, empty if there is none, then for each command the number of its words and the
+words.
+"""
 
 
 class Condition(NamedTuple):
-    """That Redis would still give these answers. The Redis keys that can change them are
-    watched.
+    """That nothing has changed: the string of the key, and the last entry of its request's journal.
+
+    Args:
+        keys: both Redis keys.
+        named: the value of the string; empty if there is none.
+        last: the id of the entry; empty if there is none.
     """
 
-    watched: tuple[str, ...]
-    questions: list[Command]
-    answers: list[Reply]
+    keys: tuple[str, str]
+    named: bytes = b""
+    last: bytes = b""
 
 
 class Held(NamedTuple):
@@ -49,6 +72,7 @@ class Held(NamedTuple):
         facts: of the last request with this key, if it is still known.
         condition: under which a new request may be admitted.
         name: the string that will hold the new request's id, if that does not derive from the key.
+        presumed: whether this was not read; most keys are used once.
     """
 
     request_id: str
@@ -57,6 +81,7 @@ class Held(NamedTuple):
     facts: RequestFacts | None
     condition: Condition
     name: str = ""
+    presumed: bool = False
 
 
 class Outrun(Exception):
@@ -71,26 +96,33 @@ class KeyedRequests:
         self._store = store
         self._link = link
 
+    def presumed(self, tenant: str, key: str) -> Held:
+        """What a tenant's key stands for if it was never used."""
+        first_id = _first_id(tenant, key)
+        keys = (later_request_key(self._settings.namespace, first_id), self._store.key(first_id))
+        return Held(first_id, False, False, None, Condition(keys), presumed=True)
+
     async def held(self, tenant: str, key: str) -> Held:
         """Read what a tenant's key stands for.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        first_id = f"req_{digest(tenant.encode(), key.encode())}"
+        first_id = _first_id(tenant, key)
         name = later_request_key(self._settings.namespace, first_id)
         request_id, later_id = "", first_id
         while request_id != later_id:
             request_id = later_id
             last = ("XREVRANGE", self._store.key(request_id), "+", "-", "COUNT", "1")
-            questions: list[Command] = [("GET", name), last]
             # The answers are older than the outline: a decision based on it holds while they stay
             # as they are.
             answers, entries = await asyncio.gather(
-                self._link.call(questions), self._store.outline(request_id)
+                self._link.call([("GET", name), last]), self._store.outline(request_id)
             )
-            later_id = all_answered(answers)[0].decode() if answers[0] else first_id
-        condition = Condition((name, self._store.key(first_id)), questions, answers)
+            named, ends = all_answered(answers)
+            later_id = named.decode() if named else first_id
+        keys = (name, self._store.key(request_id))
+        condition = Condition(keys, named or b"", ends[0][0] if ends else b"")
         if not entries and request_id == first_id:
             return Held(first_id, False, False, None, condition)
         facts, ending = _known(entries or ())
@@ -99,10 +131,8 @@ class KeyedRequests:
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
     async def accept(self, held: Held, facts: RequestFacts, commands: Sequence[Command]) -> None:
-        """Accept the next request of a key; of several simultaneous repeats, one is accepted.
-
-        This takes a connection of its own (`WATCH` applies to a connection) and two more round
-        trips.
+        """Accept the next request of a key, in one round trip; of several simultaneous repeats, one
+        is accepted.
 
         Args:
             commands: the commands that write the request.
@@ -116,19 +146,18 @@ class KeyedRequests:
         naming: list[Command] = (
             [("SET", held.name, held.request_id, "PX", keep_ms)] if held.name else []
         )
-        watched, questions, answers = held.condition
-        within_s = self._settings.redis.response_timeout_s
-        connection = await connect(self._settings.redis)
-        try:
-            _, *now = await connection.ask([("WATCH", *watched), *questions], within_s)
-            if now != answers:
-                raise Outrun
-            replies = await connection.ask([("MULTI",), *commands, *naming, ("EXEC",)], within_s)
-        finally:
-            connection.abort()
-        check_accepted(replies)
-        if replies[-1] is None:
+        keys, named, last = held.condition
+        words = [word for command in (*commands, *naming) for word in (len(command), *command)]
+        script = ("EVAL", _ACCEPT, len(keys), *keys, named, last, *words)
+        replies = await self._link.call([script])
+        (accepted,) = all_answered(replies)
+        if not accepted:
             raise Outrun
+
+
+def _first_id(tenant: str, key: str) -> str:
+    """The id of the first request with a key."""
+    return f"req_{digest(tenant.encode(), key.encode())}"
 
 
 def digest(*parts: bytes) -> str:

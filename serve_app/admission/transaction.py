@@ -16,13 +16,5 @@ async def accept(link: RedisLink, commands: Sequence[Command]) -> None:
     Raises:
         RedisUnavailable: nothing was accepted; if it is `AnswerLost`, that is unknown.
     """
-    check_accepted(await link.call([("MULTI",), *commands, ("EXEC",)]))
-
-
-def check_accepted(replies: list[Reply]) -> None:
-    """Check the replies to such a transaction.
-
-    Raises:
-        RedisUnavailable: Redis has rejected a part of it.
-    """
+    replies: list[Reply] = await link.call([("MULTI",), *commands, ("EXEC",)])
     all_answered([*replies, *(replies[-1] if isinstance(replies[-1], list) else [])])

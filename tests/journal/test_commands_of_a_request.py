@@ -18,6 +18,7 @@ from tests.waiting import eventually
 
 MANY = 10
 ADMITTED = ("multi", "xadd", "pexpire", "set", "xadd", "exec")
+ADMITTED_BY_KEY = ("eval", "get", "xrevrange", "xadd", "pexpire", "set", "xadd")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "get")
 ANSWERED = ("xadd", "publish")
@@ -76,6 +77,24 @@ async def test_a_request_costs_no_more_commands(
         assert Counter(each) == EACH + Counter(xrevrange=silent)
         assert paid(d) == pytest.approx((1 + MANY) * first)
         assert d.ingress.dispatcher._scheduler.lengths._judged == 1 + MANY
+
+
+async def test_an_idempotency_key_costs_no_connection_and_no_round_trip(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_process(w.settings) as d:
+        for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S"):
+            monkeypatch.setattr(timings, loop, 1e6)
+        await ask(d)
+        opened = (await w.operator.info("stats"))["total_connections_received"]
+        before = await calls(w)
+        for number in range(MANY):
+            d.http.headers["idempotency-key"] = f"key {number}"
+            await ask(d)
+        count = await calls(w) - before
+        each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
+        assert Counter(each) == EACH - Counter(ADMITTED) + Counter(ADMITTED_BY_KEY)
+        assert (await w.operator.info("stats"))["total_connections_received"] == opened
 
 
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(

@@ -58,6 +58,12 @@ async def leaves(posting: asyncio.Task[Any]) -> None:
     await asyncio.gather(posting, return_exceptions=True)
 
 
+async def arrives_unanswered(its: StillIngress, cable: Cable) -> None:
+    """Redis executes what hung, and nothing more is answered on its connection."""
+    its.base.link._settings = its.settings.redis.model_copy(update={"response_timeout_s": 0.3})
+    await cable.arrive()
+
+
 async def test_a_request_that_is_read_elsewhere_is_not_cancelled_though_clocks_differ(
     w: World,
 ) -> None:
@@ -125,16 +131,12 @@ async def test_a_client_that_is_not_told_of_its_admission_leaves_nothing_behind(
     w: World, key: str, how: str
 ) -> None:
     async with at_a_cable(w) as (its, cable):
-        cable.cut("EXEC", how)
+        cable.cut("EVAL" if key else "EXEC", how)
         posting = asyncio.create_task(its.post(key))
         if how == HANGING:
             await cable.hung.wait()
             await leaves(posting)
-            # Nothing more is answered on the connection that hangs.
-            its.base.link._settings = its.settings.redis.model_copy(
-                update={"response_timeout_s": 0.3}
-            )
-            await cable.arrive()  # nobody waits for it any more
+            await arrives_unanswered(its, cable)
         else:
             with pytest.raises(RequestRefused) as refusal:
                 await posting
@@ -152,7 +154,7 @@ async def test_a_request_that_never_reaches_redis_is_looked_for_as_long_as_it_ma
     w: World, key: str
 ) -> None:
     async with at_a_cable(w) as (its, cable):
-        cable.cut("EXEC", UNSENT)
+        cable.cut("EVAL" if key else "EXEC", UNSENT)
         with pytest.raises(RequestRefused):
             await its.post(key)
         looks, outline = 0, its.base.store.outline
@@ -185,7 +187,7 @@ async def test_a_keyed_request_whose_admission_was_not_answered_lives_if_its_cli
     w: World,
 ) -> None:
     async with at_a_cable(w, "a") as (its, cable), admitting(w.settings, "b") as other:
-        cable.cut("EXEC", UNANSWERED)
+        cable.cut("EVAL", UNANSWERED)
         with pytest.raises(RequestRefused):
             await its.post("a key")
         follower, _ = await other.post("a key")
@@ -200,12 +202,12 @@ async def test_a_client_that_leaves_does_not_cancel_what_another_has_admitted_un
     w: World,
 ) -> None:
     async with at_a_cable(w, "a") as (its, cable), admitting(w.settings, "b") as other:
-        cable.cut("EXEC", HANGING)
+        cable.cut("EVAL", HANGING)
         posting = asyncio.create_task(its.post("a key"))
         await cable.hung.wait()
         follower, _ = await other.post("a key")
         await leaves(posting)
-        await cable.arrive()
+        await arrives_unanswered(its, cable)
         await its.quiet()
         assert await w.journals() == [follower.request_id]
         assert await w.ending(follower.request_id) == RUNS

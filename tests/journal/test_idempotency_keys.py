@@ -93,6 +93,18 @@ async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
     assert await w.redis.xlen(w.queue().stream("standard")) == 1 + len(before)
 
 
+async def test_a_repeat_joins_however_many_requests_wait(w: World) -> None:
+    full = w.settings.model_copy(
+        update={"queue": w.settings.queue.model_copy(update={"max_waiting_standard": 1})}
+    )
+    async with admitting(full) as its:
+        first, _ = await its.post(KEY)
+        its.limits._depths = await w.depths()
+        with pytest.raises(RequestRefused):
+            await its.post("another key")
+        assert (await its.post(KEY))[0].request_id == first.request_id
+
+
 async def test_a_name_outlives_the_journal_that_it_leads_to(
     w: World, namespace: str, its: StillIngress
 ) -> None:
