@@ -1,5 +1,6 @@
 """The schema of the chart's values: `.venv/bin/python helm/schema.py` writes
-hermes-serve/values.schema.json.
+hermes-serve/values.schema.json, and beside it files/settings.json with what the service refuses in
+words (patterns, names of vLLM), for templates/_validate.tpl.
 
 Unknown values are refused everywhere, except in objects that Kubernetes or vLLM define. `settings`
 comes from the service's own settings tree, without what the chart sets itself: the address of
@@ -12,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "helm" / "hermes-serve" / "values.schema.json"
 DEFAULTS = FILE.with_name("values.yaml")
+RULES = FILE.parent / "files" / "settings.json"
 SET_BY_THE_CHART = {
     "": ("auth",),
     "RedisSettings": ("url", "ca_file"),
     "IngressSettings": ("ray_resource",),
     "WorkerSettings": ("ray_resource",),
 }
+
+NOT_KEPT = ("title", "default", "pattern")
+"""Of a pattern Helm would show a regular expression; _validate.tpl says what it means."""
 
 Schema = dict[str, Any]
 
@@ -69,7 +75,7 @@ NAMESPACES = listed(text(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"), minItems=1)
 PORTS = listed(whole(1, 65535), minItems=1)
 PULL = one_of("Always", "IfNotPresent", "Never")
 IMAGE = {
-    "repository": text(r"^([a-z0-9][-._a-z0-9:/]*)?$"),
+    "repository": text(),  # templates/_validate.tpl says what is wrong with one
     "tag": text(r"^([A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?$"),
     "digest": text(r"^(sha256:[0-9a-f]{64})?$"),
     "pullPolicy": PULL,
@@ -182,6 +188,9 @@ OURS: dict[str, Schema] = {
     ),
     "tests": closed(timeoutSeconds=whole(10)),
     "global": OPEN,  # reserved by Helm
+    # Of a chart that has this one as a dependency: what its `condition` and `tags` read.
+    "enabled": BOOL,
+    "tags": {"type": "object", "additionalProperties": BOOL},
 }
 
 
@@ -207,11 +216,44 @@ def _bare(node: Any, of_names: bool = False) -> Any:
         return " ".join(node.split())  # remove a docstring's line breaks
     if not isinstance(node, dict):
         return node
-    kept = node if of_names else {k: v for k, v in node.items() if k not in ("title", "default")}
+    kept = node if of_names else {k: v for k, v in node.items() if k not in NOT_KEPT}
     return {
         key: _bare(value, of_names=key in ("properties", "$defs") and not of_names)
         for key, value in kept.items()
     }
+
+
+def rules() -> str:
+    """What the templates check, as the file holds it."""
+    sys.path.insert(0, str(ROOT))
+    from serve_app.settings import Settings
+    from serve_app.settings import vllm_names as vllm
+    from serve_app.settings.section import FORMS
+    from serve_app.settings.workers import AutoscalingSettings
+
+    tree = Settings.model_json_schema()
+
+    def forms(node: Schema, path: str) -> Iterator[Schema]:
+        if "$ref" in node:
+            node = tree["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+        pattern = node.get("pattern") or node.get("items", {}).get("pattern")
+        if pattern:
+            yield {"path": path, "pattern": pattern, "takes": FORMS[pattern]}
+        for name, setting in node.get("properties", {}).items():
+            yield from forms(setting, f"{path}.{name}")
+
+    templates = [
+        {"path": f".engine.args.{name}", "pattern": vllm.TEMPLATE, "takes": vllm.NO_TEMPLATE}
+        for name in ("chat_template", "chat-template")
+    ]
+    document = {
+        "forms": [*forms(tree, ""), *templates],
+        "autoscaling": AutoscalingSettings().model_dump(),
+        "withoutMeaning": vllm.WITHOUT_MEANING,
+        "withMeaning": sorted(vllm.WITH_MEANING),
+        "variables": vllm.VARIABLES,
+    }
+    return json.dumps(document, indent=1) + "\n"
 
 
 def schema() -> str:
@@ -262,3 +304,4 @@ def _used(sections: Schema, start: Schema) -> Schema:
 
 if __name__ == "__main__":
     FILE.write_text(schema())
+    RULES.write_text(rules())

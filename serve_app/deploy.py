@@ -7,6 +7,7 @@ this module uses Ray Serve.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -126,11 +127,13 @@ def build(args: dict[str, Any]) -> Application:
         from workers.vllm_arguments import engine_arguments
 
         try:
-            engine_arguments(settings)
+            engine_arguments(_readable_here(settings))
         except (
             RuntimeError
         ) as error:  # vLLM for GPUs reads no arguments on a head without one: the workers will
             log.info("cannot check the engine's arguments here, the workers will: %s", error)
+    else:
+        make_engine(settings)  # its own arguments
     workers = Worker.options(**_worker_options(settings)).bind(args)  # type: ignore[attr-defined]  # decorated
     ingress = Ingress.options(  # type: ignore[attr-defined]  # decorated
         num_replicas=settings.ingress.replicas,
@@ -145,6 +148,21 @@ def build(args: dict[str, Any]) -> Application:
         },
     )
     return ingress.bind(args, workers)
+
+
+def _readable_here(settings: Settings) -> Settings:
+    """The settings without a chat template on a volume that this node does not mount: the workers
+    will read it.
+    """
+    args = {
+        name: value
+        for name, value in settings.engine.args.items()
+        if name.replace("-", "_") != "chat_template"
+        or not str(value).startswith("/")
+        or Path(value).parent.exists()
+    }
+    engine = settings.engine.model_copy(update={"args": args})
+    return settings.model_copy(update={"engine": engine})
 
 
 def _places(resource: str) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -27,6 +26,7 @@ def engine_arguments(settings: Settings) -> Namespace:
         SettingsError: one line that names the setting.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.exceptions import VLLMClientError
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -41,7 +41,6 @@ def engine_arguments(settings: Settings) -> Namespace:
         "tensor_parallel_size": settings.workers.tensor_parallel_size,
         "max_num_seqs": settings.workers.max_running_requests,
         "scheduling_policy": "priority",
-        "disable_uvicorn_access_log": True,
         "max_logprobs": settings.limits.max_logprobs,
         "allowed_media_domains": settings.limits.media_domains or [_NO_DOMAIN],
         "otlp_traces_endpoint": settings.telemetry.traces_endpoint or None,
@@ -53,23 +52,15 @@ def engine_arguments(settings: Settings) -> Namespace:
     actions = {action.dest: action for action in parser._actions}
     words: list[str] = []
     for key, value in given.items():
-        if key not in actions:
-            raise SettingsError(_unknown(key, actions))
+        if key not in actions:  # of another version of vLLM
+            raise SettingsError(f"settings: engine.args.{key} is no argument of this vLLM")
         words += _as_words(key, value)
     args: Namespace = parser.parse_args(words)
     try:
         validate_parsed_serve_args(args)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, VLLMClientError) as error:
         raise SettingsError(f"settings: engine.args: {error}") from None
     return args
-
-
-def _unknown(key: str, actions: Mapping[str, Any]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(key, actions, n=1, cutoff=0.6)
-    fix = f"did you mean '{near[0]}'?" if near else "see vLLM's engine arguments"
-    return f"settings: unknown key 'engine.args.{key}': {fix}"
 
 
 def _as_words(key: str, value: Any) -> list[str]:
@@ -79,8 +70,8 @@ def _as_words(key: str, value: Any) -> list[str]:
         return []
     if isinstance(value, bool):
         return [flag if value else "--no-" + key.replace("_", "-")]
-    if isinstance(value, dict):
-        return [flag, msgspec.json.encode(value).decode()]
-    if isinstance(value, list):
-        return [flag, *(str(item) for item in value)]
-    return [flag, str(value)]
+    return [flag, *map(_as_word, value if isinstance(value, list) else [value])]
+
+
+def _as_word(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)

@@ -38,7 +38,6 @@ _DECISIVE = (
     "generation_config",
     "override_generation_config",
     "logits_processors",
-    "lora_modules",
     "structured_outputs_config",
     "reasoning_parser",
     "tool_call_parser",

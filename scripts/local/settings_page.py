@@ -27,7 +27,9 @@ setting.
 _TAIL = """
 `engine.args` takes every argument of vLLM's own server by its name (`max_model_len`,
 `gpu_memory_utilization`, `enable_prefix_caching`, `tool_call_parser`, …), which vLLM's own
-parser validates before anything starts.
+parser validates before anything starts. What has no meaning here is refused, with what to do
+instead: arguments of vLLM's HTTP server (`port`, `api_key`, `ssl_keyfile`, …), `lora_modules`, and
+what another setting decides; so are the variables `VLLM_API_KEY` and `VLLM_DP_*`.
 `workers.autoscaling` is off unless you configure it; the defaults above then apply.
 
 ## Presets

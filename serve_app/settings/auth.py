@@ -23,6 +23,7 @@ class AuthSettings(Section):
     )
     critical_tenants: tuple[str, ...] = Field(
         (),
+        strict=False,  # a list of YAML is no tuple
         description="Tenants that may send requests of the class `critical`, which go before all "
         "others: the operators' own. `default` stands for everybody if no API key is required",
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from serve_app.settings.section import Section
+from serve_app.settings.section import ORIGIN, RESOURCE, Section
 
 
 class IngressSettings(Section):
@@ -22,7 +22,7 @@ class IngressSettings(Section):
     )
     ray_resource: str = Field(
         "",
-        pattern=r"^\w*$",
+        pattern=RESOURCE,
         description="Custom Ray resource; ingresses run only on nodes that have it. Default: on "
         "any node",
     )
@@ -46,7 +46,7 @@ class IngressSettings(Section):
         le=15 * 1024,
         description="Largest request headers in total; HAProxy's own limit is 16 KiB",
     )
-    cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]] = Field(
+    cors_origins: list[Annotated[str, Field(pattern=ORIGIN)]] = Field(
         [],
         description="Origins of web pages that may call the service from a browser, such as "
         "`https://chat.example.com`; `*` allows all. Default: none",

@@ -13,10 +13,12 @@ from pydantic import BaseModel, ValidationError
 
 from serve_app.errors import SettingsError
 from serve_app.settings.redis import RedisSettings
+from serve_app.settings.section import FORMS
 from serve_app.settings.tree import Settings
+from serve_app.settings.vllm_names import variables_problem
 
 
-def load_settings(args: Mapping[str, Any]) -> Settings:
+def load_settings(args: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Validate `args` (the `args` of the application in a Serve config file) and freeze them.
 
     If the environment variables `HERMES_REDIS_URL` and `HERMES_KEYS_FILE` are set, they replace
@@ -29,7 +31,9 @@ def load_settings(args: Mapping[str, Any]) -> Settings:
         settings = Settings.model_validate(dict(args))
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
-    if url := os.environ.get("HERMES_REDIS_URL"):
+    if settings.engine.kind == "vllm" and (wrong := variables_problem(environment)):
+        raise SettingsError(f"settings: {wrong}")
+    if url := environment.get("HERMES_REDIS_URL"):
         try:
             redis = RedisSettings.model_validate({**settings.redis.model_dump(), "url": url})
         except (
@@ -39,7 +43,7 @@ def load_settings(args: Mapping[str, Any]) -> Settings:
                 f"settings: HERMES_REDIS_URL: {_reason(error.errors()[0])}"
             ) from None
         settings = settings.model_copy(update={"redis": redis})
-    if keys_file := os.environ.get("HERMES_KEYS_FILE"):
+    if keys_file := environment.get("HERMES_KEYS_FILE"):
         auth = settings.auth.model_copy(update={"keys_file": keys_file})
         settings = settings.model_copy(update={"auth": auth})
     if settings.auth.required and not settings.auth.keys_file:
@@ -63,6 +67,8 @@ def _explain(item: Any) -> str:
     if path.endswith(("_s", "_ms", "_bytes")) and item["type"].endswith(("_parsing", "_type")):
         unit = {"s": "seconds", "ms": "milliseconds", "bytes": "bytes"}[path.rsplit("_", 1)[1]]
         return f"settings: '{path}' takes a plain number of {unit}, not {item['input']!r}"
+    if item["type"] == "string_pattern_mismatch":
+        return f"settings: '{path}' {FORMS[item['ctx']['pattern']]}, not {item['input']!r:.200}"
     return f"settings: '{path}': {message}" if path else f"settings: {message}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from serve_app.errors import SettingsError
-from serve_app.settings.section import Section
+from serve_app.settings.section import MODEL_NAME, MODEL_SOURCE, Section
 
 BUILTIN_MODELS = {"builtin:tiny": ("workers", "tiny_model")}
 """Models that ship with the project, as package and folder."""
@@ -21,11 +21,12 @@ class ModelSettings(Section):
         "hermes-tiny",
         min_length=1,
         max_length=128,
-        pattern=r"^[^\s:]+$",
+        pattern=MODEL_NAME,
         description="Name by which clients request the model",
     )
     source: str = Field(
         "builtin:tiny",
+        pattern=MODEL_SOURCE,
         description="Folder or hub id of the model, or `builtin:tiny` for the model that ships "
         "with the project",
     )

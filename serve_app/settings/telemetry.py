@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from serve_app.settings.section import Section
+from serve_app.settings.section import ENDPOINT, Section
 
 
 class TelemetrySettings(Section):
@@ -28,7 +28,7 @@ class TelemetrySettings(Section):
     )
     traces_endpoint: str = Field(
         "",
-        pattern=r"^(https?://[^\s]+)?$",
+        pattern=ENDPOINT,
         description="OTLP over HTTP, such as http://collector:4318/v1/traces; empty disables "
         "traces",
     )

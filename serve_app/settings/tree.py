@@ -21,17 +21,16 @@ from serve_app.settings.presets import PresetName, fill_in
 from serve_app.settings.queue import QueueSettings
 from serve_app.settings.redis import RedisSettings
 from serve_app.settings.routing import RoutingSettings
-from serve_app.settings.section import Section
+from serve_app.settings.section import NAMESPACE, Section
 from serve_app.settings.telemetry import TelemetrySettings
+from serve_app.settings.vllm_names import argument_problem
 from serve_app.settings.workers import EngineSettings, WorkerSettings
 
 
 class Settings(Section):
     """The whole tree."""
 
-    namespace: str = Field(
-        "hermes", pattern=r"^[A-Za-z0-9_.-]+$", description="Prefix of every Redis key"
-    )
+    namespace: str = Field("hermes", pattern=NAMESPACE, description="Prefix of every Redis key")
     preset: PresetName | None = Field(
         None,
         description="`latency`, `balanced` or `throughput`: sizes of the engine's batches, where "
@@ -57,16 +56,10 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        owned = {
-            "tensor_parallel_size": "workers.tensor_parallel_size",
-            "model": "model.source",
-            "served_model_name": "model.name",
-            "max_num_seqs": "workers.max_running_requests",
-            "allowed_media_domains": "limits.media_domains",
-        }
-        for key, home in owned.items():
-            if key in {name.replace("-", "_") for name in self.engine.args}:
-                raise ValueError(f"engine.args.{key} is set by {home}: remove it and set {home}")
+        if self.engine.kind == "vllm":
+            for name, value in self.engine.args.items():
+                if problem := argument_problem(name, value):
+                    raise ValueError(f"engine.args.{name} {problem}")
         if (
             self.workers.device == "gpu"
             and 0 < self.workers.gpus < self.workers.tensor_parallel_size

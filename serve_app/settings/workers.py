@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from serve_app.settings.section import Section
+from serve_app.settings.section import RESOURCE, Section
 
 
 def no_place(resource: str) -> str:
@@ -73,7 +73,7 @@ class WorkerSettings(Section):
     device: Literal["cpu", "gpu"] = Field("cpu", description="What the engines run on")
     ray_resource: str = Field(
         "",
-        pattern=r"^\w*$",
+        pattern=RESOURCE,
         description="Custom Ray resource; workers run only on nodes that have it. Default: on any "
         "node that has the CPUs and GPUs",
     )

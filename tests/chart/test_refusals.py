@@ -62,13 +62,37 @@ COMBINATIONS: list[tuple[str, Document]] = [
     ),
     ("keys in Redis that begin with RAY belong to Ray", {"settings.namespace": "RAYS"}),
     (
-        "args.tensor-parallel-size is derived from settings.workers.tensor_parallel_size",
+        "args.tensor-parallel-size is set by workers.tensor_parallel_size",
         {"settings.engine.args": {"tensor-parallel-size": 2}},
     ),
-    ("is derived from settings.model.name", {"settings.engine.args": {"served_model_name": "x"}}),
+    ("is set by model.name", {"settings.engine.args": {"served_model_name": "x"}}),
     (
-        "is derived from settings.workers.max_running_requests",
+        "is set by workers.max_running_requests",
         {"settings.engine.args": {"max_num_seqs": 1}},
+    ),
+    ("args.lora_modules would load", {"settings.engine.args": {"lora_modules": ["a=/a"]}}),
+    ("args.max_len is no argument of vLLM", {"settings.engine.args": {"max_len": 1}}),
+    (
+        "args.chat-template takes the full path",
+        {"settings.engine.args": {"chat-template": "chat.jinja"}},
+    ),
+    ("settings.model.name takes no spaces", {"settings.model.name": "a b"}),
+    ("settings.model.source takes a folder by its", {"settings.model.source": "./big"}),
+    (
+        "settings.ingress.cors_origins takes '*' and origins",
+        {"settings.ingress.cors_origins": ["*", "chat.example.com"]},
+    ),
+    *(
+        ("image.repository is", {"image.repository": repository})
+        for repository in ("https://r.example/a", "a:1", "r.example/a@sha256:0", "r.example/A")
+    ),
+    *(
+        (f"env.{name} ", {f"env.{name}": "1"})
+        for name in ("VLLM_API_KEY", "VLLM_PORT", "HERMES_KEYS_FILE", "RAY_ADDRESS", "REDIS_URL")
+    ),
+    (
+        "min_replicas (9) is above max_replicas (8)",
+        {"settings.workers.autoscaling.min_replicas": 9},
     ),
     ("env.RAY_SERVE_ENABLE_HA_PROXY is not '1'", {"env.RAY_SERVE_ENABLE_HA_PROXY": "0"}),
     ("env.RAY_AUTH_TOKEN is set by the chart or by KubeRay", {"env.RAY_AUTH_TOKEN": "x"}),
@@ -230,7 +254,13 @@ ALLOWED: list[Document] = [
         "redis.internal.memory": "10Gi",
         "redis.internal.persistence.size": "1Ti",
     },
-    {"settings.engine.args": {"max-model-len": 8192}},
+    {"settings.engine.args": {"max-model-len": 8192, "chat_template": "/opt/chat.jinja"}},
+    {"settings.ingress.cors_origins": ["*", "https://chat.example.com:8443"]},
+    {"settings.model.source": "/models/my model"},
+    {"image.repository": "localhost:5000/team/hermes_serve.cpu"},
+    {"image.repository": "[::1]:5000/hermes"},
+    {"env.VLLM_LOGGING_LEVEL": "DEBUG", "env.RAY_gcs_rpc_server_reconnect_timeout_s": "90"},
+    {"enabled": True, "tags": {"llm": True}},
 ]
 
 

@@ -7,7 +7,7 @@ import logging
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
 from serve_app.observability import logs
 from serve_app.redaction import redacted
-from serve_app.settings import RedisSettings, TelemetrySettings
+from serve_app.settings import RedisSettings
 from tests.tables import each
 
 LONG, SHORT, OF_SENTINEL = 'zürich/"42"', "q7", "k9-of-sentinel"
@@ -46,7 +46,7 @@ def test_what_an_error_shows(said: str, shown: str) -> None:
 def test_a_log_line_and_its_traceback_show_no_password(log_format: str) -> None:
     known()
     handler = logs._Handler()
-    handler.setFormatter(logs._formatter(TelemetrySettings(log_format=log_format).log_format, "r"))
+    handler.setFormatter(logs._formatter(log_format, "r"))
     try:
         raise ValueError(f"'{LONG}'")
     except ValueError as error:

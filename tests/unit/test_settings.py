@@ -51,7 +51,7 @@ def refusal(args: dict[str, Any]) -> str:
         ({"journal": {"retention_s": [5]}}, ("'journal.retention_s'", "seconds")),
         ({"journal": {"retention_s": -1}}, ("'journal.retention_s'", "greater than 0")),
         ({"routing": {"load_factor": 1.0}}, ("'routing.load_factor'", "greater than 1")),
-        ({"namespace": "a:b"}, ("'namespace'", "pattern")),
+        ({"namespace": "a:b"}, ("'namespace'", "takes letters, digits")),
         (
             {"redis": {"url": "http://h"}},
             ("'redis.url'", "redis://, rediss:// (TLS), unix:// or redis[s]+sentinel://"),
@@ -73,7 +73,7 @@ def refusal(args: dict[str, Any]) -> str:
         ),
         (
             {"engine": {"args": {"tensor-parallel-size": 2}}},
-            ("engine.args.tensor_parallel_size", "workers.tensor"),
+            ("engine.args.tensor-parallel-size", "set workers.tensor"),
         ),
         ({"engine": {"args": {"max_num_seqs": 2}}}, ("set workers.max_running_requests",)),
         # Nothing is infinite.

@@ -37,6 +37,9 @@
 {{- fail "image.repository is empty: build cluster/docker/gpu.Dockerfile or cpu.Dockerfile, push the image, and set its name here" }}
 {{- end }}
 {{- range $path, $image := dict "image" .Values.image "redis.internal.image" .Values.redis.internal.image "redis.internal.exporter.image" .Values.redis.internal.exporter.image }}
+{{- if not (regexMatch "^(([A-Za-z0-9][-.A-Za-z0-9]*|\\[[0-9a-fA-F:]+\\])(:[0-9]{1,5})?/)?[a-z0-9]+([-._/]+[a-z0-9]+)*$" $image.repository) }}
+{{- fail (printf "%s.repository is %q, but takes a name such as registry.example:5000/team/image: without a scheme, with small letters after the registry, and the tag or digest in %s.tag or %s.digest" $path $image.repository $path $path) }}
+{{- end }}
 {{- if eq $image.tag "latest" }}
 {{- fail (printf "%s.tag is 'latest', which changes over time: set a version or a digest" $path) }}
 {{- end }}
@@ -48,15 +51,33 @@
 {{- if hasPrefix "RAY" .Values.settings.namespace }}
 {{- fail (printf "settings.namespace is %q, but keys in Redis that begin with RAY belong to Ray: choose another" .Values.settings.namespace) }}
 {{- end }}
-{{- $owners := dict "model" "model.source" "served_model_name" "model.name" "tensor_parallel_size" "workers.tensor_parallel_size" "max_num_seqs" "workers.max_running_requests" "otlp_traces_endpoint" "telemetry.traces_endpoint" -}}
-{{- range $key, $_ := .Values.settings.engine.args }}
-{{- with get $owners (replace "-" "_" $key) }}
-{{- fail (printf "settings.engine.args.%s is derived from settings.%s, which the rest of the service uses too: set that instead" $key .) }}
+{{- $rules := .Files.Get "files/settings.json" | fromJson -}} {{- /* written by helm/schema.py from the service's settings */}}
+{{- range $form := $rules.forms }}
+{{- $value := $.Values.settings -}}
+{{- range splitList "." $form.path | compact }}{{ $value = get ($value | default dict) . }}{{ end -}}
+{{- range kindIs "slice" $value | ternary $value (list $value) | compact }}
+{{- if not (regexMatch $form.pattern (toString .)) }}
+{{- fail (printf "settings%s %s, not %q" $form.path $form.takes .) }}
 {{- end }}
 {{- end }}
-{{- range list "HERMES_REDIS_URL" "HERMES_REDIS_PASSWORD" "HERMES_SENTINEL_PASSWORD" "HF_TOKEN" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN" "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "REDIS_PASSWORD" "RAY_enable_autoscaler_v2" }}
-{{- if hasKey ($.Values.env | default dict) . }}
-{{- fail (printf "env.%s is set by the chart or by KubeRay (from a Secret if it is secret): remove it" .) }}
+{{- end }}
+{{- if eq (.Values.settings.engine.kind | default "vllm") "vllm" }}
+{{- range $name, $_ := .Values.settings.engine.args }}
+{{- $plain := replace "-" "_" $name -}}
+{{- with get $rules.withoutMeaning $plain }}
+{{- fail (printf "settings.engine.args.%s %s" $name .) }}
+{{- end }}
+{{- if not (has $plain $rules.withMeaning) }}
+{{- fail (printf "settings.engine.args.%s is no argument of vLLM: remove it" $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $name, $_ := .Values.env }}
+{{- with get $rules.variables $name }}
+{{- fail (printf "env.%s %s" $name .) }}
+{{- end }}
+{{- if or (hasPrefix "HERMES_" $name) (regexMatch "^(RAY_(ADDRESS|IP|PORT|CLUSTER_|CLOUD_|NODE_|AUTH_|REDIS_|external_|enable_autoscaler)|FQ_RAY_IP|KUBERAY_|REDIS_|HF_TOKEN$|HUGGING_FACE_HUB_TOKEN$)" $name) }}
+{{- fail (printf "env.%s is set by the chart or by KubeRay (from a Secret if it is secret): remove it" $name) }}
 {{- end }}
 {{- end }}
 {{- if and (hasKey (.Values.env | default dict) "RAY_SERVE_ENABLE_HA_PROXY") (ne .Values.env.RAY_SERVE_ENABLE_HA_PROXY "1") }}
@@ -123,8 +144,9 @@
 {{- fail (printf "engines.gpus is %v, but settings.workers.device is 'cpu': set engines.gpus=0" .Values.engines.gpus) }}
 {{- end }}
 {{- with $workers.autoscaling }}
-{{- if gt (int .min_replicas) (int .max_replicas) }}
-{{- fail (printf "settings.workers.autoscaling.min_replicas (%v) is above max_replicas (%v)" .min_replicas .max_replicas) }}
+{{- $range := merge (deepCopy .) ($.Files.Get "files/settings.json" | fromJson).autoscaling -}}
+{{- if gt (int64 $range.min_replicas) (int64 $range.max_replicas) }}
+{{- fail (printf "settings.workers.autoscaling.min_replicas (%v) is above max_replicas (%v)" $range.min_replicas $range.max_replicas) }}
 {{- end }}
 {{- end }}
 {{- $engines := include "hermes.enginesPerPod" . | int -}}
