@@ -30,7 +30,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--port",
-        type=int,
+        type=_port,
         default=8000,
         help="port of the service on 127.0.0.1 (default %(default)s)",
     )
@@ -104,6 +104,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     # Where to put the logs if it does not start.
     parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(words)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: choose one from 1 to 65535")
+    return int(text)
 
 
 def _variable(text: str) -> tuple[str, str]:

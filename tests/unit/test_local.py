@@ -128,6 +128,13 @@ def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixtur
         assert f"'{wrong}' is not NAME=VALUE" in capsys.readouterr().err
 
 
+@each("port", ["-1", "0", "65536", "70000", "http"])
+def test_a_number_that_is_no_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options(f"--port={port}")
+    assert f"'{port}' is no port: choose one from 1 to 65535" in capsys.readouterr().err
+
+
 def test_a_download_and_an_engines_words_are_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
