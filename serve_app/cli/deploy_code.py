@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
 from serve_app.settings.workers import no_place
 
+IMPORT_PATH = "serve_app.deploy:build"
 CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")
 EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js", "direct_url.json"]
 
@@ -39,6 +40,10 @@ def deploy(
     address: Annotated[
         str, typer.Option(help="address of the cluster's dashboard")
     ] = "http://127.0.0.1:8265",
+    replace_all: Annotated[
+        bool,
+        typer.Option(help="remove the cluster's other Serve applications, which CONFIG lacks"),
+    ] = False,
     render: Annotated[
         Path | None,
         typer.Option(
@@ -54,19 +59,58 @@ def deploy(
     (redis, hiredis, fastapi-offline), to the cluster's own package store, and names them in the
     application's runtime_env; every node fetches them from there. The rest is `serve deploy`.
     """
-    document: dict[str, Any] = yaml.safe_load(config.read_text())
     try:
-        for application in document["applications"]:
-            check_places(load_settings(application["args"]).workers.ray_resource, address)
-        with_code(document, address)
+        address = serve_api.dashboard(address)
+        document = read(config)
+        ours = [one for one in document["applications"] if one.get("import_path") == IMPORT_PATH]
+        settings = [load_settings(application.get("args") or {}) for application in ours]
+        others = left_out(document, serve_api.applications(address))
+        if others and not replace_all:
+            raise RuntimeError(
+                f"Serve would remove what else runs on this cluster: {', '.join(others)}. Add them "
+                f"to `applications` in {config} (`serve config --address {address}` prints them), "
+                "or give --replace-all"
+            )
+        for one in settings:
+            check_places(one.workers.ray_resource, address)
+        with_code({"applications": ours}, address)
         if render:
             render.write_text(yaml.safe_dump(document, sort_keys=False))
             print(f"serve deploy --address {address} {render}")
             return
         serve_api.deploy(address, document)
-        wait_running(address, timeout_s)
+        for application in document["applications"]:
+            wait_running(address, application.get("name", "default"), timeout_s)
     except (SettingsError, RuntimeError, OSError) as error:
         fail(str(error))
+
+
+def read(config: Path) -> dict[str, Any]:
+    """A Serve config file, with at least one application.
+
+    Raises:
+        SettingsError: it is none; one line says why.
+    """
+    try:
+        found = yaml.safe_load(config.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{config} is no YAML: {' '.join(str(error).split())}") from None
+    document: dict[str, Any] = found if isinstance(found, dict) else {}
+    applications = document.get("applications")
+    if not isinstance(applications, list) or not applications:
+        raise SettingsError(
+            f"{config} names no application: list one in `applications`, as in "
+            "cluster/local_cpu.yaml (`serve shutdown` removes those that run)"
+        )
+    if not all(isinstance(application, dict) for application in applications):
+        raise SettingsError(f"{config}: every one of the `applications` is a mapping")
+    return document
+
+
+def left_out(document: Mapping[str, Any], running: Iterable[str]) -> list[str]:
+    """The applications that run and that a config does not name."""
+    named = {application.get("name", "default") for application in document["applications"]}
+    return sorted(set(running) - named)
 
 
 def check_places(resource: str, address: str) -> None:
@@ -113,8 +157,8 @@ def _entry_points() -> Path:
     return Path(str(file.locate())).parent
 
 
-def wait_running(address: str, timeout_s: float) -> None:
-    """Wait until Serve reports that the application runs.
+def wait_running(address: str, name: str, timeout_s: float) -> None:
+    """Wait until Serve reports that the application of this name runs.
 
     Raises:
         RuntimeError: it failed or took too long.
@@ -124,7 +168,7 @@ def wait_running(address: str, timeout_s: float) -> None:
     said = ""
     with console.status("deploying"):
         while True:
-            status = serve_api.application_status(address)
+            status = serve_api.applications(address).get(name, {})
             line = f"{status.get('status', 'unknown')}"
             if line != said:
                 console.print(f"  {line}")

@@ -5,10 +5,34 @@ from __future__ import annotations
 import json
 import os
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def dashboard(address: str) -> str:
+    """The URL of a dashboard as a person writes it: with or without scheme and trailing slash. A
+    proxy is not asked for what is on this machine.
+
+    Raises:
+        RuntimeError: it is no address of a dashboard.
+    """
+    url = address if "://" in address else f"http://{address}"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+    except ValueError:
+        host = None
+    if not host:
+        raise RuntimeError(f"'{address}' is no address of a dashboard: http://<head>:8265 is one")
+    if host in _LOOPBACK:
+        for name in ("no_proxy", "NO_PROXY"):  # for urllib and for Ray's client
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), *_LOOPBACK)))
+    return url.rstrip("/")
 
 
 def authorization() -> dict[str, str]:
@@ -22,12 +46,27 @@ def authorization() -> dict[str, str]:
 
 
 def ask(url: str, timeout_s: float) -> Any:
-    """Request a page of the dashboard; returns the open response. Raises as
-    `urllib.request.urlopen` does.
+    """Request a page of the dashboard; returns the open response.
+
+    Raises:
+        OSError: nobody answers, or somebody who is no dashboard of Ray or wants another token.
     """
-    return urllib.request.urlopen(
-        urllib.request.Request(url, headers=authorization()), timeout=timeout_s
-    )
+    request = urllib.request.Request(url, headers=authorization())
+    try:
+        return urllib.request.urlopen(request, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        raise ConnectionError(_refusal(url, error.code)) from None
+    except urllib.error.URLError as error:
+        raise ConnectionError(f"{url} does not answer: {error.reason}") from None
+
+
+def _refusal(url: str, status: int) -> str:
+    if status in (401, 403):
+        return (
+            f"{url} answers {status}: set RAY_AUTH_MODE=token, and the cluster's token in "
+            "RAY_AUTH_TOKEN or its file in RAY_AUTH_TOKEN_PATH"
+        )
+    return f"{url} answers {status}: give the address of Ray's dashboard, http://<head>:8265"
 
 
 def nodes(dashboard_url: str) -> list[dict[str, Any]]:
@@ -58,16 +97,27 @@ def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
         with urllib.request.urlopen(request, timeout=120):
             pass
     except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 404):
+            raise RuntimeError(_refusal(dashboard_url, error.code)) from None
         raise RuntimeError(
             f"Serve refused the config: {error.read().decode(errors='replace')[-2000:]}"
         ) from None
 
 
+def applications(dashboard_url: str) -> dict[str, Any]:
+    """Serve's view of each application by its name: `status`, `message`, `deployments`."""
+    url = f"{dashboard_url}/api/serve/applications/"
+    with ask(url, timeout_s=30) as response:
+        try:
+            found: dict[str, Any] = json.load(response)["applications"]
+        except (ValueError, LookupError, TypeError):
+            raise ConnectionError(_refusal(url, response.status)) from None
+    return found
+
+
 def application_status(dashboard_url: str) -> dict[str, Any]:
-    """Serve's view of the application: `status`, `message`, `deployments`."""
-    with ask(f"{dashboard_url}/api/serve/applications/", timeout_s=30) as response:
-        applications: dict[str, Any] = json.load(response)["applications"]
-    return next(iter(applications.values()), {})
+    """The same for the first application, of a cluster that has one."""
+    return next(iter(applications(dashboard_url).values()), {})
 
 
 def failure(status: Mapping[str, Any]) -> str:

@@ -1,0 +1,103 @@
+"""`scripts/deploy` says in one sentence what it cannot deploy, and removes nothing unasked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app.cli import serve_api
+from serve_app.cli.deploy_code import left_out
+from serve_app.cli.main import app
+from tests.tables import each
+
+CONFIG = Path(__file__).parents[2] / "cluster" / "local_cpu.yaml"
+
+
+def refusal(config: Path, address: str) -> str:
+    done = CliRunner().invoke(app, ["deploy", str(config), "--address", address])
+    assert done.exit_code == 1, done.exception
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@contextmanager
+def somebody(status: int) -> Iterator[str]:
+    """A server that is no dashboard of Ray: the same page and status for everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@each(
+    "text, words",
+    [
+        ("", "names no application"),
+        ("applications: []", "names no application"),
+        ("applications: {}", "names no application"),
+        ("- a", "names no application"),
+        ("applications: [hermes]", "is a mapping"),
+        ("a: [", "is no YAML"),
+        ("\0", "is no YAML"),
+    ],
+)
+def test_a_file_without_an_application_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text(text)
+    assert f"{config}" in (said := refusal(config, "127.0.0.1:1"))
+    assert words in said
+
+
+@each("address", ["ray://h:10001", "http://", "http://h:port", "http://h:70000", "", "http://[h"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    assert f"'{address}' is no address of a dashboard" in refusal(CONFIG, address)
+
+
+@each(
+    "status, words",
+    [(401, "RAY_AUTH_TOKEN"), (403, "RAY_AUTH_TOKEN"), (404, "Ray's dashboard"), (200, "Ray's")],
+)
+def test_who_answers_and_is_no_dashboard_is_told(status: int, words: str) -> None:
+    with somebody(status) as address:
+        said = refusal(CONFIG, address)
+    assert f"answers {status}" in said
+    assert words in said
+
+
+def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    with somebody(404) as address:
+        assert "answers 404" in refusal(CONFIG, address)
+
+
+@each("address", ["h:8265", "http://h:8265", "http://h:8265/"])
+def test_an_address_may_lack_its_scheme_and_end_with_a_slash(address: str) -> None:
+    assert serve_api.dashboard(address) == "http://h:8265"
+
+
+def test_what_a_config_does_not_name_would_be_removed() -> None:
+    config = {"applications": [{"name": "hermes"}, {}]}
+    assert left_out(config, ["other", "hermes", "default", "a"]) == ["a", "other"]
