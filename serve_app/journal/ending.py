@@ -13,8 +13,8 @@ MESSAGES = {
     Reason.DEADLINE: "The request's deadline passed before it was finished.",
     Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; "
     "please try again.",
-    Reason.JOURNAL_LOST: "Redis lost a part of this request's journal; please send the request "
-    "again.",
+    Reason.JOURNAL_LOST: "Redis lost a part of this request's journal, so nothing can continue it; "
+    "a new request starts from the beginning.",
     Reason.POISON: "This request killed every engine that worked on it and will not be retried.",
     Reason.LOOP_HELD: "One step of this request blocked all other requests of its engine; make "
     "it smaller or simpler.",

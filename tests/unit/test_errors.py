@@ -41,6 +41,7 @@ def test_every_reason_has_its_http_form_and_can_be_an_ending(reason: Reason) -> 
     message = Ending(State.FAILED, reason, None).message
     assert message.endswith(".")
     assert "\n" not in message
+    assert reason in _RETRYABLE or "again" not in message
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.01, 1, 2), (1.4, 1, 3), (30, 30, 60)])
