@@ -43,7 +43,7 @@ class Telemetry:
     def __init__(self) -> None:
         # They would be a series for each series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         duration = partial(Histogram, registry=self.registry, buckets=_WAIT_S)

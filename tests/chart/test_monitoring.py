@@ -76,7 +76,14 @@ def own_metrics() -> dict[str, set[str]]:
     found = {}
     for registry in registries:
         for collector in registry._collector_to_names:
-            labels = {*getattr(collector, "_labelnames", ()), "replica", *OF_THE_TARGET}
+            shown = {
+                name
+                for family in collector.collect()
+                for sample in family.samples
+                for name in sample.labels
+            }
+            its = getattr(collector, "_labelnames", shown)
+            labels = {*its, "replica", *OF_THE_TARGET}
             for name in registry._collector_to_names[collector]:
                 found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
     return found
