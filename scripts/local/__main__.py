@@ -95,7 +95,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--state-dir",
         type=Path,
-        default=ROOT / ".hermes" / "quickstart",
+        default=preflight.STATE_DIR,
         help="the folder for its Redis, its logs and what --down needs (default: "
         ".hermes/quickstart); give --down the same",
     )
@@ -175,7 +175,7 @@ def up(options: argparse.Namespace, device: str) -> int:
 
     began = time.monotonic()
     surroundings.leave()
-    if problem := redis_problem(options):
+    if problem := preflight.take(options.state_dir) or redis_problem(options):
         print(f"  ✗ {problem}", file=sys.stderr)
         return 1
     ray_cluster.use_token(options.state_dir / "ray-token")
@@ -183,7 +183,7 @@ def up(options: argparse.Namespace, device: str) -> int:
     def tell(line: str) -> None:
         print(f"  {time.monotonic() - began:5.1f} s  {line}", flush=True)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_signals()
     running = None
     gpus = preflight.gpus() if device == "gpu" else 0
     try:
@@ -220,6 +220,13 @@ def up(options: argparse.Namespace, device: str) -> int:
     finally:
         if running is not None and not options.detach:
             running.down()
+
+
+def end_on_signals() -> None:
+    """End as with Ctrl-C when the terminal is closed (unless under nohup), or somebody kills us."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 def redis_problem(options: argparse.Namespace) -> str:
@@ -290,7 +297,7 @@ def down(state_dir: Path) -> int:
 
 def usage(url: str, model: str, options: argparse.Namespace) -> str:
     """Example commands to print."""
-    end = "scripts/quickstart --down" if options.detach else "Ctrl-C"
+    end = preflight.down_command(options.state_dir) if options.detach else "Ctrl-C"
     return f"""
   hermes-serve is ready on {url}   (docs: {url}/docs, metrics: {url}/metrics)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 from scripts.local import environment, ports
 from scripts.local.environment import ROOT
@@ -23,6 +27,10 @@ ENGINE_GB = 2.75
 # Download and installed size of an environment in GB, measured once, so that a user knows them
 # before agreeing.
 SIZES_GB = {"cpu": (0.9, 3.9), "gpu": (5.5, 14.0)}
+
+
+STATE_DIR = ROOT / ".hermes" / "quickstart"
+_HELD: list[BinaryIO] = []
 
 
 def device(choice: str) -> str:
@@ -90,10 +98,16 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
             f"x86-64 is needed, not {platform.machine()}: some of the pinned wheels exist for "
             "nothing else"
         )
+    for name, path in (("the path of this clone", ROOT), ("--state-dir", state_dir)):
+        if re.search(r"[\s'\"]", str(path)):
+            found.append(
+                f"{name}, {path} has a space or a quote, which Ray and Redis do not take: choose "
+                "another"
+            )
     if find_spec("ensurepip") is None and not environment.is_ready(locks):
         found.append(f"Python's venv is not complete here. {environment.VENV_FIX}")
-    if _still_runs(state_dir):
-        found.append("an earlier run was not ended: scripts/quickstart --down")
+    if earlier := _earlier(state_dir):
+        found.append(earlier)
     elif ports.is_taken(port):
         found.append(f"port {port} is taken: choose another with --port")
     device_name = locks[0].stem
@@ -126,17 +140,43 @@ def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> No
     print(f"  Redis: {redis}")
 
 
-def _still_runs(state_dir: Path) -> bool:
-    """Whether an earlier run was not stopped. The state of a dead one (after a reboot) is removed.
-    A zombie counts as running, because `--down` cleans it up, too.
+def take(state_dir: Path) -> str:
+    """Own a state folder while this process lives: two runs in one would have two Redis servers on
+    one append-only file. Returns why that is impossible; empty if it is done.
+    """
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        file = (state_dir / "owner").open("ab")
+    except OSError as error:
+        return f"--state-dir {state_dir} cannot be a folder: {error.strerror}"
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what we fork does not get it
+    except OSError:
+        return (
+            f"another scripts/quickstart works in {state_dir}: end it, or choose another "
+            "--state-dir and --port"
+        )
+    _HELD.append(file)
+    return _earlier(state_dir)
+
+
+def down_command(state_dir: Path) -> str:
+    """How to end what runs with a state folder."""
+    where = "" if state_dir == STATE_DIR else f" --state-dir {shlex.quote(str(state_dir))}"
+    return f"scripts/quickstart --down{where}"
+
+
+def _earlier(state_dir: Path) -> str:
+    """That an earlier run was not stopped; empty if it was. The state of a dead one (after a
+    reboot) is removed. A zombie counts as running, because `--down` cleans it up, too.
     """
     state = state_dir / "service.json"
     if not state.exists():
-        return False
+        return ""
     if any(Path(f"/proc/{pid}").exists() for pid in json.loads(state.read_text())["pids"].values()):
-        return True
+        return f"an earlier run was not ended: {down_command(state_dir)}"
     state.unlink()
-    return False
+    return ""
 
 
 def _hidden(url: str) -> str:

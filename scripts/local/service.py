@@ -46,9 +46,10 @@ class Service:
         """Save after every step, so that a half-started service can be stopped too."""
         folder = Path(self.state_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / STATE_FILE
+        file = folder / f"{STATE_FILE}.new"  # in one step, so that nobody reads a part of it
         file.touch(mode=0o600)  # it contains Redis's password
         file.write_text(json.dumps(asdict(self), indent=2))
+        file.replace(folder / STATE_FILE)
 
     @classmethod
     def load(cls, state_dir: Path) -> Service | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -255,6 +256,74 @@ def test_a_head_on_which_ray_gives_up_is_started_again(tmp_path: Path) -> None:
     finally:
         ray_cluster.sweep(state)
     assert (tmp_path / "tries").read_text() == "x\n" * 3
+
+
+def quickstart_in(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A start that Redis's address ends at the latest, because nobody listens there."""
+    nobody = f"redis://127.0.0.1:{ports.free_port()}"
+    command = [sys.executable, "-m", "scripts.local", *words, "--redis-url", nobody]
+    return subprocess.run(
+        [*command, "--state-dir", str(state)],
+        cwd=environment.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_one_state_folder_has_one_owner(tmp_path: Path) -> None:
+    assert "Errno 111" in quickstart_in(tmp_path, "--prepared").stderr
+    assert preflight.take(tmp_path) == ""
+    done = quickstart_in(tmp_path, "--prepared")
+    assert done.returncode == 1
+    assert f"another scripts/quickstart works in {tmp_path}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_state_folder_that_cannot_be_one_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "below"):
+        assert preflight.take(folder).startswith(f"--state-dir {folder} cannot be a folder: ")
+    for name in ("a b", "a'b", 'a"b'):
+        done = quickstart_in(tmp_path / name, "--engine", "simulated")
+        assert f"{tmp_path / name} has a space or a quote" in done.stderr
+        assert not (tmp_path / name).exists()
+
+
+@each("name, ending", [("SIGHUP", 130), ("SIGTERM", 130)])
+def test_a_closed_terminal_ends_it_as_ctrl_c_does(name: str, ending: int) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "from scripts.local.__main__ import end_on_signals\n"
+        "end_on_signals()\n"
+        "try:\n"
+        "    print(flush=True)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=environment.ROOT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(getattr(signal, name))
+        assert process.wait(30) == ending
+
+
+def test_quickstart_starts_through_a_symbolic_link(tmp_path: Path) -> None:
+    link = tmp_path / "quickstart"
+    link.symlink_to(environment.ROOT / "scripts" / "quickstart")
+    done = subprocess.run([link, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert "--state-dir" in done.stdout, done.stderr
+
+
+def test_the_way_to_end_it_names_its_state_folder() -> None:
+    assert "quickstart --down ends" in quickstart.usage("u", "m", options("--detach"))
+    other = options("--detach", "--state-dir", "/tmp/other")
+    assert "quickstart --down --state-dir /tmp/other ends" in quickstart.usage("u", "m", other)
 
 
 def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -> None:
