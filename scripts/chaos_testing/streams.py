@@ -21,6 +21,7 @@ from serve_app.journal.followers import Followers
 from serve_app.journal.ids import EntryId
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
+from serve_app.redis.keyspace import queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
 
@@ -73,6 +74,7 @@ class Load:
 
     def __init__(self, settings: Settings, events_per_s: float) -> None:
         self._period_s = 1 / events_per_s
+        self._queue = queue_key(settings.namespace, "m", "standard")
         self._link = RedisLink(settings.redis)
         self._store = JournalStore(settings, self._link)
         self._writer = JournalWriter(settings)
@@ -104,7 +106,8 @@ class Load:
         deadline_ms = now_ms + int(_DEADLINE_S * 1000)
         channel = self._hub.channel
         facts = RequestFacts("standard", "t", "s", "m", True, now_ms, deadline_ms, channel)
-        await accept(self._link, self._store.first_entry(name, _LINE, b"{}", facts))
+        enqueueing = ("XADD", self._queue, "*", "r", name)
+        await accept(self._link, enqueueing, self._store.first_entry(name, _LINE, b"{}", facts))
 
     async def _keep_admitting(self) -> None:
         for number in count():

@@ -31,7 +31,7 @@ from serve_app.request_queue.queue import RequestQueue
 log = logging.getLogger("hermes.ingress")
 
 
-Send = Callable[[Sequence[Command]], Awaitable[None]]
+Send = Callable[[Command, Sequence[Command]], Awaitable[object]]
 Unsure = Callable[[str, RequestFacts, Callable[[], None]], None]
 """Called with the id and facts of a request that Redis may have accepted although its submitter was
 told otherwise; the callee must cancel it unless somebody reads it. Call the third argument when
@@ -133,10 +133,8 @@ class Admission:
         forget = expect(request_id)
         try:
             await send(
-                [
-                    *self._store.first_entry(request_id, submission.line, submission.body, facts),
-                    self._queue.enqueueing(request_id, facts, submission.work),
-                ]
+                self._queue.enqueueing(request_id, facts, submission.work),
+                self._store.first_entry(request_id, submission.line, submission.body, facts),
             )
         except (
             AnswerLost,

@@ -4,8 +4,6 @@ failure.
 The id of the first request with a key derives from the key, so its journal itself remembers the
 key. A later request has an id of its own, to which the string `{ns}:i:<id of the first>` points.
 The admission writes this string, and it outlives the journal that it points to.
-
-A transaction cannot depend on what it finds, so the admission is the project's only Lua script.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
+from serve_app.admission.transaction import Condition, accept
 from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry
@@ -28,38 +27,6 @@ from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.settings import Settings
-
-_ACCEPT = """
-local named = redis.call('GET', KEYS[1]) or ''
-local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
-if named ~= ARGV[1] or (last and last[1] or '') ~= ARGV[2] then return 0 end
-local at = 3
-while at <= #ARGV do
-  local words = tonumber(ARGV[at])
-  local reply = redis.pcall(unpack(ARGV, at + 1, at + words))
-  if type(reply) == 'table' and reply.err then return reply end
-  at = at + 1 + words
-end
-return 1
-"""
-"""Executes commands if the string (KEYS[1]) and the id of the journal's last entry (KEYS[2]) are as
-expected. ARGV: both, empty if there is none, then for each command the number of its words and the
-words.
-"""
-
-
-class Condition(NamedTuple):
-    """That nothing has changed: the string of the key, and the last entry of its request's journal.
-
-    Args:
-        keys: both Redis keys.
-        named: the value of the string; empty if there is none.
-        last: the id of the entry; empty if there is none.
-    """
-
-    keys: tuple[str, str]
-    named: bytes = b""
-    last: bytes = b""
 
 
 class Held(NamedTuple):
@@ -130,12 +97,11 @@ class KeyedRequests:
             return Held(request_id, True, ending is not None, facts, condition)
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
-    async def accept(self, held: Held, facts: RequestFacts, commands: Sequence[Command]) -> None:
+    async def accept(
+        self, held: Held, facts: RequestFacts, enqueueing: Command, first: Sequence[Command]
+    ) -> None:
         """Accept the next request of a key, in one round trip; of several simultaneous repeats, one
-        is accepted.
-
-        Args:
-            commands: the commands that write the request.
+        is accepted. `enqueueing` and `first`: see `transaction.accept`.
 
         Raises:
             Outrun: the request was not accepted, because something has changed.
@@ -146,12 +112,7 @@ class KeyedRequests:
         naming: list[Command] = (
             [("SET", held.name, held.request_id, "PX", keep_ms)] if held.name else []
         )
-        keys, named, last = held.condition
-        words = [word for command in (*commands, *naming) for word in (len(command), *command)]
-        script = ("EVAL", _ACCEPT, len(keys), *keys, named, last, *words)
-        replies = await self._link.call([script])
-        (accepted,) = all_answered(replies)
-        if not accepted:
+        if not await accept(self._link, enqueueing, [*first, *naming], held.condition):
             raise Outrun
 
 

@@ -46,7 +46,7 @@ async def redrive(
         enqueueing = RequestQueue(streams, consumer="").enqueueing(request_id, facts, work)
     first = JournalStore(settings, link).first_entry(request_id, letter.line, letter.body, facts)
     try:
-        await accept(link, [*first, enqueueing])
+        await accept(link, enqueueing, first)
     except RedisUnavailable as error:
         raise CommandFailed(
             f"{letter.request_id} was perhaps not sent again (as {request_id}): {error}"

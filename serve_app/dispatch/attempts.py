@@ -219,10 +219,10 @@ class Attempts:
         self._waits(entry, Waits.ADOPTED)
         while True:
             entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
-            if not ours:
-                raise NotOurs
             if not entries or has_ended(entries):
                 return None
+            if not ours:
+                raise NotOurs
             if entries[-1].quit:
                 return await self._next(entry, Cause.LOST)
             if entries[-1].id.epoch == 0:

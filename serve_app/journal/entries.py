@@ -8,6 +8,7 @@ Fields (one letter each, since they are stored with every entry), and the entrie
        JSON {method, path, query, headers}
     m  facts, JSON                                    0-1 (`RequestFacts`), k-0 (`AttemptFacts`),
                                                       k-max, max-max (`Summary`)
+    i  id of the request's queue entry                0-1
     h  head of the response, JSON {status, headers}   the first that has one
     o  engine outputs, JSON                           k-1, k-2, ...
        [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...];
@@ -166,6 +167,11 @@ class Entry(NamedTuple):
     def outputs(self) -> bytes | None:
         """Engine outputs as JSON, if there are any."""
         return self.fields.get(b"o")
+
+    @property
+    def queue_entry(self) -> bytes:
+        """In 0-1 the id of the request's queue entry; empty if an older version wrote it."""
+        return self.fields.get(b"i", b"")
 
     @property
     def produced(self) -> bool:

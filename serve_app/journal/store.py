@@ -17,7 +17,7 @@ from serve_app.journal.facts import RequestFacts, RequestLine, Summary
 from serve_app.journal.ids import BEGINNING, REQUEST_ID, EntryId, following, opening_id, seal_id
 from serve_app.journal.wakes import encode_wakes, wake_of
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import body_key, journal_key
+from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import (
     Reply,
@@ -199,7 +199,8 @@ class JournalStore:
     async def end(
         self, request_id: str, state: State, reason: Reason | None, entries: list[Entry]
     ) -> Summary | None:
-        """Append the terminal entry from outside of an attempt: cancelled, expired, lost.
+        """Append the terminal entry from outside of an attempt: cancelled, expired, lost. The queue
+        entry goes with it.
 
         The body is deleted first: if Redis is full, that may free the memory for the entry.
 
@@ -234,9 +235,12 @@ class JournalStore:
         if has_ended([entry_from_redis(item) for item in answered(raw)[:-1]]):
             return None  # a worker's seal was earlier, and the first ending counts
         after: list[Command] = [("PEXPIRE", key, int(self._settings.journal.retention_s * 1000))]
-        if summary.request is not None:
+        if (facts := summary.request) is not None:
             wakes = encode_wakes([wake_of(request_id, terminal)])
-            after.append(("PUBLISH", summary.request.wake, wakes))
+            after.append(("PUBLISH", facts.wake, wakes))
+            if queued := entries[0].queue_entry:  # nobody waits for a claim of it any more
+                line = queue_key(self._settings.namespace, facts.model, facts.request_class)
+                after += [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]
         await self._link.call(after)
         return summary
 

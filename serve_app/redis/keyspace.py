@@ -24,8 +24,12 @@ def body_key(namespace: str, request_id: str) -> str:
     return f"{namespace}:b:{request_id}"
 
 
+QUEUE_GROUP = "ingress"
+"""The consumer group of every queue; a consumer is an ingress process."""
+
+
 def queue_key(namespace: str, model: str, request_class: str) -> str:
-    """The requests of one class that wait or are being worked on; consumer group `ingress`."""
+    """The requests of one class that wait or are being worked on; see `QUEUE_GROUP`."""
     return f"{namespace}:q:{model}:{request_class}"
 
 

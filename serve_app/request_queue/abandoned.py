@@ -12,8 +12,9 @@ from typing import Any
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.client import redis_call
+from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.request_queue.entry import QueueEntry
-from serve_app.request_queue.streams import GROUP, QueueStreams, text
+from serve_app.request_queue.streams import QueueStreams, text
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -45,7 +46,7 @@ class AbandonedClaims:
         taken: list[QueueEntry] = []
         pipeline = self._streams.redis.pipeline(transaction=False)
         for stream in self._streams.keys:
-            pipeline.xpending(stream, GROUP)
+            pipeline.xpending(stream, QUEUE_GROUP)
         try:
             summaries = await redis_call(lambda: pipeline.execute())
         except RedisUnavailable:
@@ -75,7 +76,13 @@ class AbandonedClaims:
         while start and not ids:  # a page may contain only entries that this ingress works on
             pending: Any = await redis_call(
                 lambda start=start: self._streams.redis.xpending_range(  # type: ignore[misc]
-                    stream, GROUP, start, "+", timings.TAKE_OVER_AT_MOST, consumer, idle=idle_ms
+                    stream,
+                    QUEUE_GROUP,
+                    start,
+                    "+",
+                    timings.TAKE_OVER_AT_MOST,
+                    consumer,
+                    idle=idle_ms,
                 )
             )
             found = [text(item["message_id"]) for item in pending]
@@ -84,7 +91,7 @@ class AbandonedClaims:
         if not ids:
             return []
         claimed: Any = await redis_call(
-            lambda: self._streams.redis.xclaim(stream, GROUP, self._consumer, idle_ms, ids)
+            lambda: self._streams.redis.xclaim(stream, QUEUE_GROUP, self._consumer, idle_ms, ids)
         )
         there = [item for item in claimed if item[1] is not None]
         await self._acknowledge_deleted(stream, set(ids) - {text(item[0]) for item in there})
@@ -101,4 +108,4 @@ class AbandonedClaims:
         held = await link.call([("XRANGE", stream, entry_id, entry_id) for entry_id in gone])
         deleted = [entry_id for entry_id, found in zip(gone, held, strict=True) if found == []]
         if deleted:
-            await link.call([("XACK", stream, GROUP, *deleted)])
+            await link.call([("XACK", stream, QUEUE_GROUP, *deleted)])

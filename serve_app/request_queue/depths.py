@@ -10,9 +10,10 @@ from serve_app.clock import RedisClock
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.client import redis_call
+from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.redis.memory import Memory
 from serve_app.redis.replies import all_answered
-from serve_app.request_queue.streams import GROUP, QueueStreams, text
+from serve_app.request_queue.streams import QueueStreams, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class QueueDepths:
         pipeline = self._streams.redis.pipeline(transaction=False)
         for stream in self._streams.keys:
             pipeline.xlen(stream)
-            pipeline.xpending(stream, GROUP)
+            pipeline.xpending(stream, QUEUE_GROUP)
             pipeline.xinfo_groups(stream)
         pipeline.info("memory")
         try:
@@ -66,7 +67,9 @@ class QueueDepths:
         """The oldest unclaimed entry of each queue, as a list of one or none."""
         firsts = self._streams.redis.pipeline(transaction=False)
         for stream, groups in zip(self._streams.keys, groups_of_each, strict=True):
-            named = [group["last-delivered-id"] for group in groups if text(group["name"]) == GROUP]
+            named = [
+                group["last-delivered-id"] for group in groups if text(group["name"]) == QUEUE_GROUP
+            ]
             if not named:
                 self._streams.forget()
                 raise RedisUnavailable(f"Redis: {stream} has no consumer group")

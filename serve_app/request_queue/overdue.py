@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from serve_app import timings
 from serve_app.journal.ids import BEGINNING, EntryId
 from serve_app.redis.client import redis_call
+from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.request_queue.entry import decode_deadline
-from serve_app.request_queue.streams import GROUP
 
 
 class Overdue(NamedTuple):
@@ -66,7 +66,7 @@ class Waiting:
         """
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.xdel(entry.stream, entry.entry_id)
-        pipeline.xack(entry.stream, GROUP, entry.entry_id)
+        pipeline.xack(entry.stream, QUEUE_GROUP, entry.entry_id)
         await redis_call(lambda: pipeline.execute(raise_on_error=False))
 
 

@@ -22,10 +22,10 @@ from serve_app.policy.work import Work, writes_tokens
 from serve_app.redis.client import redis_call
 from serve_app.redis.connection import Command
 from serve_app.redis.groups import GroupGone, read_group
-from serve_app.redis.keyspace import body_key, journal_key
+from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import QueueEntry, encode_entry
-from serve_app.request_queue.streams import GROUP, QueueStreams, text
+from serve_app.request_queue.streams import QueueStreams, text
 
 
 class RequestQueue:
@@ -76,7 +76,7 @@ class RequestQueue:
         """
         replies = await self._link.call(
             [
-                ("XPENDING", entry.stream, GROUP, entry.entry_id, entry.entry_id, "1")
+                ("XPENDING", entry.stream, QUEUE_GROUP, entry.entry_id, entry.entry_id, "1")
                 for entry in entries
             ]
         )
@@ -96,7 +96,7 @@ class RequestQueue:
         await self._link.call(
             [
                 ("XDEL", entry.stream, entry.entry_id),
-                ("XACK", entry.stream, GROUP, entry.entry_id),
+                ("XACK", entry.stream, QUEUE_GROUP, entry.entry_id),
                 ("UNLINK", body_key(namespace, entry.request_id)),
             ]
         )
@@ -122,7 +122,9 @@ class RequestQueue:
         self, streams: Sequence[str], count: int, block_ms: int | None
     ) -> list[QueueEntry]:
         try:
-            raw = await read_group(self._redis, GROUP, self._consumer, streams, count, block_ms)
+            raw = await read_group(
+                self._redis, QUEUE_GROUP, self._consumer, streams, count, block_ms
+            )
         except GroupGone:  # Redis came back empty: create the groups again
             self._streams.forget()
             return []

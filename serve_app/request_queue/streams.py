@@ -1,6 +1,6 @@
 """The streams of one model's queue: one for each class, each with the same consumer group.
 
-Keys: streams `{ns}:q:<model>:<class>`; consumer group `ingress`; a consumer is an ingress process.
+Keys: streams `{ns}:q:<model>:<class>`; consumer group `QUEUE_GROUP`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from redis.asyncio import Redis
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.groups import create_group
-from serve_app.redis.keyspace import queue_key
+from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry, decode_entry
 
 log = logging.getLogger("hermes.dispatcher")
-
-GROUP = "ingress"
 
 
 class QueueStreams:
@@ -52,7 +50,7 @@ class QueueStreams:
         if self._prepared:
             return
         for stream in self.keys:
-            await create_group(self.redis, stream, GROUP)
+            await create_group(self.redis, stream, QUEUE_GROUP)
         self._prepared = True
 
     def forget(self) -> None:
@@ -79,7 +77,9 @@ class QueueStreams:
     async def _bury(self, stream: str, entry_id: bytes, fields: Any) -> None:
         try:
             await self.dead.add_unreadable(f"{stream} {text(entry_id)}", fields)
-            await self.link.call([("XDEL", stream, entry_id), ("XACK", stream, GROUP, entry_id)])
+            await self.link.call(
+                [("XDEL", stream, entry_id), ("XACK", stream, QUEUE_GROUP, entry_id)]
+            )
         except RedisUnavailable as error:  # it remains claimed, and will be found again
             log.warning("queue: cannot keep the dead letter yet: %s", error)
 

@@ -172,7 +172,8 @@ class World:
         now_ms = int(time.time() * 1000)
         deadline_ms = now_ms + int(timeout_s * 1000)
         channel = self.channel if wake is None else wake
-        facts = RequestFacts(request_class, tenant, "s", "m", True, now_ms, deadline_ms, channel)
+        model = self.settings.model.name
+        facts = RequestFacts(request_class, tenant, "s", model, True, now_ms, deadline_ms, channel)
         return await self.accept(request_id, facts, body, sequences)
 
     async def accept(
@@ -180,11 +181,8 @@ class World:
     ) -> str:
         """Accept a request with all its facts given."""
         work = Work(7, kind="chat/completions s1", sequences=sequences)
-        commands = [
-            *self.store.first_entry(request_id, LINE, body, facts),
-            self.queue().enqueueing(request_id, facts, work),
-        ]
-        await accept(self.link, commands)
+        enqueueing = self.queue().enqueueing(request_id, facts, work)
+        await accept(self.link, enqueueing, self.store.first_entry(request_id, LINE, body, facts))
         return request_id
 
     async def opened(

@@ -102,7 +102,7 @@ async def test_opening_an_attempt_returns_the_body_in_the_same_round_trip(w: Wor
     for epoch in (1, 2):
         _, entries = await (await w.writer()).open("req_1", epoch, b"n%d" % epoch, OPENED)
         assert entries[0].body == BIG
-    async with w.redis.pipeline(transaction=True) as both:  # at one moment
+    async with w.redis.pipeline(transaction=False) as both:
         both.pttl(w.store.body_key("req_1"))
         both.pttl(w.store.key("req_1"))
         kept_ms = await both.execute()

@@ -17,8 +17,8 @@ from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 MANY = 10
-ADMITTED = ("multi", "xadd", "pexpire", "set", "xadd", "exec")
-ADMITTED_BY_KEY = ("eval", "get", "xrevrange", "xadd", "pexpire", "set", "xadd")
+ADMITTED = ("eval", "xadd", "xadd", "pexpire", "set")
+ADMITTED_BY_KEY = (*ADMITTED, "get", "xrevrange")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "get")
 ANSWERED = ("xadd", "publish")

@@ -131,7 +131,7 @@ async def test_a_client_that_is_not_told_of_its_admission_leaves_nothing_behind(
     w: World, key: str, how: str
 ) -> None:
     async with at_a_cable(w) as (its, cable):
-        cable.cut("EVAL" if key else "EXEC", how)
+        cable.cut("EVAL", how)
         posting = asyncio.create_task(its.post(key))
         if how == HANGING:
             await cable.hung.wait()
@@ -154,7 +154,7 @@ async def test_a_request_that_never_reaches_redis_is_looked_for_as_long_as_it_ma
     w: World, key: str
 ) -> None:
     async with at_a_cable(w) as (its, cable):
-        cable.cut("EVAL" if key else "EXEC", UNSENT)
+        cable.cut("EVAL", UNSENT)
         with pytest.raises(RequestRefused):
             await its.post(key)
         looks, outline = 0, its.base.store.outline

@@ -12,6 +12,7 @@ from serve_app.contract import Reason, State
 from serve_app.endings import Ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.ids import REQUEST_ID
+from serve_app.redis.keyspace import QUEUE_GROUP
 from tests.journal.journal_helpers import World, complete, world
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -41,6 +42,22 @@ async def test_listeners_are_notified_once_with_request_and_tenant(
     assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
     assert heard == [CANCELLED]
     assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["waiting", "claimed"])
+async def test_a_request_that_is_ended_leaves_the_queue(w: World, claimed: bool) -> None:
+    """Else dead entries would fill it, and everybody else would be refused."""
+    for name in ("req_1", "req_2"):
+        await w.admit(name)
+    lines = w.queue()
+    await w.streams().prepare()
+    if claimed:
+        assert len(await lines.claim(2, ["standard"])) == 2
+    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    stream = lines.stream("standard")
+    ((_, left),) = await w.redis.xrange(stream)
+    assert left[b"r"] == b"req_2"
+    assert (await w.redis.xpending(stream, QUEUE_GROUP))["pending"] == claimed
 
 
 async def test_what_its_worker_has_ended_is_not_told_of_again(w: World) -> None:

@@ -271,9 +271,9 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
     for request_id in ("req_waits", "req_cancelled", "req_broken_off"):
         await w.admit(request_id)
     await (await w.writer()).open("req_broken_off", 1, b"nonce-2", OPENED)
+    entries = await w.queue().claim(5)
     for request_id in ("req_cancelled", "req_broken_off"):
         await w.endings.end(request_id, State.CANCELLED, Reason.CANCELLED)
-    entries = await w.queue().claim(5)
     assert {entry.request_id: await w.queue().written(entry) for entry in entries} == {
         "req_1": Written(42),
         "req_cancelled": Written(0, whole=False, begun=False),

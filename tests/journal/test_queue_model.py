@@ -12,10 +12,10 @@ from hypothesis.stateful import invariant, rule
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.work import Work
+from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.entry import QueueEntry, encode_entry
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.request_queue.streams import GROUP
 from tests.journal.cable import UNANSWERED, UNSENT, Cable
 from tests.journal.journal_helpers import World
 from tests.journal.state_machines import MANY, LoopMachine, examples, in_the_loop, run_machine
@@ -164,7 +164,9 @@ class QueueMachine(LoopMachine):
         pending = {}
         for request_class in ("realtime", "standard", "batch"):
             stream = self.lines.stream(request_class)
-            for item in await self.world.redis.xpending_range(stream, GROUP, "-", "+", 10_000):
+            for item in await self.world.redis.xpending_range(
+                stream, QUEUE_GROUP, "-", "+", 10_000
+            ):
                 pending[f"{stream} {item['message_id'].decode()}"] = item["consumer"].decode()
         return pending
 
