@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+import msgspec
+
 from serve_app.clock import RedisClock
 from serve_app.contract import Because, Reason, State, Written
 from serve_app.errors import in_openais_shape
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.events import EventNumberer
+from serve_app.journal.events import SEPARATOR, EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.observability.metrics import Telemetry
 from workers.replay import CannotContinue, Output, Recorded
 
 _KEPT_HEADERS = ("content-type",)
+_ERROR_EVENT = b'data: {"error"'
+"""With this begins what vLLM's server sends when it fails after the status of a stream."""
 
 current: ContextVar[Recorder | None] = ContextVar("hermes_recorder", default=None)
 """The recorder of the request that the running task serves."""
@@ -265,6 +269,11 @@ class Recorder:
         if not body:
             return
         assert self.head is not None
+        if self.head.status >= 400 and self._streamed:
+            return  # the stream has failed, and its end is ours
+        if self._streamed and body.startswith(_ERROR_EVENT):
+            self._fail_stream(body)
+            return
         body = self._new_part(self._numberer.number(body) if self._streamed else body)
         if not body:
             return
@@ -277,6 +286,18 @@ class Recorder:
         ):
             # Events before the first output, such as `response.created`, do not wait for it.
             self._flush()
+
+    def _fail_stream(self, event: bytes) -> None:
+        """vLLM's server has failed in the middle of a stream. If no client can have seen any of it,
+        the answer is the one that a request without `stream` gets: a status and JSON.
+        """
+        problem = event.removeprefix(b"data: ").split(SEPARATOR)[0]
+        code = msgspec.json.decode(problem)["error"].get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        self.head = Head(status, [("content-type", "application/json")])
+        self._outputs, self._body = [], []
+        if not self._head_kept:
+            self._body, self._numberer = [problem], EventNumberer()
 
     def _new_part(self, body: bytes) -> bytes:
         """The part of `body` that is not in the journal yet."""
@@ -308,7 +329,8 @@ class Recorder:
         """The engine's server has refused the request or failed: its error is the answer, and ends
         the request.
         """
-        self._body = [in_openais_shape(b"".join(self._body), reason)]
+        if self._body:
+            self._body = [in_openais_shape(b"".join(self._body), reason)]
         self.end(State.FAILED, reason, None)
 
     def end(self, state: State, reason: Reason | None, compression_level: int | None) -> None:

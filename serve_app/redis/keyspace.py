@@ -29,7 +29,7 @@ QUEUE_GROUP = "ingress"
 
 
 def queue_key(namespace: str, model: str, request_class: str) -> str:
-    """The requests of one class that wait or are being worked on; see `QUEUE_GROUP`."""
+    """The requests of one class that wait or are being worked on; consumer group `ingress`."""
     return f"{namespace}:q:{model}:{request_class}"
 
 

@@ -110,6 +110,21 @@ def test_a_streamed_request_is_refused_before_its_stream_begins(service: Running
     assert "4096" in error["message"], "the limit of the context"
 
 
+NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wat"}}}
+
+
+def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(service: Running) -> None:
+    """vLLM compiles a grammar after the stream's own status; nothing of it was sent by then."""
+    body = {"model": service.model, "messages": HELLO, "response_format": NO_SCHEMA}
+    found = []
+    for stream in (False, True):
+        answer = service.http.post(CHAT, json={**body, "stream": stream})
+        found.append(check_error(answer, 400, "invalid_request"))
+        state = service.state(answer.headers["x-request-id"])
+        assert (state["state"], state["reason"]) == ("failed", "invalid_request")
+    assert found[0] == found[1]
+
+
 A_PICTURE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
 
 

@@ -169,3 +169,38 @@ async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -
     await s.start()
     await s.body(b"data: a\n\ndata: b\n\n")
     assert s.written().body == b"id: 2\ndata: b\n\n"
+
+
+VLLMS = b'{"error":{"message":"No such type.","type":"BadRequestError","param":null,"code":%d}}'
+OURS = {"message": "No such type.", "type": "invalid_request_error", "param": None}
+
+
+@pytest.mark.parametrize("code", [400, 500])
+async def test_a_stream_that_fails_before_anything_was_sent_has_the_status_of_the_error(
+    s: Scene, code: int
+) -> None:
+    await s.start()
+    await s.body(b"data: %b\n\n" % VLLMS % code)
+    await s.body(b"data: [DONE]\n\n")
+    assert s.recorder.head is not None
+    assert s.recorder.head.status == code
+    s.recorder.refuse(Reason.INVALID_REQUEST)
+    seal = s.written()
+    assert (seal.head, seal.events, seal.state) == (s.recorder.head, 0, State.FAILED)
+    error = json.loads(seal.body)["error"]
+    assert error == {**OURS, "code": "invalid_request"}
+
+
+async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_vllms(
+    s: Scene,
+) -> None:
+    await s.start()
+    await s.recorded("a")
+    first = s.written()
+    s.output("b", 2)
+    await s.body(b"data: %b\n\n" % VLLMS % 500)
+    await s.body(b"data: [DONE]\n\n")
+    s.recorder.refuse(Reason.ENGINE_ERROR)
+    seal = s.written()
+    assert (seal.body, seal.events, seal.state) == (b"", first.events, State.FAILED)
+    assert seal.reason is Reason.ENGINE_ERROR
