@@ -29,6 +29,8 @@ from workers.engine_plugin import PRIOR
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
 
+_TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
+"""vLLM cannot send it to the engine's process, and reports an error of its own."""
 _AT_ONCE = 64
 """Recorded outputs after which other requests get their turn: a long answer has thousands."""
 
@@ -122,7 +124,9 @@ class RecordingClient:
                     return
                 async for output in deltas:
                     yield output
-        except (EngineDeadError, EngineGenerateError):
+        except (EngineDeadError, EngineGenerateError) as error:
+            if isinstance(error.__cause__, OverflowError):
+                raise ValueError(_TOO_WIDE) from None
             recorder.fail()
             raise
         except CannotContinue as error:

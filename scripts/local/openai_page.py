@@ -131,9 +131,14 @@ _OTHERWISE = (
         "400, although vLLM alone would take it",
     ),
     (
-        "`64.0` for an integer, integers beyond 64 bits in schemas and other data",
+        "`64.0` for an integer",
         "–",
         "as vLLM: taken",
+    ),
+    (
+        "an integer beyond 64 bits that the engine would read in a schema",
+        "–",
+        "400; 500 from vLLM alone",
     ),
     (
         "half of a surrogate pair, a number beyond 1.8e308 or of more than 4300 digits",

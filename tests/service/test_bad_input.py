@@ -110,12 +110,18 @@ def test_a_streamed_request_is_refused_before_its_stream_begins(service: Running
     assert "4096" in error["message"], "the limit of the context"
 
 
-NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wat"}}}
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
 
 
-def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(service: Running) -> None:
-    """vLLM compiles a grammar after the stream's own status; nothing of it was sent by then."""
-    body = {"model": service.model, "messages": HELLO, "response_format": NO_SCHEMA}
+@pytest.mark.parametrize("wrong", [{"type": "wat"}, {"maximum": 2**70}])
+def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(
+    service: Running, wrong: dict[str, Any]
+) -> None:
+    """vLLM finds it after the stream's own status; nothing of it was sent by then."""
+    body = {"model": service.model, "messages": HELLO, **_schema(wrong)}
     found = []
     for stream in (False, True):
         answer = service.http.post(CHAT, json={**body, "stream": stream})
