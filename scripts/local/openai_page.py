@@ -136,7 +136,7 @@ _OTHERWISE = (
         "as vLLM: taken",
     ),
     (
-        "an integer beyond 64 bits that the engine would read in a schema",
+        "an integer of more than 64 bits in a schema",
         "–",
         "400; 500 from vLLM alone",
     ),
