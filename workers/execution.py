@@ -253,15 +253,15 @@ class Execution:
                 extra=extra,
             )
             recorder.end(State.FAILED, Reason.ENGINE_ERROR, None)
-        elif recorder.head is None or recorder.head.status < 400:
+        elif recorder.status < 400:
             recorder.end(State.COMPLETED, None, self._compression_level)
         else:
-            kind = Reason.INVALID_REQUEST if recorder.head.status < 500 else Reason.ENGINE_ERROR
+            kind = Reason.INVALID_REQUEST if recorder.status < 500 else Reason.ENGINE_ERROR
             extra = about(recorder.request_id, recorder.tenant, kind)
             log.info(
                 "request %s answered %d: %s",
                 recorder.request_id,
-                recorder.head.status,
+                recorder.status,
                 kind,
                 extra=extra,
             )

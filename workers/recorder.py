@@ -76,6 +76,7 @@ class Recorder:
         "output_tokens",
         "prompt_tokens",
         "recorded",
+        "status",
     )
 
     def __init__(
@@ -93,6 +94,8 @@ class Recorder:
         self.one_at_a_time = asyncio.Lock()
         self.recorded = recorded or Recorded()
         self.head: Head | None = None
+        self.status = 0
+        """HTTP status; of a stream that has failed, the one that it would have had."""
         self.first_output_ms: int | None = None
         self.output_tokens = self.prompt_tokens = 0
         self._attempt = attempt
@@ -263,13 +266,13 @@ class Recorder:
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
             self.head = Head(message["status"], [(k, v) for k, v in headers if k in _KEPT_HEADERS])
-            self._streamed = self.head.streamed
+            self.status, self._streamed = self.head.status, self.head.streamed
             return
         body: bytes = message.get("body", b"")
         if not body:
             return
         assert self.head is not None
-        if self.head.status >= 400 and self._streamed:
+        if self.status >= 400 and self._streamed:
             return  # the stream has failed, and its end is ours
         if self._streamed and body.startswith(_ERROR_EVENT):
             self._fail_stream(body)
@@ -293,10 +296,10 @@ class Recorder:
         """
         problem = event.removeprefix(b"data: ").split(SEPARATOR)[0]
         code = msgspec.json.decode(problem)["error"].get("code")
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        self.head = Head(status, [("content-type", "application/json")])
+        self.status = code if isinstance(code, int) and 400 <= code < 600 else 500
         self._outputs, self._body = [], []
         if not self._head_kept:
+            self.head = Head(self.status, [("content-type", "application/json")])
             self._body, self._numberer = [problem], EventNumberer()
 
     def _new_part(self, body: bytes) -> bytes:

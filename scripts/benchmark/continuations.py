@@ -51,7 +51,7 @@ def kinds(tokens: int) -> dict[str, dict[str, Any]]:
         "greedy": greedy,
         "repetition penalty": {**greedy, "repetition_penalty": 1.05},
         "presence and frequency penalty, bad words": {**greedy, **counted},
-        "min_tokens, logit_bias": {**greedy, "min_tokens": tokens - 8, "logit_bias": {101: 0.5}},
+        "min_tokens, logit_bias": {**greedy, "min_tokens": tokens // 2, "logit_bias": {101: 0.5}},
         "JSON schema": {**greedy, "structured_outputs": schema},
         "seed, run again": seeded,
         "seed, top_p, top_k, run again": {**seeded, "top_p": 0.9, "top_k": 40},
@@ -86,7 +86,7 @@ def compare(
             1 + (7 * index + turn * len(answer) // cuts_each) % max(1, len(answer) - 1)
             for index, answer in enumerate(whole)
         ]
-        begun = [answer[:cut] for answer, cut in zip(whole, cuts, strict=True)]
+        begun = [answer[:-1][:cut] for answer, cut in zip(whole, cuts, strict=True)]
         priors = [[] for _ in begun] if again else begun
         together = generate(llm, prompts, of, priors)
         for index, answer in enumerate(whole):

@@ -183,7 +183,7 @@ async def test_a_stream_that_fails_before_anything_was_sent_has_the_status_of_th
     await s.body(b"data: %b\n\n" % VLLMS % code)
     await s.body(b"data: [DONE]\n\n")
     assert s.recorder.head is not None
-    assert s.recorder.head.status == code
+    assert s.recorder.status == s.recorder.head.status == code
     s.recorder.refuse(Reason.INVALID_REQUEST)
     seal = s.written()
     assert (seal.head, seal.events, seal.state) == (s.recorder.head, 0, State.FAILED)
@@ -200,7 +200,8 @@ async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_v
     s.output("b", 2)
     await s.body(b"data: %b\n\n" % VLLMS % 500)
     await s.body(b"data: [DONE]\n\n")
+    assert s.recorder.status == 500
     s.recorder.refuse(Reason.ENGINE_ERROR)
     seal = s.written()
     assert (seal.body, seal.events, seal.state) == (b"", first.events, State.FAILED)
-    assert seal.reason is Reason.ENGINE_ERROR
+    assert (seal.head, seal.reason) == (first.head, Reason.ENGINE_ERROR), "what was sent stays true"
