@@ -76,6 +76,16 @@ ENTRIES_A_LOOK = 64
 """Entries of one journal per such read; a follower with more to read reads pages."""
 PAGE_ENTRIES = 256
 """Entries per bulk read; the next page is read when these have been consumed."""
+ENTRY_BYTES = 1 << 20
+"""An entry holds about this much of a response and of the engine's outputs, so that no append keeps
+those of other requests waiting: sending a MiB takes about a millisecond.
+"""
+ENTRY_OUTPUTS = 1_024
+"""Engine outputs per entry: encoding many more than fit would cost time."""
+WAKE_BYTES = 64 * 1024
+"""An entry with more response bytes is announced without them, and readers read the stream: Redis
+drops a subscriber for which more than 32 MB wait (cluster/redis.conf).
+"""
 SUBSCRIPTION_RETRY_S = 0.1
 """Pause before subscribing again. Until then all streams of the ingress rely on
 `FOLLOWER_SILENCE_S`.

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Because, Reason, State, Written
 from serve_app.errors import in_openais_shape
@@ -280,7 +281,11 @@ class Recorder:
         body = self._new_part(self._numberer.number(body) if self._streamed else body)
         if not body:
             return
-        self._body.append(body)
+        if self._streamed:
+            self._body.append(body)
+        else:
+            step = timings.ENTRY_BYTES
+            self._body += [body[at : at + step] for at in range(0, len(body), step)]
         if (
             not self._recording
             and self._streamed

@@ -117,12 +117,17 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
         if entry.outputs is not None:
             outputs += _outputs.decode(entry.outputs)
             fingerprint = opened_by
+    head = next((entry.head for entry, _ in counted if entry.head), None)
+    if head is not None and not head.streamed:  # no reader uses its bytes before the end
+        counted_bytes, head = b"", None
+    else:
+        counted_bytes = b"".join(entry.body for entry, _ in counted)
     return Recorded(
         last=counted[-1][0].id if counted else REQUEST_ID,
         outputs=outputs,
-        body=b"".join(entry.body for entry, _ in counted),
+        body=counted_bytes,
         events=max((entry.events for entry, _ in counted), default=0),
-        head=next((entry.head for entry, _ in counted if entry.head), None),
+        head=head,
         fingerprint=fingerprint,
         complete=complete,
     )

@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.entries import Entry, compress
+from serve_app.journal.entries import Entry, compress, encode_outputs
+from serve_app.journal.events import events_in
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import MAX_ID_PART, EntryId
 
@@ -27,6 +29,7 @@ class Attempt:
         "_compression_level",
         "_ending",
         "_events",
+        "_events_built",
         "_finished",
         "_head",
         "_last_head",
@@ -70,6 +73,7 @@ class Attempt:
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
         self._events = 0
+        self._events_built = 0
         self._head: Head | None = None
         self._transcript: list[bytes] = []
         self._last_head: Head | None = None
@@ -102,7 +106,7 @@ class Attempt:
         """
         self._resumed_from = last
         self._transcript = [body] if body else []
-        self._events = events
+        self._events = self._events_built = events
         self._last_head = head
 
     def append(
@@ -112,7 +116,8 @@ class Attempt:
 
         Args:
             outputs: `[index, text, token_ids, finish_reason, stop_reason, cached_tokens]` each.
-            body: response bytes, with SSE events already numbered.
+            body: response bytes in pieces that an entry does not split: whole numbered events of
+                a stream, otherwise of at most `ENTRY_BYTES`.
             events: number of the last event so far.
             head: status and headers, with the first bytes.
         """
@@ -156,32 +161,66 @@ class Attempt:
         return self.unaccepted[0] if self.unaccepted else None
 
     def _build(self) -> None:
-        body = b"".join(self._body) if self._body else None
+        outputs, body = self._next_outputs(), self._next_body()
+        more = bool(self._outputs or self._body)
+        ending, given_up = (None, None) if more else (self._ending, self._quit)
         before = self._seq
-        self._seq = MAX_ID_PART if self._ending else self._seq + 1
+        self._seq = MAX_ID_PART if ending else self._seq + 1
         entry = Entry.output(
             self.last_built,
             self.nonce,
             self._head,
-            self._outputs,
+            outputs,
             body,
-            self._events,
+            self._events_built,
             self._resumed_from,
-            self._quit,
+            given_up,
         )
         if body is not None:
             self._transcript.append(body)
             self._resumed_from = None  # readers are only told of entries with bytes
         self._last_head = self._head or self._last_head
-        self._outputs, self._body, self._head, self._quit = [], [], None, None
-        if self._ending is None:
+        self._head = None
+        if not more:
+            self._quit = None
+        if ending is None:
             self.unaccepted.append(entry)
             return
-        seal = entry.sealed(*self._ending, EntryId(self.epoch, before))
+        seal = entry.sealed(*ending, EntryId(self.epoch, before))
         self._ending = None
         level = self._compression_level
         packed = None if level is None else compress(self._transcript, level)
         self.unaccepted += (seal, seal.terminal_behind(packed, self._last_head))
+
+    def _next_outputs(self) -> bytes:
+        """The outputs of the next entry as JSON. Of many, a part: bytes come behind all outputs
+        that they came of, so that a later attempt has these.
+        """
+        if not self._outputs:
+            return b""
+        many = min(timings.ENTRY_OUTPUTS, len(self._outputs))
+        while len(found := encode_outputs(self._outputs[:many])) > timings.ENTRY_BYTES and many > 1:
+            many //= 2
+        del self._outputs[:many]
+        return found
+
+    def _next_body(self) -> bytes | None:
+        """The response bytes of the next entry."""
+        if self._outputs or not self._body:
+            return None
+        size = many = 0
+        for piece in self._body:
+            size += len(piece)
+            if many and size > timings.ENTRY_BYTES:
+                break
+            many += 1
+        body = b"".join(self._body[:many])
+        del self._body[:many]
+        streamed = self._events > 0
+        self._events_built = (
+            self._events_built + events_in(body) if self._body and streamed else self._events
+        )
+        return body
 
     def accepted(self, entry: Entry) -> None:
         """Redis holds the entry."""

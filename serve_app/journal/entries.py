@@ -13,8 +13,10 @@ Fields (one letter each, since they are stored with every entry), and the entrie
     o  engine outputs, JSON                           k-1, k-2, ...
        [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...];
        what few requests have follows (`Output` in workers/replay.py)
-    b  response bytes that came of `o`: server-sent   k-1, k-2, ...
-       events with their `id:` lines
+    b  response bytes that came of the outputs up to  k-1, k-2, ...
+       here: server-sent events with their `id:`
+       lines. Of a response that is no stream, parts
+       that count only with the attempt's seal
     e  number of the last event so far; 0 where       k-1, k-2, ..., k-max, max-max
        the response is no stream
     k  state in which the request ended               k-max, max-max
@@ -25,18 +27,20 @@ Fields (one letter each, since they are stored with every entry), and the entrie
     q  why the attempt was given up; the request      the last entry of such an attempt; k-(max-1)
        goes on
     c  empty: another attempt can continue this one   its first entry with `o`
-    z  the transcript: all response bytes, zlib;      max-max
-       the entries before are trimmed
+    z  the transcript: all response bytes, zlib,      max-max
+       if they fit into an entry; the entries before
+       are trimmed
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
@@ -77,7 +81,7 @@ class Entry(NamedTuple):
         entry_id: EntryId,
         nonce: bytes,
         head: Head | None,
-        outputs: list[Any],
+        outputs: bytes,
         body: bytes | None,
         events: int,
         resumed_from: EntryId | None,
@@ -88,7 +92,7 @@ class Entry(NamedTuple):
         if head is not None:
             fields[b"h"] = _json.encode(head)
         if outputs:
-            fields[b"o"] = _json.encode(outputs)
+            fields[b"o"] = outputs
         if body is not None:
             fields[b"b"] = body
         fields[b"e"] = b"%d" % events
@@ -139,8 +143,12 @@ class Entry(NamedTuple):
         return self._replace(fields=fields)
 
     def for_readers(self, after: str | None) -> dict[bytes, bytes]:
-        """The fields that a reader needs. `after`: the id of the predecessor, if it is known."""
+        """The fields that a reader needs; a large entry it reads itself. `after`: the id of the
+        predecessor, if it is known.
+        """
         fields = self.fields
+        if len(self.body) > timings.WAKE_BYTES:
+            return {b"p": b""}
         kept = {name: fields[name] for name in _FOR_READERS if name in fields}
         if after is not None:
             kept[b"p"] = after.encode()
@@ -295,9 +303,21 @@ def has_ended(entries: Sequence[Entry]) -> bool:
     return any(entry.ends for entry in entries)
 
 
-def compress(body: Sequence[bytes], level: int) -> bytes:
-    """The transcript field for all response bytes."""
-    return zlib.compress(b"".join(body), level)
+def encode_outputs(outputs: list[Any]) -> bytes:
+    """Engine outputs as in the field `o`."""
+    return _json.encode(outputs)
+
+
+def compress(body: Iterable[bytes], level: int) -> bytes | None:
+    """The transcript field for all response bytes; None if it would be too large for an entry."""
+    deflate = zlib.compressobj(level)
+    packed, size = [], 0
+    for piece in (*body, None):
+        packed.append(deflate.flush() if piece is None else deflate.compress(piece))
+        size += len(packed[-1])
+        if size > timings.ENTRY_BYTES:
+            return None
+    return b"".join(packed)
 
 
 def transcript(entry: Entry) -> bytes | None:

@@ -15,41 +15,34 @@ _INPUT_BYTES = 16 * 1024
 
 
 class Pieces:
-    """The response bytes after the event (or byte) that the reader already has.
+    """The response bytes after the event that the reader already has.
 
     Args:
         packed: the transcript, as in the terminal entry.
-        seen_events: if the response is a stream; 0 for all of it.
-        seen_bytes: if it is not a stream.
+        seen_events: 0 for all of it.
     """
 
     __slots__ = (
         "_inflater",
         "_packed",
         "_position",
-        "_seen_bytes",
         "_seen_events",
         "_tail",
         "done",
     )
 
-    def __init__(self, packed: bytes, seen_events: int = 0, seen_bytes: int = 0) -> None:
+    def __init__(self, packed: bytes, seen_events: int = 0) -> None:
         self.done = False
         self._packed = memoryview(packed)
         self._position = 0
         self._inflater = zlib.decompressobj()
         self._seen_events = seen_events
-        self._seen_bytes = seen_bytes
         self._tail = b""
 
     def take(self) -> bytes:
         """The next bytes, about `PIECE_BYTES` at most; empty at the end."""
         while not self.done:
             piece = self._inflate()
-            if self._seen_bytes:
-                known = min(len(piece), self._seen_bytes)
-                self._seen_bytes -= known
-                piece = piece[known:]
             if self._seen_events and piece:
                 piece = self._behind_the_seen(self._tail + piece)
             if piece:

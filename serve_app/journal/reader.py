@@ -30,7 +30,6 @@ class JournalReader:
         "_body",
         "_bytes_at",
         "_event",
-        "_passed_bytes",
         "_passed_event",
         "_pieces",
         "_seen",
@@ -61,7 +60,6 @@ class JournalReader:
         self._event = 0
         self._seen = seen
         self._passed_event = seen
-        self._passed_bytes = 0
 
     @property
     def last_event(self) -> int:
@@ -78,7 +76,7 @@ class JournalReader:
         """Whether so many bytes wait to be taken that no more entries should be fed; they remain in
         the stream.
         """
-        return self.held_bytes > _HOLD_BYTES
+        return self.streams and self.held_bytes > _HOLD_BYTES
 
     @property
     def more(self) -> bool:
@@ -86,13 +84,16 @@ class JournalReader:
         return bool(self._body) or (self._pieces is not None and not self._pieces.done)
 
     def take(self) -> bytes:
-        """The response bytes that are new since the last call; of a transcript, one piece."""
+        """The response bytes that are new since the last call; of a transcript, one piece. Those of
+        a response that is not streamed count only with its end: until then another attempt may
+        begin them again.
+        """
         if self._pieces is not None:
             return self._next_piece(self._pieces)
+        if not self.streams and self.ending is None:
+            return b""
         body = b"".join(self._body)
-        self._body.clear()
-        self.held_bytes = 0
-        self._passed_bytes += len(body)
+        self._drop()
         self._passed_event = max(self._passed_event, self._event)
         return body
 
@@ -137,6 +138,9 @@ class JournalReader:
         elif entry.id.opens:
             self.attempt = decode_facts(entry, AttemptFacts)
             self.attempts = entry.id.epoch
+            if not self.streams:  # nothing of it has been passed on
+                self._drop()
+                self._bytes_at = BEGINNING
         else:
             self._add(entry.body, entry.events)
 
@@ -164,24 +168,25 @@ class JournalReader:
             self._body.append(body)
             self.held_bytes += len(body)
 
+    def _drop(self) -> None:
+        self._body.clear()
+        self.held_bytes = 0
+
     def _end(self, entry: Entry, packed: bytes | None) -> None:
         summary = entry.summary
         if summary is not None:
             self.facts = self.facts or summary.request
             self.attempt = summary.attempt or self.attempt
             self.attempts = max(self.attempts, summary.attempts)
+        if not self.streams and not entry.counts:
+            self._drop()  # ended from outside, perhaps in the middle of them
         if packed is None:
             if entry.body or entry.events:
                 self._add(entry.body, entry.events or self._event)
         else:
             # Earlier entries were trimmed: the transcript replaces everything that this reader
             # has not passed on.
-            self._body.clear()
-            self.held_bytes = 0
-            self._pieces = (
-                Pieces(packed, self._passed_event)
-                if entry.events
-                else Pieces(packed, 0, self._passed_bytes)
-            )
+            self._drop()
+            self._pieces = Pieces(packed, self._passed_event if entry.events else 0)
             self._event = entry.events
         self.ending = Ending(entry.state or State.FAILED, entry.reason, summary)

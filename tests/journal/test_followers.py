@@ -5,6 +5,7 @@ killed Redis.
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import pytest
 
@@ -13,11 +14,13 @@ from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import transcript
+from serve_app.journal.facts import Head
 from serve_app.journal.follower import Follower
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.wakes import encode_wakes, wake_of
 from tests.journal.journal_helpers import (
     OPENED,
+    SUMMARY,
     PrivateRedis,
     World,
     add,
@@ -135,6 +138,21 @@ async def test_a_cut_subscription_costs_no_byte_and_doubles_none(w: World) -> No
     finish(attempt)
     assert await reading == events(1, 100)
     assert killed >= 2
+
+
+async def test_an_answer_larger_than_a_subscribers_buffer_costs_no_subscription(w: World) -> None:
+    hub = await w.hub()
+    follower = hub.follow_new("req_1")
+    subscription = hub._connection
+    attempt = await w.started()
+    step = timings.ENTRY_BYTES
+    pieces = [secrets.token_bytes(step) for _ in range(40)]  # as embeddings: barely compressible
+    attempt.append([], pieces, 0, Head(200, [("content-type", "application/json")]))
+    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    await attempt.closed
+    assert await everything(follower) == b"".join(pieces)
+    assert hub._connection is subscription
+    assert max(len(value) for e in await w.entries() for value in e.fields.values()) == step
 
 
 async def test_a_cancelled_request_ends_for_its_follower_at_once(w: World) -> None:

@@ -5,9 +5,11 @@ and which writer owns a journal.
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
+from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
@@ -112,6 +114,23 @@ async def test_nothing_is_taken_in_after_the_end(attempt: Attempt) -> None:
     assert attempt.take() is None
 
 
+async def test_what_is_too_much_for_an_entry_goes_into_several_outputs_first(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "ENTRY_BYTES", 100)
+    texts = [*"abcde", "f" * 200]
+    outputs = [[0, text, [1], None, None, None] for text in texts]
+    events = [b"id: %d\ndata: %b\n\n" % (n, text.encode()) for n, text in enumerate(texts, 1)]
+    attempt.append(outputs, events, 6, HEAD)
+    attempt.quit(Cause.ENGINE_FAILED)
+    entries = [accept(attempt) for _ in range(5)]
+    assert attempt.take() is None
+    assert [len(json.loads(entry.outputs or "[]")) for entry in entries] == [3, 1, 1, 1, 0]
+    assert [entry.body for entry in entries] == [b"", b"", b"", b"".join(events[:5]), events[5]]
+    assert [entry.events for entry in entries] == [0, 0, 0, 5, 6]
+    assert [bool(entry.quit) for entry in entries] == [False] * 4 + [True]
+
+
 async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
     attempt: Attempt,
 ) -> None:
@@ -165,7 +184,7 @@ async def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
 
 
 def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
-    return Entry.output(entry_id, nonce, None, [], b"x", 1, None, None)
+    return Entry.output(entry_id, nonce, None, b"", b"x", 1, None, None)
 
 
 @each(

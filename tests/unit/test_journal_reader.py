@@ -49,7 +49,7 @@ class Journal:
         last = self.entries.pop()
         ending = {b"k": b"failed", b"w": b"engine_error"}
         if self.completed:
-            ending = {b"k": b"completed", b"w": b"", b"z": compress(self.items, 1)}
+            ending = {b"k": b"completed", b"w": b"", b"z": compress(self.items, 1) or b""}
         summary = Summary(FACTS, OPENED, 1, 9)
         ending |= {
             b"h": head,

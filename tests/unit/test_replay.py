@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from serve_app import timings
 from serve_app.contract import State
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import Entry, transcript
+from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID, EntryId
 from serve_app.journal.reader import JournalReader
@@ -90,9 +91,14 @@ class Redis:
         head = STREAM if body and events == 1 else None
         attempt.append([[0, "x", [token], None, None, None]], body, events, head)
 
-    def write(self, attempt: Attempt) -> None:
-        """All that it has; refused is fenced."""
-        while (entry := attempt.take()) is not None:
+    def write(self, attempt: Attempt, before_the_end: int | None = None) -> None:
+        """All that it has, or so many entries of it before its end; refused is fenced."""
+        left = before_the_end
+        while left != 0 and (entry := attempt.take()) is not None:
+            if left is not None:
+                if entry.ends:
+                    return
+                left -= 1
             if entry.id <= self.journal[-1].id:
                 attempt.close(fenced=True)
                 return
@@ -127,16 +133,28 @@ class Redis:
     def die(self) -> None:
         self.holder = None
 
+    def die_ending(self, entries: int) -> None:
+        """The holder dies after so many entries of its end, which is too much for one."""
+        if self.holder is not None and not self.holder.closed.done():
+            self._append(self.holder, False)
+            self._append(self.holder, False)
+            self._end(self.holder)
+            self.write(self.holder, entries)
+        self.die()
+
     def finish(self) -> bytes:
         """The holder completes the response. Returns what it is."""
         if self.holder is None or self.holder.closed.done():
             self.open()
         assert self.holder is not None
-        body = [] if self.streamed else [b"whole, of attempt %d" % self.epoch]
-        self.holder.append([], body, self.holder._events, STREAM if self.streamed else WHOLE)
-        self.holder.finish(State.COMPLETED, None, SUMMARY, 1)
+        self._end(self.holder)
         self.write(self.holder)
-        return transcript(self.journal[-1]) or b""
+        return b"".join(self.holder._transcript)
+
+    def _end(self, attempt: Attempt) -> None:
+        body = [] if self.streamed else [b"whole, of ", b"attempt %d" % self.epoch, b"." * 30]
+        attempt.append([], body, attempt._events, STREAM if self.streamed else WHOLE)
+        attempt.finish(State.COMPLETED, None, SUMMARY, None)
 
 
 def body_events(body: bytes) -> int:
@@ -159,12 +177,17 @@ STEPS = st.one_of(
     st.tuples(st.just("produce_late"), st.booleans()),
     st.tuples(st.just("forget"), st.integers(1, 6), st.integers(0, 2)),
     st.just(("die",)),
+    st.tuples(st.just("die_ending"), st.integers(1, 6)),
     st.just(("read",)),
 )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_response_with_a_gap_is_never_continued(streamed: bool) -> None:
+def test_a_response_with_a_gap_is_never_continued(
+    streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "ENTRY_BYTES", 40)
+
     @settings(max_examples=400)
     @given(st.lists(STEPS, max_size=25))
     @example(
