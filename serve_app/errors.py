@@ -39,6 +39,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.METHOD_NOT_ALLOWED: _Shape(405, "invalid_request_error"),
     Reason.BODY_TOO_LARGE: _Shape(413, "invalid_request_error"),
     Reason.HEADERS_TOO_LARGE: _Shape(431, "invalid_request_error"),
+    Reason.UPLOAD_TIMEOUT: _Shape(408, "timeout_error", retryable=True),
     Reason.UNSUPPORTED_MEDIA_TYPE: _Shape(415, "invalid_request_error"),
     Reason.QUEUE_FULL: _Shape(429, "rate_limit_error", retryable=True),
     Reason.STORAGE_FULL: _Shape(429, "rate_limit_error", retryable=True),

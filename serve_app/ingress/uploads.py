@@ -101,8 +101,8 @@ class Upload:
             headers: by lower-case name.
 
         Raises:
-            RequestRefused: `body_too_large`, `client_disconnected` (also for a client that sends
-                nothing for long, or too slowly), and as `Uploads.hold`.
+            RequestRefused: `body_too_large`, `client_disconnected`, `upload_timeout` (nothing came
+                for long, or too slowly), and as `Uploads.hold`.
         """
         self._check_length(headers.get("content-length", "0"))
         piece, more = await self._next(receive)
@@ -155,7 +155,7 @@ class Upload:
     def _never_came(self) -> RequestRefused:
         uploads = self._uploads
         return RequestRefused(
-            Reason.CLIENT_DISCONNECTED,
+            Reason.UPLOAD_TIMEOUT,
             f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
             f"not all of it in {uploads.within_s:g} s.",
         )

@@ -215,7 +215,7 @@ ANNOUNCED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n" % BODY_BYTES
 )
-ENDED = b"HTTP/1.1 499"
+ENDED = b"HTTP/1.1 408"
 PART = b"x" * (BODY_BYTES - MIB)
 
 

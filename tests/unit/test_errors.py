@@ -17,6 +17,7 @@ _RETRYABLE = {
     Reason.STORAGE_FULL,
     Reason.TENANT_LIMIT,
     Reason.TOO_MANY_CONNECTIONS,
+    Reason.UPLOAD_TIMEOUT,
     Reason.JOURNAL_UNAVAILABLE,
     Reason.DEADLINE,
     Reason.ATTEMPT_LOST,
