@@ -103,6 +103,8 @@ class LoopWatch:
         step: tuple[float, object] = (0.0, None)
         began_s = looked_s = self._computed_s() or 0.0
         told = False
+        seen: list[str] = []
+        """The requests that the further looks at this step have named."""
         while not self._stopped.wait(timings.LOOP_LOOK_S):
             if (now_s := self._computed_s()) is None:
                 continue
@@ -110,18 +112,21 @@ class LoopWatch:
             if task is None or (self._beat_cpu_s, task) != step:
                 # Within one turn of the loop a task makes one step. What was not seen yet began
                 # after both of these.
-                step, told = (self._beat_cpu_s, task), False
+                step, told, seen = (self._beat_cpu_s, task), False, []
                 began_s = max(looked_s, self._beat_cpu_s)
+            elif not told:
+                seen.append(self._named_in(sys._current_frames().get(self._loop_thread)))
             if task is not None and not told and now_s - began_s >= self._held_s:
                 told = True
-                self._tell(task, now_s - began_s)
+                # A task of all requests turns from one to another: it names one if all looks do.
+                same = len(seen) > 1 and len(set(seen)) == 1
+                self._tell(_request_of(task) or (seen[0] if same else ""), now_s - began_s)
             looked_s = now_s
 
-    def _tell(self, task: asyncio.Task[object], seconds: float) -> None:
+    def _tell(self, request_id: str, seconds: float) -> None:
         if self._telemetry is not None:
             self._telemetry.loop_held()
         frame = sys._current_frames().get(self._loop_thread)
-        request_id = _request_of(task) or self._named_in(frame)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
         log.warning(
             "the loop is held for %.1f s by %s, at %s", seconds, request_id or "nobody known", where
@@ -135,7 +140,9 @@ class LoopWatch:
             held.set_result(seconds)
 
     def _named_in(self, frame: FrameType | None) -> str:
-        """The request that a shared task (such as vLLM's output handler) is working on."""
+        """The request that a shared task (such as vLLM's output handler) is working on; empty if
+        there are several.
+        """
         known = list(self._watched)
         while frame is not None:
             texts = [
@@ -143,9 +150,9 @@ class LoopWatch:
                 for value in list(frame.f_locals.values())
                 if isinstance(value, str) and len(value) < 200
             ]
-            for request_id in known:
-                if any(request_id in text for text in texts):
-                    return request_id
+            named = [one for one in known if any(one in text for text in texts)]
+            if named:
+                return named[0] if len(named) == 1 else ""
             frame = frame.f_back
         return ""
 

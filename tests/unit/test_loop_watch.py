@@ -113,7 +113,7 @@ async def collecting_garbage() -> None:
 async def held_by(work: Callable[[], Awaitable[None]], within_s: float) -> list[str]:
     """Who is blamed for the work, at most `within_s` after it."""
     current.set(SimpleNamespace(request_id=MINE))  # type: ignore[arg-type]
-    watch = LoopWatch(HELD_S)
+    watch = LoopWatch(2 * HELD_S)  # some looks
     watch.start()
     try:
         with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
@@ -150,15 +150,15 @@ class Looks:
     """In place of the watch's pauses and of its clock: what it sees each time that it looks."""
 
     def __init__(self, watch: LoopWatch, seen: list[tuple[float | None, float]]) -> None:
-        self._watch, self._seen = watch, seen
+        self._watch, self.seen = watch, seen
         watch._stopped, watch._computed_s = self, self.computed_s  # type: ignore[assignment, method-assign]
 
     def computed_s(self) -> float | None:
-        cpu_s, self._watch._beat_cpu_s = self._seen.pop(0)
+        cpu_s, self._watch._beat_cpu_s = self.seen.pop(0)
         return cpu_s
 
     def wait(self, _: float) -> bool:
-        return not self._seen
+        return not self.seen
 
     def is_set(self) -> bool:
         return False
@@ -190,3 +190,40 @@ async def test_one_step_of_one_turn_may_compute_for_so_long(
         await asyncio.sleep(0)
         assert [mine.done(), other.done()] == [held > 0, False]
     assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
+
+
+@each(
+    "is_named, seen",
+    [
+        (False, [MINE]),  # what was done before the only look is not known
+        (True, [MINE, MINE]),
+        (True, [f"cmpl-{MINE}-0", f"cmpl-{MINE}-1"]),
+        (False, [OTHER, MINE]),
+        (False, ["", MINE]),
+        (False, [f"{MINE} {OTHER}", f"{MINE} {OTHER}"]),
+    ],
+)
+async def test_a_task_of_all_requests_names_one_only_if_every_look_at_its_step_does(
+    is_named: bool, seen: list[str]
+) -> None:
+    current.set(None)
+    watch = LoopWatch(HELD_S)
+    watch._loop, watch._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+    cpu_s = [0.0, *(1.1 * HELD_S * number / len(seen) for number in range(len(seen) + 1))]
+    looks = Looks(watch, [(each_s, 0.0) for each_s in cpu_s])
+
+    def work() -> None:
+        works_on = ""
+
+        def wait(_: float) -> bool:
+            nonlocal works_on
+            works_on = ["", *seen, ""][-1 - len(looks.seen)]
+            return not looks.seen
+
+        looks.wait = wait  # type: ignore[method-assign]
+        watch._watch()
+
+    with watch.watched(MINE) as mine, watch.watched(OTHER) as other:
+        work()
+        await asyncio.sleep(0)
+        assert [mine.done(), other.done()] == [is_named, False]
