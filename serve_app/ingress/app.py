@@ -18,7 +18,7 @@ from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.cors import Cors
 from serve_app.ingress.guard import Guard
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import note_refusal
+from serve_app.ingress.refusals import internal, note_refusal
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.observability.metrics import Telemetry
 
@@ -54,6 +54,7 @@ def build_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RequestRefused, _refused_handler(telemetry))
+    app.add_exception_handler(Exception, _defect)
     guard = Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
     return Cors(guard, origins=cors_origins) if cors_origins else guard
 
@@ -76,6 +77,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     refusal = RequestRefused(reason, message)
     headers = {**refusal.headers(), **(error.headers or {})}
     return Response(refusal.body(), refusal.status, headers, "application/json")
+
+
+async def _defect(*_: object) -> Response:
+    refusal = internal()
+    return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

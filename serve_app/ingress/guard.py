@@ -14,7 +14,7 @@ from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.inference import InferenceEndpoint, Scope
-from serve_app.ingress.refusals import Send, note_refusal, send_refusal
+from serve_app.ingress.refusals import Send, internal, note_refusal, send_refusal
 from serve_app.ingress.uploads import Receive
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
@@ -56,16 +56,17 @@ class Guard:
             await self._app(scope, receive, send)
             return
         scope = _as_routed(scope)
+        state = scope["state"]
         try:
             await self._pass(scope, receive, send)
         except RequestRefused as refusal:
-            note_refusal(self._telemetry, refusal, scope.get("state", {}).get("tenant", ""))
+            note_refusal(self._telemetry, refusal, state.get("tenant", ""))
             await send_refusal(send, refusal)
         except Exception as error:
             self._note_defect(error)
-            await send_refusal(
-                send, RequestRefused(Reason.INTERNAL, "The service failed on this request.")
-            )
+            if state["begun"]:  # the server ends the connection, and a client may reconnect
+                raise
+            await send_refusal(send, internal())
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_headers(scope["headers"], self._max_header_bytes)
@@ -77,13 +78,12 @@ class Guard:
         if path == _METRICS_PATH:
             self._api_keys.check_scraper(authorization)
         elif path not in _OPEN_PATHS:
-            tenant = self._api_keys.tenant(authorization)
-            scope["state"] = {**scope.get("state", {}), "tenant": tenant}
-            if path in INFERENCE_PATHS:  # short requests, such as `DELETE`, are not limited
-                app = self._inference if scope["method"] == "POST" else self._app
+            scope["state"]["tenant"] = tenant = self._api_keys.tenant(authorization)
+            if path in INFERENCE_PATHS and scope["method"] == "POST":  # others are short
                 with self._connections.hold(tenant):
-                    await app(scope, receive, send)
+                    await self._inference(scope, receive, send)
                 return
+        scope["state"]["begun"] = True  # the framework answers a defect, and raises it afterwards
         await self._app(scope, receive, send)
 
     def _note_defect(self, error: Exception) -> None:
@@ -102,7 +102,7 @@ class Guard:
 def _as_routed(scope: Scope) -> Scope:
     """The request as the routes know it; the HTTP server sends no body in answer to a HEAD."""
     path, method = scope["path"].rstrip("/") or "/", scope["method"]
-    state = {**scope.get("state", {}), "head": method == "HEAD"}
+    state = {**scope.get("state", {}), "head": method == "HEAD", "begun": False}
     return {
         **scope,
         "path": path,

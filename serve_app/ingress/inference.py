@@ -61,6 +61,9 @@ class InferenceEndpoint:
             except RequestRefused as refusal:
                 span.refused(refusal.status, refusal.reason)
                 await send_refusal(send, refusal, answer.own_headers())
+            except Exception:
+                scope["state"]["begun"] = answer.status > 0
+                raise
 
     async def _accept(
         self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span

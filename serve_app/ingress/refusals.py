@@ -46,6 +46,11 @@ def note_refusal(telemetry: Telemetry, refusal: RequestRefused, tenant: str) -> 
     )
 
 
+def internal() -> RequestRefused:
+    """The answer after a defect in our code."""
+    return RequestRefused(Reason.INTERNAL, "The service failed on this request.")
+
+
 def journal_unavailable() -> RequestRefused:
     """The refusal of a query about a request while Redis cannot be reached."""
     return RequestRefused(

@@ -9,12 +9,18 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
 
+from serve_app.ingress.answer import Answer
 from serve_app.ingress.client_ids import client_request_id, make_up
 from serve_app.ingress.docs_page import OPEN_PATHS
+from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.readiness import Readiness
+from serve_app.ingress.uploads import Uploads
 from tests.journal.in_process import Door, door, in_process, settings_of
 
 MODEL = "hermes-tiny"
@@ -215,6 +221,56 @@ async def test_a_request_without_a_host_is_refused(redis_url: str, namespace: st
                 {"message", "type", "param", "code"} if status == b"400" else set()
             )
             writer.close()
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ValueError("a defect")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "at", "begun"),
+    [
+        ("POST", COMPLETIONS, (Answer, "_take"), True),
+        ("POST", COMPLETIONS, (Uploads, "of"), False),
+        ("GET", "/v1/requests/{}/events", (Answer, "_take"), True),
+        ("GET", "/v1/requests/{}/events", (EventStreams, "attach"), False),
+        ("GET", "/readyz", (Readiness, "report"), False),
+    ],
+)
+async def test_after_a_defect_a_response_begins_once(
+    redis_url: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    at: tuple[type, str],
+    begun: bool,
+) -> None:
+    """One that has begun ends with its connection, and a client that can reconnect reads on."""
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        path = path.format((await ask(d, stream=True)).headers["x-request-id"])
+        monkeypatch.setattr(*at, broken)
+        body = json.dumps({**ASKED, "stream": True}).encode()
+        headers = [(b"host", b"door"), (b"content-type", b"application/json")]
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": path}
+        scope |= {"headers": headers, "http_version": "1.1", "query_string": b"", "root_path": ""}
+        sent: list[Mapping[str, Any]] = []
+
+        async def receive() -> Mapping[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Mapping[str, Any]) -> None:
+            sent.append(message)
+
+        with suppress(ValueError):
+            await d.ingress.app()(scope, receive, send)
+            assert not begun, "its server would keep the connection"
+    if begun:
+        assert [message["type"] for message in sent] == ["http.response.start"]
+        return
+    start, last = sent
+    assert (start["type"], start["status"]) == ("http.response.start", 500)
+    assert json.loads(last["body"])["error"]["code"] == "internal"
 
 
 async def test_an_id_that_was_made_up_is_not_the_clients() -> None:
