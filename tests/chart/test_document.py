@@ -1,4 +1,4 @@
-"""docs/kubernetes*.md say what the chart takes: its commands render, its values and files exist."""
+"""The commands of docs/kubernetes*.md render, and make the Secrets that pods ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from tests.chart.charts import (
-    CHART,
     HA,
     NAMED,
     ROOT,
@@ -69,17 +68,3 @@ def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
     assert asked
     for name, key in [*asked, ("hermes-keys", "keys"), ("hermes-keys", "metrics-key")]:
         assert key in made[name]
-
-
-def test_every_value_that_it_names_exists() -> None:
-    known = yaml.safe_load((CHART / "values.yaml").read_text())
-    stated = set(re.findall(r"`((?:[a-zA-Z]+\.)+[a-zA-Z_]+)(?:=[\w]+)?`", PAGE))
-    own = {
-        path for path in stated if path.split(".")[0] in known and not path.startswith("settings.")
-    }
-    assert len(own) > 15
-    for path in own:
-        node = known
-        for part in path.split("."):
-            assert part in node, path
-            node = node[part]

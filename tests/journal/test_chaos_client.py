@@ -1,24 +1,18 @@
-"""The judges of chaos find damage: the client in a pod (`scripts.chaos_testing.in_pod`), on a real
-ingress, a real worker with the simulated engine and a real Redis, and the watchdog.
+"""The judges of chaos find damage: the checking client, on a real ingress, a real worker with the
+simulated engine and a real Redis, and the watchdog.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
-from scripts.chaos_testing.in_pod import BEFORE, parse, run
+from scripts.chaos_testing.in_pod import parse, run
 from scripts.chaos_testing.traffic import PROMPTS
 from scripts.chaos_testing.watchdog import Watchdog
-from scripts.local.environment import ROOT
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.journal.journal_helpers import World
 from tests.tables import each
@@ -26,9 +20,6 @@ from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.nightly  # a tool
 
-FOLDER = ROOT / "scripts" / "chaos_testing"
-POD = yaml.safe_load((FOLDER / "in_pod.yaml").read_text())["spec"]["template"]["spec"]
-(CONTAINER,) = POD["containers"]
 ENGINE = {"kind": "simulated", "args": {"tokens_per_s": 500}}
 Damage = Callable[[list[bytes]], list[bytes]]
 
@@ -58,39 +49,6 @@ def options(d: Door, *more: str) -> list[str]:
     """The client's command line: short streams, and connections that no slow machine breaks."""
     words = ["--users", "3", "--tokens", "30", "--silent-s", str(PATIENCE_S), *more]
     return [str(d.http.base_url), *words]
-
-
-async def test_a_pod_that_has_only_this_folder_streams_until_sigterm_and_finds_every_text_whole(
-    redis_url: str, namespace: str, tmp_path: Path
-) -> None:
-    """As the manifest starts it, and as the page makes its ConfigMap: files, no folders."""
-    (mounted,) = CONTAINER["volumeMounts"]
-    folder = tmp_path / mounted["mountPath"].lstrip("/")
-    folder.mkdir(parents=True)
-    for file in FOLDER.iterdir():
-        if file.is_file():
-            shutil.copy(file, folder)
-    (path,) = [one["value"] for one in CONTAINER["env"] if one["name"] == "PYTHONPATH"]
-    env = {"PYTHONPATH": str(tmp_path / path.lstrip("/"))}
-    async with in_process(settings_of(redis_url, namespace, engine=ENGINE)) as d:
-        _, *words, _ = CONTAINER["command"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *words,
-            *options(d),
-            cwd=tmp_path,
-            env=env,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout
-        first = (await process.stdout.readline()).decode()
-        assert first == f"users=3 compared_with='{BEFORE}'\n"
-        line = (await process.stdout.readline()).decode()
-        assert line.endswith(" workers=1/2 ingresses=1/2\n"), "what /readyz says"
-        process.send_signal(signal.SIGTERM)
-        out = (await process.stdout.read()).decode()
-        assert await process.wait() == 0, out
-    assert "\nlost 0, duplicated 0, corrupted 0, ended by an error 0\n" in out
 
 
 ERROR = b'id: 6\ndata: {"error": {"code": "attempt_lost"}}'

@@ -399,9 +399,6 @@ NO_VERDICTS = {  # what reads a clock or a page of memory, and judges nothing by
     "tests.service.test_clients_that_leave::_passed": "a wait",
     "tests.journal.test_redis_starts_again::pauses_s": "a figure for who reads the output",
     "tests.unit.test_activity_metrics::compute": "computes for so long",
-    "tests.unit.test_strikes::test_it_is_over_after_so_many_strikes_each_under_streams_in_flight": (
-        "the code under test asks for the time"
-    ),
 }
 
 
@@ -462,22 +459,3 @@ def test_what_depends_on_a_clock_says_so() -> None:
     found, unused = unmarked(files, NO_VERDICTS)
     assert not found, "without the mark `clock`:\n" + "\n".join(sorted(found))
     assert not unused, "an allowance that nobody needs"
-
-
-@each(
-    "reads, code",
-    [
-        (True, "began_s = time.monotonic(); work(); assert time.monotonic() - began_s < 1"),
-        (True, "with RunningTime() as running: assert running.now_s() < 2"),
-        (True, "assert all(one < 9 for one in (process.memory_info().rss,))"),
-        (True, "assert rss() < 5"),
-        (True, "soon()"),
-        (False, "assert now_ms < deadline_ms"),
-    ],
-)
-def test_a_test_is_known_to_read_a_clock(reads: bool, code: str) -> None:
-    others = f"def rss(): return int(open('/proc/self/{PAGES[0]}').read())\n"
-    others += "def soon(): assert time.thread_time() < 1\n"
-    for mark in ("", "@pytest.mark.clock\n"):
-        files = {"m": ast.parse(f"{others}{mark}def test_it():\n {code}\n")}
-        assert unmarked(files)[0] == ({"m::test_it"} if reads and not mark else set())

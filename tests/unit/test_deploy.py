@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ from typer.testing import CliRunner
 from serve_app.cli import serve_api
 from serve_app.cli.deploy_code import left_out
 from serve_app.cli.main import app
+from tests.http_server import Script, sending, serving, whole
 from tests.tables import each
 
 CONFIG = Path(__file__).parents[2] / "cluster" / "local_cpu.yaml"
@@ -26,27 +23,9 @@ def refusal(config: Path, address: str) -> str:
     return done.stderr
 
 
-@contextmanager
-def somebody(status: int) -> Iterator[str]:
-    """A server that is no dashboard of Ray: the same page and status for everything."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(b"<html>")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+def somebody(status: int) -> Script:
+    """No dashboard of Ray: the same page and status for everything."""
+    return sending(whole(status, b"<html>", "text/html"))
 
 
 @each(
@@ -78,8 +57,8 @@ def test_what_is_no_address_is_refused(address: str) -> None:
     [(401, "RAY_AUTH_TOKEN"), (403, "RAY_AUTH_TOKEN"), (404, "Ray's dashboard"), (200, "Ray's")],
 )
 def test_who_answers_and_is_no_dashboard_is_told(status: int, words: str) -> None:
-    with somebody(status) as address:
-        said = refusal(CONFIG, address)
+    with serving(somebody(status)) as server:
+        said = refusal(CONFIG, f"127.0.0.1:{server.port}")
     assert f"answers {status}" in said
     assert words in said
 
@@ -89,8 +68,8 @@ def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "")
-    with somebody(404) as address:
-        assert "answers 404" in refusal(CONFIG, address)
+    with serving(somebody(404)) as server:
+        assert "answers 404" in refusal(CONFIG, f"127.0.0.1:{server.port}")
 
 
 @each("address", ["h:8265", "http://h:8265", "http://h:8265/"])

@@ -1,4 +1,4 @@
-"""Creating `.venv` from the lock files: with uv, with pip, and after an interruption."""
+"""Creating `.venv` from the lock files: after an interruption, and with pip where uv could not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local import environment, ports, preflight
+from scripts.local import environment
 
 pytestmark = pytest.mark.nightly  # a tool
 
@@ -35,45 +35,6 @@ def test_a_second_installation_mends_what_an_interrupted_one_has_left(venv: Path
     assert not half.exists(), "uv would take it for installed"
 
 
-def test_a_stamp_that_was_half_written_is_none(venv: Path) -> None:
-    locks = environment.lock_files("cpu", development=False)
-    assert environment.is_ready(locks) is False
-    (venv / "bin").mkdir(parents=True)
-    environment.PYTHON.touch()
-    (venv / "hermes-locks").write_text("cpu.lock")
-    assert environment.is_ready(locks) is False
-
-
-def test_no_network_and_an_interruption_are_one_sentence_each(
-    venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(
-        SystemExit, match="could not reach the package index: connect this machine, or tell pip"
-    ):
-        environment._pip("--retries", "0", "no-such-package")
-
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(environment, "_install", interrupted)
-    with pytest.raises(SystemExit, match="interrupted: the same command goes on"):
-        environment.make_ready(environment.lock_files("cpu", development=False))
-
-
-def test_another_processor_and_a_python_without_venv_are_refused_in_a_sentence(
-    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    locks = environment.lock_files("cpu", development=False)
-    found = preflight.problems(ports.free_port(), locks, tmp_path)
-    assert [problem for problem in found if "x86-64 is needed, not aarch64" in problem]
-    assert [problem for problem in found if "apt install python3.11-venv" in problem]
-
-
 def put_uv_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> Path:
     """Install a fake `uv` that records its arguments. Returns the file."""
     log = folder / "uv.log"
@@ -82,29 +43,6 @@ def put_uv_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, status: int) -
     uv.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return log
-
-
-def test_uv_installs_where_it_is_at_hand(
-    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    log = put_uv_on_path(tmp_path, monkeypatch, status=0)
-    locks = environment.lock_files("cpu", development=False)
-    environment.make_ready(locks)
-    into = f"pip install --python {environment.PYTHON} --no-deps"
-    assert log.read_text().splitlines() == [
-        f"{into} -r {venv}/torch.lock",
-        *(f"{into} -r {lock}" for lock in locks),
-        f"{into} --no-build-isolation --editable {environment.ROOT}",
-    ]
-    assert environment.is_ready(locks)
-    (tmp_path / "pyproject.toml").write_text("# another plug-in")
-    with monkeypatch.context() as changed:
-        changed.setattr(environment, "PROJECT", tmp_path / "pyproject.toml")
-        assert not environment.is_ready(locks)
-    pin, hashed, *_ = (venv / "torch.lock").read_text().splitlines()
-    assert pin.startswith("torch==")
-    assert "--hash=sha256:" in hashed
 
 
 def test_pip_installs_what_uv_could_not(

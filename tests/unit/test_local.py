@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -22,13 +21,10 @@ from scripts.local import (
     logs,
     ports,
     preflight,
-    processes,
     ray_cluster,
-    redis_server,
     service,
     surroundings,
 )
-from serve_app.cli import serve_api
 from tests.tables import each
 
 CORE = "(EngineCore pid=71) ERROR 11-22 10:00:00 [core.py:1095] "
@@ -69,35 +65,6 @@ def test_of_the_environment_only_what_describes_the_machine_goes_on() -> None:
     assert surroundings.kept({**machine, **dict.fromkeys(others.split(), "x")}) == machine
 
 
-def test_a_variable_that_a_test_reads_reaches_it() -> None:
-    texts = [path.read_text() for path in (environment.ROOT / "tests").rglob("*.py")]
-    reads = re.compile(r'os\.environ(?:\.get\(|\[)"(HERMES_\w+)"')
-    read = {name for text in texts for name in reads.findall(text)}
-    assert "HERMES_KEEP_SERVICES" in read
-    assert read - surroundings.NAMES == set(), "tests drop it: add it to NAMES"
-
-
-def test_the_tests_themselves_have_left_it() -> None:
-    """Variables that libraries set at import are not foreign: they did not exist when this process
-    started.
-    """
-    given = {
-        pair.partition(b"=")[0].decode()
-        for pair in Path("/proc/self/environ").read_bytes().split(b"\0")
-    }
-    foreign = {
-        name
-        for name in given & set(os.environ)
-        if name.startswith(("RAY_", "VLLM_", "HERMES_", "OTEL_"))
-    }
-    of_conftest = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "VLLM_RPC_BASE_PATH", "HERMES_RUN"}
-    of_the_engine_tests = {
-        *("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_WORKER_MULTIPROC_METHOD")
-    }
-    assert foreign <= of_conftest | of_the_engine_tests | {"HERMES_DATA", "HERMES_KEEP_SERVICES"}
-    assert serve_api.authorization()["authorization"] != "Bearer "
-
-
 def options(*words: str) -> argparse.Namespace:
     return quickstart.arguments([*words])
 
@@ -136,32 +103,6 @@ def test_a_number_that_is_no_port_is_refused(port: str, capsys: pytest.CaptureFi
     assert f"'{port}' is no port: choose one from 1 to 65535" in capsys.readouterr().err
 
 
-def test_a_download_and_an_engines_words_are_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(ray_cluster, "short_folder", lambda state: state)
-    blobs = tmp_path / "hub" / "models--who--what" / "blobs"
-    log = tmp_path / "ray" / "session_latest" / "logs" / "worker-1-01000000-7.err"
-    blobs.mkdir(parents=True)
-    log.parent.mkdir(parents=True)
-    assert logs.loading(tmp_path, "who/what") == ""
-    (blobs / "a.incomplete").write_bytes(b"x" * 20_000_000)
-    first = logs.loading(tmp_path, "who/what")
-    assert first == "model: 0.02 GB here"
-    log.write_text(
-        "(EngineCore pid=7) \rLoading safetensors checkpoint shards:  50% Completed | 1/2 "
-        "[00:01<00:01]\r"
-    )
-    shards = "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]"
-    assert logs.loading(tmp_path, "who/what") == f"{first}; engine: {shards}"
-    log.write_text(
-        "(EngineCore pid=7) INFO 11-22 10:00:00 [gpu_model_runner.py:12] Graph capturing finished\n"
-    )
-    captured = f"{first}; engine: Graph capturing finished"
-    assert logs.loading(tmp_path, "who/what") == captured
-
-
 def test_only_the_shared_memory_of_killed_processes_is_removed(tmp_path: Path) -> None:
     theirs = SharedMemory(create=True, size=4096)
     make = (
@@ -187,15 +128,6 @@ def test_only_the_shared_memory_of_killed_processes_is_removed(tmp_path: Path) -
     finally:
         theirs.close()
         theirs.unlink()
-
-
-def test_no_ended_process_remains_as_a_zombie(tmp_path: Path) -> None:
-    stubborn = ["bash", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
-    pid = processes.start(stubborn, tmp_path / "log", os.environ, tmp_path)
-    while "ready" not in processes.tail(tmp_path / "log"):
-        pass
-    processes.end(pid, timeout_s=0.1)
-    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_too_little_memory_is_a_sentence_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,22 +172,6 @@ def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
     assert (kept / "redis.log").exists()
     assert not ray_cluster.short_folder(state).exists()
     assert not (state / "service.json").exists()
-
-
-def test_a_head_on_which_ray_gives_up_is_started_again(tmp_path: Path) -> None:
-    broken = tmp_path / "bin" / "ray"
-    broken.parent.mkdir()
-    said = f"{ray_cluster.GAVE_UP}. Perhaps the GCS is slow."
-    broken.write_text(f"#!/bin/sh\necho x >> {tmp_path}/tries\necho '{said}'; exit 1\n")
-    broken.chmod(0o755)
-    state = tmp_path / "state"
-    state.mkdir()
-    try:
-        with pytest.raises(RuntimeError, match="timed out during startup"):
-            ray_cluster.start(state, False, {}, broken)
-    finally:
-        ray_cluster.sweep(state)
-    assert (tmp_path / "tries").read_text() == "x\n" * 3
 
 
 def quickstart_in(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -313,19 +229,6 @@ def test_a_closed_terminal_ends_it_as_ctrl_c_does(name: str, ending: int) -> Non
         assert process.wait(30) == ending
 
 
-def test_quickstart_starts_through_a_symbolic_link(tmp_path: Path) -> None:
-    link = tmp_path / "quickstart"
-    link.symlink_to(environment.ROOT / "scripts" / "quickstart")
-    done = subprocess.run([link, "--help"], capture_output=True, text=True, timeout=60, check=False)
-    assert "--state-dir" in done.stdout, done.stderr
-
-
-def test_the_way_to_end_it_names_its_state_folder() -> None:
-    assert "quickstart --down ends" in quickstart.usage("u", "m", options("--detach"))
-    other = options("--detach", "--state-dir", "/tmp/other")
-    assert "quickstart --down --state-dir /tmp/other ends" in quickstart.usage("u", "m", other)
-
-
 def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -335,36 +238,3 @@ def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -
         )
     assert done.returncode == 1
     assert f"port {port} is taken: choose another with --port" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("redis://hermes:{secret}@127.0.0.1:{port}/0", "rejects user and password: WRONGPASS"),
-        ("redis://hermes:{secret}@127.0.0.1:{nobody}/0", "Errno 111"),
-        ("redis://127.0.0.1?socket_timeout=abc&password={secret}", "redis.response_timeout_s"),
-    ],
-)
-def test_a_redis_that_cannot_be_used_is_told_before_anything_starts(
-    tmp_path: Path, url: str, words: str
-) -> None:
-    server = redis_server.start(tmp_path / "redis")
-    state, secret = tmp_path / "state", "not-the-password"
-    given = url.format(secret=secret, port=server.port, nobody=ports.free_port())
-    words_of = [sys.executable, "-m", "scripts.local", "--prepared", "--redis-url", given]
-    try:
-        done = subprocess.run(
-            [*words_of, "--state-dir", str(state)],
-            cwd=environment.ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        processes.end(server.pid)
-    assert done.returncode == 1, done
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert secret not in done.stdout + done.stderr
-    assert not (state / "service.json").exists()

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.simulation import traces
 from scripts.simulation.__main__ import main
 from scripts.simulation.presets import PRESETS, cluster_of
-from scripts.simulation.traces import Cast
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # a tool
-
-CAST = Cast(1)
 
 
 @pytest.fixture
@@ -34,27 +30,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     (folder / "mooncake_conversation_div16.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
-
-
-def test_azure_gives_arrivals_and_lengths(data: Path) -> None:
-    found = [(at_s, one.prompt_tokens, one.output_tokens) for at_s, one in traces.azure(CAST)]
-    assert found == [(0.0, 374, 44), (pytest.approx(4.314579), 396, 109)]
-
-
-def test_mooncake_gives_beginnings_that_are_the_same(data: Path) -> None:
-    (first_s, first), (second_s, second) = traces.TIMED["mooncake-div16"](CAST, 16)
-    assert 0 <= first_s < 3 <= second_s < 6, "spread over the trace's ticks"
-    assert first.prefix == (0, 1, 2, 3), "only blocks that are full"
-    assert second.prefix == (0, 1, 14, 15)
-
-
-def test_classes_and_tenants_are_drawn_by_the_seed() -> None:
-    drawn = [CAST.draw(number) for number in range(500)]
-    assert drawn == [Cast(1).draw(number) for number in range(500)]
-    assert drawn != [Cast(2).draw(number) for number in range(500)]
-    tenants = [tenant for tenant, _ in drawn]
-    assert tenants.count("tenant-0") > tenants.count("tenant-3") > 0
-    assert {name for _, name in drawn} == {"realtime", "standard", "batch"}
 
 
 def test_an_absent_trace_is_one_clear_sentence(
