@@ -59,6 +59,7 @@ class Reason(StrEnum):
     ATTEMPT_LOST = "attempt_lost"
     POISON = "poison"
     LOOP_HELD = "loop_held"
+    ANSWER_TOO_LARGE = "answer_too_large"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INTERNAL = "internal"
 

@@ -14,7 +14,9 @@ import msgspec
 from serve_app.contract import Reason
 from serve_app.redaction import redacted
 
-LASTING = frozenset({Reason.INVALID_REQUEST, Reason.POISON, Reason.LOOP_HELD})
+LASTING = frozenset(
+    {Reason.INVALID_REQUEST, Reason.POISON, Reason.LOOP_HELD, Reason.ANSWER_TOO_LARGE}
+)
 """Failures that a repeat would meet again. Only these are returned to a repeat with the same
 `Idempotency-Key`; after any other failure the repeat is a new request.
 """
@@ -55,6 +57,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.ATTEMPT_LOST: _Shape(503, "service_unavailable_error", retryable=True),
     Reason.POISON: _Shape(500, "server_error"),
     Reason.LOOP_HELD: _Shape(400, "invalid_request_error"),
+    Reason.ANSWER_TOO_LARGE: _Shape(400, "invalid_request_error"),
     Reason.IDEMPOTENCY_CONFLICT: _Shape(422, "invalid_request_error"),
     Reason.INTERNAL: _Shape(500, "server_error"),
 }

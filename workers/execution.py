@@ -26,12 +26,13 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Facts, Tracing
+from serve_app.settings.journal import JournalSettings
 from workers import recorder as recording
 from workers.engine import Engine, EngineFailed
 from workers.health import EngineHealth
 from workers.loop_watch import LoopWatch
 from workers.recorder import Recorder
-from workers.replay import CannotContinue, recorded
+from workers.replay import AnswerTooLarge, CannotContinue, recorded
 
 log = logging.getLogger("hermes.worker")
 
@@ -41,7 +42,6 @@ class Execution:
 
     Args:
         replica: the name under which this worker opens attempts.
-        compression_level: for the transcript of a completed request.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Execution:
         clock: RedisClock,
         telemetry: Telemetry,
         tracing: Tracing,
-        compression_level: int,
+        settings: JournalSettings,
     ) -> None:
         self._replica = replica
         self._engine = engine
@@ -66,7 +66,7 @@ class Execution:
         self._clock = clock
         self._telemetry = telemetry
         self._tracing = tracing
-        self._compression_level = compression_level
+        self._settings = settings
         self._voiding: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
@@ -160,7 +160,15 @@ class Execution:
         part = recorded(entries)
         if attempt.epoch > 1:
             attempt.continue_from(part.last, part.body, part.events, part.head)
-        recorder = Recorder(attempt, facts, opened, self._telemetry, self._clock, part)
+        recorder = Recorder(
+            attempt,
+            facts,
+            opened,
+            self._telemetry,
+            self._clock,
+            part,
+            self._settings.max_answer_bytes,
+        )
         if not part.complete:
             if part.body:
                 recorder.lost = CannotContinue(
@@ -184,7 +192,7 @@ class Execution:
         attempt.
         """
         if recorder.lost:
-            self._lose(recorder)
+            self._lose(recorder, recorder.lost)
             await attempt.closed
             return
         if not request.has_body:  # Redis has lost the body: never give the engine an empty one
@@ -230,19 +238,20 @@ class Execution:
             serving.cancel()  # do not wait: a sick engine may never answer the abort
             raise EngineFailed("the engine has failed")
 
-    def _lose(self, recorder: Recorder) -> None:
-        extra = about(recorder.request_id, recorder.tenant, Reason.ATTEMPT_LOST)
-        log.warning(
-            "request %s cannot be continued: %s", recorder.request_id, recorder.lost, extra=extra
-        )
-        recorder.end(State.FAILED, Reason.ATTEMPT_LOST, None)
+    def _lose(self, recorder: Recorder, lost: CannotContinue | AnswerTooLarge) -> None:
+        if isinstance(lost, CannotContinue):
+            extra = about(recorder.request_id, recorder.tenant, lost.reason)
+            log.warning(
+                "request %s cannot be continued: %s", recorder.request_id, lost, extra=extra
+            )
+        recorder.end(State.FAILED, lost.reason, None)
 
     def _conclude(self, serving: asyncio.Task[None], recorder: Recorder) -> None:
         error = serving.exception()
         if recorder.broken or isinstance(error, EngineFailed):
             raise EngineFailed(str(error))
         if recorder.lost:
-            self._lose(recorder)
+            self._lose(recorder, recorder.lost)
             return
         if error is not None:
             extra = about(recorder.request_id, recorder.tenant, Reason.ENGINE_ERROR)
@@ -254,7 +263,7 @@ class Execution:
             )
             recorder.end(State.FAILED, Reason.ENGINE_ERROR, None)
         elif recorder.status < 400:
-            recorder.end(State.COMPLETED, None, self._compression_level)
+            recorder.end(State.COMPLETED, None, self._settings.transcript_compression_level)
         else:
             kind = Reason.INVALID_REQUEST if recorder.status < 500 else Reason.ENGINE_ERROR
             extra = about(recorder.request_id, recorder.tenant, kind)

@@ -19,7 +19,8 @@ from serve_app.journal.events import SEPARATOR, EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.observability.metrics import Telemetry
-from workers.replay import CannotContinue, Output, Recorded
+from serve_app.settings.journal import JournalSettings
+from workers.replay import AnswerTooLarge, CannotContinue, Output, Recorded
 
 _KEPT_HEADERS = ("content-type",)
 _ERROR_EVENT = b'data: {"error"'
@@ -55,7 +56,9 @@ class Recorder:
         "_generations",
         "_head_kept",
         "_last_s",
+        "_left_bytes",
         "_matched",
+        "_max_bytes",
         "_monotonic_s",
         "_numberer",
         "_opened",
@@ -88,10 +91,11 @@ class Recorder:
         telemetry: Telemetry,
         clock: RedisClock,
         recorded: Recorded | None = None,
+        max_bytes: int = JournalSettings().max_answer_bytes,
     ) -> None:
         self.broken = False
         self.completed = False
-        self.lost: CannotContinue | None = None
+        self.lost: CannotContinue | AnswerTooLarge | None = None
         self.one_at_a_time = asyncio.Lock()
         self.recorded = recorded or Recorded()
         self.head: Head | None = None
@@ -114,6 +118,8 @@ class Recorder:
         self._turns: dict[int, asyncio.Event] = {}
         self._matched = 0
         self._head_kept = self.recorded.head is not None
+        self._max_bytes = max_bytes
+        self._left_bytes = max_bytes - self.recorded.bytes
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
         self._monotonic_s = clock.local.monotonic_s  # read for every output
@@ -208,7 +214,10 @@ class Recorder:
         Raises:
             CannotContinue: always, to end the engine's work on the request.
         """
-        self.lost = self.lost or CannotContinue(because, why)
+        self._stop(CannotContinue(because, why))
+
+    def _stop(self, why: CannotContinue | AnswerTooLarge) -> NoReturn:
+        self.lost = self.lost or why
         self._outputs, self._body = [], []
         raise self.lost
 
@@ -278,6 +287,8 @@ class Recorder:
         if self._streamed and body.startswith(_ERROR_EVENT):
             self._fail_stream(body)
             return
+        if len(body) > self._left_bytes:
+            self._stop(AnswerTooLarge())
         body = self._new_part(self._numberer.number(body) if self._streamed else body)
         if not body:
             return
@@ -326,6 +337,9 @@ class Recorder:
         self._head_kept = self._head_kept or head is not None
         self._attempt.append(self._outputs, self._body, self._numberer.last, head)
         self._outputs, self._body = [], []
+        self._left_bytes = self._max_bytes - self.recorded.bytes - self._attempt.bytes
+        if self._left_bytes < 0:
+            self._stop(AnswerTooLarge())
 
     def fail(self) -> None:
         """The engine failed while it answered: drop whatever its server still sends."""
@@ -343,7 +357,7 @@ class Recorder:
 
     def end(self, state: State, reason: Reason | None, compression_level: int | None) -> None:
         """Everything was sent: append the rest together with the ending."""
-        if self.lost:
+        if isinstance(self.lost, CannotContinue):
             self._telemetry.lost(self.lost.because)
         self.completed = state is State.COMPLETED
         self._attempt.append(self._outputs, self._body, self._numberer.last, self.head)

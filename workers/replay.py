@@ -8,10 +8,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from serve_app.contract import Because
+from serve_app.contract import Because, Reason
 from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, Head
 from serve_app.journal.ids import REQUEST_ID, EntryId
+
+
+class AnswerTooLarge(Exception):
+    """An answer has more bytes than the journal may hold of one."""
+
+    reason = Reason.ANSWER_TOO_LARGE
+    why = ""
 
 
 class CannotContinue(Exception):
@@ -20,6 +27,8 @@ class CannotContinue(Exception):
     Args:
         why: completes the sentence "It cannot be continued, because …" for the caller.
     """
+
+    reason = Reason.ATTEMPT_LOST
 
     def __init__(self, because: Because, why: str) -> None:
         super().__init__(why)
@@ -73,9 +82,9 @@ _outputs = msgspec.json.Decoder(list[Output])
 class Recorded:
     """The part of a response that is in the journal.
 
-    `last`: its last output; `body`: the response bytes, numbered; `fingerprint`: of the engine that
-    produced it; `complete`: whether nothing in between is missing, as can happen when Redis came
-    back with older data.
+    `last`: its last output; `body`: the response bytes, numbered; `bytes`: the size of outputs and
+    response; `fingerprint`: of the engine that produced it; `complete`: whether nothing in between
+    is missing, as can happen when Redis came back with older data.
     """
 
     last: EntryId = REQUEST_ID
@@ -84,6 +93,7 @@ class Recorded:
     events: int = 0
     head: Head | None = None
     fingerprint: str = ""
+    bytes: int = 0
     complete: bool = True
 
     def prompt(self, generation: int, made: Any) -> Any:
@@ -129,6 +139,7 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
         events=max((entry.events for entry, _ in counted), default=0),
         head=head,
         fingerprint=fingerprint,
+        bytes=sum(len(entry.outputs or b"") + len(entry.body) for entry, _ in counted),
         complete=complete,
     )
 

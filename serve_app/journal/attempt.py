@@ -40,6 +40,7 @@ class Attempt:
         "_seq",
         "_transcript",
         "announced",
+        "bytes",
         "channel",
         "closed",
         "epoch",
@@ -68,6 +69,8 @@ class Attempt:
         self.history: list[Entry] = []
         self.unaccepted: deque[Entry] = deque()
         self.announced = ""
+        self.bytes = 0
+        """How much was appended: response bytes, and the engine's outputs once they are entries."""
         self._mark = mark
         self._seq = 0
         self._outputs: list[Any] = []
@@ -125,6 +128,8 @@ class Attempt:
             return
         self._outputs += outputs
         self._body += body
+        for piece in body:
+            self.bytes += len(piece)
         self._events = max(self._events, events)
         self._head = head or self._head
         self._mark(self)
@@ -202,6 +207,7 @@ class Attempt:
         while len(found := encode_outputs(self._outputs[:many])) > timings.ENTRY_BYTES and many > 1:
             many //= 2
         del self._outputs[:many]
+        self.bytes += len(found)
         return found
 
     def _next_body(self) -> bytes | None:

@@ -18,6 +18,8 @@ MESSAGES = {
     Reason.POISON: "This request killed every engine that worked on it and will not be retried.",
     Reason.LOOP_HELD: "One step of this request blocked all other requests of its engine; make "
     "it smaller or simpler.",
+    Reason.ANSWER_TOO_LARGE: "The answer is larger than this service stores; ask for fewer answers "
+    "or inputs, shorter ones, or without log probabilities.",
     Reason.ENGINE_ERROR: "The engine failed on this request.",
 }
 """Messages to the caller, by the reason of the ending."""

@@ -51,7 +51,7 @@ class WorkerProcess:
             base.clock,
             base.telemetry,
             base.tracing,
-            settings.journal.transcript_compression_level,
+            settings.journal,
         )
         self.replica = WorkerReplica(
             name,

@@ -8,10 +8,17 @@ from serve_app.settings.section import Section
 
 
 class JournalSettings(Section):
-    """How long a finished request can still be read."""
+    """How large an answer can be, and how long it can be read."""
 
     retention_s: float = Field(
         900.0, gt=0, description="How long a request can still be read after it has ended"
+    )
+    max_answer_bytes: int = Field(
+        64 << 20,
+        ge=65_536,
+        le=1 << 30,
+        description="Bytes of an answer in the journal: the response, and the engine's outputs "
+        "with their log probabilities. A longer one ends with the reason `answer_too_large`",
     )
     transcript_compression_level: int = Field(
         1, ge=0, le=9, description="zlib level for finished answers; 0 stores them uncompressed"

@@ -20,6 +20,7 @@ from tests.engine.contents import alike, content, each_choice, events, same
 from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, request
 from workers.engine_plugin import PRIOR
+from workers.replay import CannotContinue
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -126,7 +127,7 @@ def sent_before(left: list[Entry]) -> bytes:
 
 
 def is_lost(resumed: Written, because: Because) -> None:
-    assert resumed.recorder.lost is not None
+    assert isinstance(resumed.recorder.lost, CannotContinue)
     assert resumed.recorder.lost.because is because
 
 

@@ -15,7 +15,7 @@ from serve_app.journal.entries import Entry, decode_facts, transcript
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.observability.metrics import Telemetry
 from workers.recorder import Recorder
-from workers.replay import Recorded
+from workers.replay import AnswerTooLarge, Recorded
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
@@ -24,10 +24,10 @@ OPENED = AttemptFacts("replica-1", "engine-1", 5)
 class Scene:
     """A recorder on an attempt whose entries can be inspected."""
 
-    def __init__(self, recorded: Recorded | None = None) -> None:
+    def __init__(self, recorded: Recorded | None = None, **more: int) -> None:
         self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
         self.recorder = Recorder(
-            self.attempt, FACTS, OPENED, Telemetry(), RedisClock(), recorded=recorded
+            self.attempt, FACTS, OPENED, Telemetry(), RedisClock(), recorded, **more
         )
 
     async def start(
@@ -169,6 +169,30 @@ async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -
     await s.start()
     await s.body(b"data: a\n\ndata: b\n\n")
     assert s.written().body == b"id: 2\ndata: b\n\n"
+
+
+@pytest.mark.parametrize("already", [0, 80])
+async def test_a_stream_that_grows_too_large_ends_the_outputs_count_too(already: int) -> None:
+    s = Scene(Recorded(bytes=already), max_bytes=140)
+    await s.start()
+    for _ in range(0 if already else 2):
+        await s.recorded()
+        s.written()
+    s.output("b", 2)
+    await s.body(b"data: %b\n\n" % (b"b" * 50))
+    with pytest.raises(AnswerTooLarge):
+        s.recorder.pulled()
+    s.written()
+    await s.body(b"data: more\n\n")
+    assert s.silent
+
+
+async def test_a_response_that_is_too_large_is_not_written() -> None:
+    s = Scene(max_bytes=100)
+    await s.start("application/json")
+    with pytest.raises(AnswerTooLarge):
+        await s.body(b"x" * 101)
+    assert s.silent
 
 
 VLLMS = b'{"error":{"message":"No such type.","type":"BadRequestError","param":null,"code":%d}}'
