@@ -167,6 +167,8 @@ class Admission:
             wake=submission.wake,
             client_request_id=submission.client_request_id,
             trace=submission.trace,
+            detached=submission.detached,
+            retention_s=submission.retention_s,
         )
 
 

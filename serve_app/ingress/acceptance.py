@@ -18,6 +18,7 @@ from serve_app.ingress.disconnects import Disconnects
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.follower import Follower
 from serve_app.journal.followers import Followers
+from serve_app.loops import ended
 from serve_app.observability.logs import about
 from serve_app.redis.watch import RedisWatch
 
@@ -45,6 +46,7 @@ class Acceptance:
         self._disconnects = disconnects
         self._redis = redis
         self._within_s = within_s
+        self._waiting: set[asyncio.Task[None]] = set()
 
     async def accept(self, submission: Submission) -> tuple[Follower, RequestFacts]:
         """Submit a request, or join the earlier one that it repeats.
@@ -71,6 +73,45 @@ class Acceptance:
                 "The service cannot accept requests at the moment; please try again.",
                 retry_after_s=timings.RETRY_AFTER_S,
             ) from None
+
+    async def accept_detached(self, submission: Submission) -> tuple[str, RequestFacts]:
+        """The same for a request that goes on without its client.
+
+        Returns:
+            The request's id and facts.
+
+        Raises:
+            RequestRefused: as `accept`, and `idempotency_conflict` if the earlier request ends with
+                its client.
+        """
+        follower, facts = await self.accept(submission)
+        if not facts.detached:
+            self._disconnects.left(follower, departed=True)
+            raise RequestRefused(
+                Reason.IDEMPOTENCY_CONFLICT,
+                "This Idempotency-Key was used for a request that waits for its answer; repeat it "
+                "without Prefer: respond-async.",
+                param="prefer",
+            )
+        task = asyncio.create_task(
+            self._until_begun(follower), name=f"detached-{follower.request_id}"
+        )
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return follower.request_id, facts
+
+    async def _until_begun(self, follower: Follower) -> None:
+        """Follow a request that counts against the limits on waiting requests until it does not."""
+        try:
+            while follower.on_begun is not None:
+                await follower.wait()
+        finally:
+            self._followers.leave(follower)
+            follower.begun()
+
+    async def stop(self) -> None:
+        """No longer follow detached requests; they go on."""
+        await ended(list(self._waiting))
 
     async def _submit(self, submission: Submission) -> tuple[Follower, RequestFacts]:
         followed: list[Follower] = []

@@ -60,6 +60,14 @@ _HEADERS = {
         "seconds after which the request expires",
         {"type": "number", "exclusiveMinimum": 0},
     ),
+    "Prefer": (
+        "`respond-async`: answered at once with 202; the answer is at its `Location`, in /response",
+        {"type": "string"},
+    ),
+    "x-hermes-retention-seconds": (
+        "how long the answer of such a request is kept after its end",
+        {"type": "number", "exclusiveMinimum": 0},
+    ),
     "Idempotency-Key": (
         "a repeated POST with the same key joins the earlier request",
         {"type": "string"},
@@ -134,6 +142,7 @@ def _operation(path: str, model: str, schemas: dict[str, Any]) -> dict[str, Any]
         },
         "responses": {
             "200": {"description": "as OpenAI's, by vLLM's own server", "content": answer},
+            "202": {"description": "accepted; nobody waits for the answer (`Prefer`)"},
             "4XX": {
                 "description": "refused; `x-hermes-reason` gives the reason in one word",
                 "content": error,

@@ -178,6 +178,8 @@ class Disconnects:
             return
         if unsure is not None and decode_facts(entries[0], RequestFacts) != unsure:
             return  # another request with the same idempotency key was accepted
+        if unsure is None and decode_facts(entries[0], RequestFacts).detached:
+            return
         await self._endings.end(request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED, entries)
 
     async def _read_elsewhere(self, request_id: str) -> bool:

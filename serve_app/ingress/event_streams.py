@@ -1,4 +1,4 @@
-"""A request's response as server-sent events, for a reader who reconnects."""
+"""A request's response, for a reader who reconnects or who comes later."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress.answer import Answer, Answers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.refusals import journal_unavailable
+from serve_app.ingress.refusals import journal_unavailable, send_refusal
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.ids import REQUEST_ID
@@ -31,7 +31,9 @@ class EventStreams:
         self.slow_readers = slow_readers
         self.connections = connections
 
-    async def attach(self, request_id: str, seen: int, entries: list[Entry]) -> Answer:
+    async def attach(
+        self, request_id: str, seen: int, entries: list[Entry], as_events: bool
+    ) -> Answer:
         """The answer with the events after number `seen`.
 
         Raises:
@@ -42,9 +44,9 @@ class EventStreams:
         except RedisUnavailable:
             raise journal_unavailable() from None
         path = decode_line(entries[0]).path if entries[0].id == REQUEST_ID else ""
-        return self._answers.of(
-            follower, path, follower.reader.facts, streamed=True, as_events=True
-        )
+        facts = follower.reader.facts
+        streamed = as_events or (facts is not None and facts.streamed)
+        return self._answers.of(follower, path, facts, streamed, as_events)
 
 
 class EventStream(Response):
@@ -53,10 +55,17 @@ class EventStream(Response):
     Args:
         seen: the number of the last event that the reader has.
         entries: the outline of the request's journal.
+        as_events: whether also an answer that was not streamed comes as an event.
     """
 
     def __init__(
-        self, streams: EventStreams, request_id: str, tenant: str, seen: int, entries: list[Entry]
+        self,
+        streams: EventStreams,
+        request_id: str,
+        tenant: str,
+        seen: int,
+        entries: list[Entry],
+        as_events: bool = True,
     ) -> None:
         super().__init__()
         self._streams = streams
@@ -64,9 +73,15 @@ class EventStream(Response):
         self._tenant = tenant
         self._seen = seen
         self._entries = entries
+        self._as_events = as_events
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         streams = self._streams
         with streams.connections.hold(self._tenant):
-            answer = await streams.attach(self._request_id, self._seen, self._entries)
-            await streams.slow_readers.serve(answer, scope, receive, send)
+            answer = await streams.attach(
+                self._request_id, self._seen, self._entries, self._as_events
+            )
+            try:
+                await streams.slow_readers.serve(answer, scope, receive, send)
+            except RequestRefused as refusal:  # as the POST itself would have got it
+                await send_refusal(send, refusal, answer.own_headers())

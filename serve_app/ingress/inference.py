@@ -5,10 +5,13 @@ from __future__ import annotations
 import codecs
 from typing import Any
 
+from starlette.responses import Response
+
 from serve_app.errors import RequestRefused
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answers
-from serve_app.ingress.refusals import Send, send_refusal
+from serve_app.ingress.refusals import send_refusal
+from serve_app.ingress.requests_api import accepted
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.submissions import Submissions
 from serve_app.ingress.uploads import Receive, Uploads
@@ -42,7 +45,7 @@ class InferenceEndpoint:
         self._slow_readers = slow_readers
         self._tracing = tracing
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Any) -> None:
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
@@ -55,6 +58,10 @@ class InferenceEndpoint:
         caller = headers.get("traceparent", "")
         with self._tracing.begin(f"POST {scope['path']}", caller, what, SERVER) as span:
             answer = await self._accept(scope, receive, headers, span)
+            if isinstance(answer, Response):
+                await answer(scope, receive, send)
+                span.tell({"http.response.status_code": answer.status_code})
+                return
             try:
                 await self._slow_readers.serve(answer, scope, receive, send)
                 span.tell({"http.response.status_code": answer.status})
@@ -67,7 +74,7 @@ class InferenceEndpoint:
 
     async def _accept(
         self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span
-    ) -> Answer:
+    ) -> Answer | Response:
         check_content_type(headers.get("content-type", ""))
         check_content_encoding(headers.get("content-encoding", ""))
         path, tenant = scope["path"], scope["state"]["tenant"]
@@ -78,6 +85,10 @@ class InferenceEndpoint:
             submission = self._submissions.of(
                 tenant, path, query, headers, body, request, span.traceparent
             )
+            if submission.detached:
+                request_id, facts = await self._acceptance.accept_detached(submission)
+                span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
+                return accepted(request_id, facts)
             follower, facts = await self._acceptance.accept(submission)
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
         continued = facts.streamed and submission.seen > 0

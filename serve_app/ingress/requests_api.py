@@ -1,4 +1,4 @@
-"""`/v1/requests/{id}`: show a request, read its events from any ingress, cancel it."""
+"""`/v1/requests/{id}`: show a request, read its answer or events from any ingress, cancel it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from serve_app.ingress.event_streams import EventStream, EventStreams
 from serve_app.ingress.refusals import journal_unavailable
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
+from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import FIRST_OPENING_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 
 
 def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
-    """The three endpoints."""
+    """The four endpoints."""
     router = APIRouter(tags=["requests"])
 
     @router.get(
@@ -40,6 +41,16 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
             return Response(media_type="text/event-stream")
         return EventStream(streams, request_id, request.state.tenant, seen, entries)
 
+    @router.get(
+        "/v1/requests/{request_id}/response",
+        summary="The response as the POST itself would have got it, once it has ended",
+    )
+    async def response(request_id: str, request: Request) -> Any:
+        entries = await _entries(store, request_id, request.state.tenant)
+        if request.state.head:
+            return Response()
+        return EventStream(streams, request_id, request.state.tenant, 0, entries, as_events=False)
+
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
     async def cancel(request_id: str, request: Request) -> JSONResponse:
         entries = await _entries(store, request_id, request.state.tenant)
@@ -52,6 +63,20 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         return JSONResponse(describe(request_id, entries))
 
     return router
+
+
+def accepted(request_id: str, facts: RequestFacts) -> Response:
+    """The answer to a request whose client does not wait."""
+    headers = {
+        "location": f"/v1/requests/{request_id}",
+        "preference-applied": "respond-async",
+        "x-request-id": request_id,
+        "x-hermes-class": facts.request_class,
+    }
+    if facts.client_request_id:
+        headers["x-client-request-id"] = facts.client_request_id
+    first = Entry.request(RequestLine("POST", "", "", []), facts)
+    return JSONResponse(describe(request_id, [first]), 202, headers)
 
 
 def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from serve_app.admission.submission import Submission
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.client_ids import client_request_id
-from serve_app.ingress.validation.headers import last_event_id
+from serve_app.ingress.validation.headers import last_event_id, prefers_async, seconds
 from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.facts import RequestLine
 from serve_app.policy.affinity import session_key
@@ -48,6 +48,7 @@ class Submissions:
     def __init__(self, settings: Settings, wake: str) -> None:
         self._model = settings.model.name
         self._ingress = settings.ingress
+        self._journal = settings.journal
         self._critical_tenants = frozenset(settings.auth.critical_tenants)
         self._wake = wake
 
@@ -73,6 +74,7 @@ class Submissions:
                 class that the tenant may not use.
         """
         key = headers.get("idempotency-key", "")
+        detached = prefers_async(headers.get("prefer", ""))
         kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
         return Submission(
             tenant=tenant,
@@ -81,7 +83,7 @@ class Submissions:
             model=self._model,
             request_class=self._request_class(tenant, headers, request),
             session=session_key(headers, request),
-            timeout_s=self._timeout_s(headers),
+            timeout_s=self._timeout_s(headers, detached),
             work=work_of(path, body, request),
             streamed=request.get("stream") is True,
             wake=self._wake,
@@ -90,6 +92,8 @@ class Submissions:
             value=_meaning(body, request) if key else b"",
             seen=last_event_id(headers.get("last-event-id")) if key else 0,
             trace=trace,
+            detached=detached,
+            retention_s=self._retention_s(headers, detached),
         )
 
     def _request_class(
@@ -115,19 +119,16 @@ class Submissions:
             )
         return named
 
-    def _timeout_s(self, headers: Mapping[str, str]) -> float:
-        text = headers.get("x-request-timeout-seconds")
-        if text is None:
-            return self._ingress.request_timeout_s
-        try:
-            timeout_s = float(text)
-        except ValueError:
-            timeout_s = -1.0
-        if not 0 < timeout_s < float("inf"):
-            raise RequestRefused(
-                Reason.INVALID_REQUEST,
-                "The header x-request-timeout-seconds must be a positive number of seconds, not "
-                f"'{text[:40]}'.",
-                param="x-request-timeout-seconds",
-            )
-        return min(timeout_s, self._ingress.max_request_timeout_s)
+    def _timeout_s(self, headers: Mapping[str, str], detached: bool) -> float:
+        settings = self._ingress
+        usual_s, most_s = settings.request_timeout_s, settings.max_request_timeout_s
+        if detached:
+            usual_s = most_s = settings.detached_timeout_s
+        return min(seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
+
+    def _retention_s(self, headers: Mapping[str, str], detached: bool) -> float:
+        if not detached:
+            return 0.0
+        wanted_s = seconds(headers, "x-hermes-retention-seconds")
+        journal = self._journal
+        return min(wanted_s or journal.detached_retention_s, journal.max_retention_s)

@@ -48,6 +48,7 @@ class Attempt:
         "key",
         "nonce",
         "request_id",
+        "retention_s",
         "unaccepted",
     )
 
@@ -65,6 +66,7 @@ class Attempt:
         self.epoch = epoch
         self.nonce = nonce
         self.channel = channel
+        self.retention_s = 0.0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.history: list[Entry] = []
         self.unaccepted: deque[Entry] = deque()

@@ -14,7 +14,7 @@ class RequestLine(msgspec.Struct, frozen=True):
     headers: list[tuple[str, str]]
 
 
-class RequestFacts(msgspec.Struct, frozen=True):
+class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was decided about a request when it was admitted. Times are Unix milliseconds."""
 
     request_class: str
@@ -32,6 +32,10 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """The same of what the body means, however it is written."""
     trace: str = ""
     """The `traceparent` of the HTTP request, if it is traced."""
+    detached: bool = False
+    """Whether it goes on without a reader (`Prefer: respond-async`)."""
+    retention_s: float = 0.0
+    """How long it can be read after its end; 0: as long as the settings say."""
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):

@@ -49,8 +49,11 @@ class JournalStore:
 
     def keep_ms(self, facts: RequestFacts) -> int:
         """How long to keep a journal that nobody ends: a late ending must still find it."""
-        retention_s = max(self._settings.journal.retention_s, timings.ENDED_WITHIN_S)
+        retention_s = max(self._retention_s(facts), timings.ENDED_WITHIN_S)
         return facts.deadline_ms - facts.admitted_ms + int(retention_s * 1000)
+
+    def _retention_s(self, facts: RequestFacts | None) -> float:
+        return (facts and facts.retention_s) or self._settings.journal.retention_s
 
     def first_entry(
         self, request_id: str, line: RequestLine, body: bytes, facts: RequestFacts
@@ -234,8 +237,9 @@ class JournalStore:
         answered(reply)
         if has_ended([entry_from_redis(item) for item in answered(raw)[:-1]]):
             return None  # a worker's seal was earlier, and the first ending counts
-        after: list[Command] = [("PEXPIRE", key, int(self._settings.journal.retention_s * 1000))]
-        if (facts := summary.request) is not None:
+        facts = summary.request
+        after: list[Command] = [("PEXPIRE", key, int(self._retention_s(facts) * 1000))]
+        if facts is not None:
             wakes = encode_wakes([wake_of(request_id, terminal)])
             after.append(("PUBLISH", facts.wake, wakes))
             if queued := entries[0].queue_entry:  # nobody waits for a claim of it any more

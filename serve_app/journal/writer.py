@@ -81,8 +81,10 @@ class JournalWriter:
         )
         replies = await connection.ask(questions, self._within_s)
         entries = opening.read_answers(request_id, epoch, nonce, replies)
-        channel = decode_facts(entries[0], RequestFacts).wake if entries[0].id == REQUEST_ID else ""
+        asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
+        channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
+        attempt.retention_s = (asked and asked.retention_s) or self._settings.journal.retention_s
         attempt.history.append(entries[-1])
         if (
             request_id in self._attempts
@@ -239,7 +241,7 @@ class JournalWriter:
     def _retain(self, attempt: Attempt, compacted: bool) -> None:
         if compacted:
             self._after.append(("XTRIM", attempt.key, "MINID", str(TERMINAL_ID)))
-        self._after.append(("PEXPIRE", attempt.key, int(self._settings.journal.retention_s * 1000)))
+        self._after.append(("PEXPIRE", attempt.key, int(attempt.retention_s * 1000)))
         self._something_to_do.set()
 
     def _forget(self, attempt: Attempt, fenced: bool) -> None:

@@ -220,6 +220,7 @@ class IngressProcess:
         await self.membership.leave()
         await self.base.loops.end(self._watch)
         await self.slow_readers.stop()
+        await self.acceptance.stop()
         await self._disconnects.stop()
         await self._deadlines.stop()
         await self.followers.stop()

@@ -96,6 +96,12 @@ class IngressSettings(Section):
     max_request_timeout_s: float = Field(
         3600.0, gt=0, description="Longest deadline that x-request-timeout-seconds can set"
     )
+    detached_timeout_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="Deadline of a request that nobody waits for (`Prefer: respond-async`), and "
+        "the longest that it can set",
+    )
 
     @model_validator(mode="after")
     def _timeouts(self) -> Self:

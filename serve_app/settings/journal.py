@@ -20,6 +20,15 @@ class JournalSettings(Section):
         description="Bytes of an answer in the journal: the response, and the engine's outputs "
         "with their log probabilities. A longer one ends with the reason `answer_too_large`",
     )
+    detached_retention_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="The same for a request that nobody waits for (`Prefer: respond-async`), "
+        "unless it sets another time",
+    )
+    max_retention_s: float = Field(
+        7 * 86_400.0, gt=0, description="Longest time that x-hermes-retention-seconds can set"
+    )
     transcript_compression_level: int = Field(
         1, ge=0, le=9, description="zlib level for finished answers; 0 stores them uncompressed"
     )

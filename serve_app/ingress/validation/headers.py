@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 
@@ -72,3 +74,30 @@ def check_content_type(content_type: str) -> None:
             Reason.UNSUPPORTED_MEDIA_TYPE,
             f"The Content-Type is {kind or 'missing'}; send the request as application/json.",
         )
+
+
+def prefers_async(prefer: str) -> bool:
+    """Whether a `Prefer` header (RFC 7240) asks for an answer at once, and the work later."""
+    return any(one.strip().lower() == "respond-async" for one in prefer.split(","))
+
+
+def seconds(headers: Mapping[str, str], name: str) -> float | None:
+    """The number of seconds in a header; None if there is no such header.
+
+    Raises:
+        RequestRefused: `invalid_request`.
+    """
+    text = headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise RequestRefused(
+            Reason.INVALID_REQUEST,
+            f"The header {name} must be a positive number of seconds, not '{text[:40]}'.",
+            param=name,
+        )
+    return value
