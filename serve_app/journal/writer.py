@@ -43,6 +43,10 @@ class JournalWriter:
         self._shared = SharedConnection(self._connect, quiet_s=0.0)  # the loop sets its own pace
         self._attempts: dict[str, Attempt] = {}
         self._dirty: dict[str, Attempt] = {}
+        self._aside: dict[str, Attempt] = {}
+        """Attempts that Redis refuses for now. The others do not wait for them."""
+        self._refusals = 0
+        self._retry: asyncio.TimerHandle | None = None
         self._wakes: dict[str, list[Wake]] = {}
         self._after: list[Command] = []
         self._something_to_do = asyncio.Event()
@@ -99,23 +103,30 @@ class JournalWriter:
         self._forget(attempt, fenced=True)
 
     def _mark(self, attempt: Attempt) -> None:
-        self._dirty[attempt.request_id] = attempt
-        self._something_to_do.set()
+        if attempt.request_id not in self._aside:
+            self._dirty[attempt.request_id] = attempt
+            self._something_to_do.set()
 
     # -- the loop ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         outage = Outage(log, "journal: cannot append")
         while True:
-            if not (self._dirty or self._wakes or self._after):
+            if not (self._dirty or self._wakes or self._after or self._due):
                 self._something_to_do.clear()
                 await self._something_to_do.wait()
             connection: RespConnection | None = None
             try:
                 connection = await self._shared.get()
+                if self._due:
+                    await self._restore(connection, list(self._aside.values()))
                 refused = await self._flush(connection)
-                self._failures = 0 if not refused else self._failures + 1
-                outage.failed(refused) if refused else outage.over()
+                self._failures = 0
+                if refused:
+                    outage.failed(refused)
+                elif not self._aside:
+                    outage.over()
+                    self._refusals = 0
             except RedisUnavailable as error:
                 self._failures += 1
                 if connection is not None:
@@ -151,7 +162,7 @@ class JournalWriter:
         try:
             for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
                 if is_refused_for_now(reply):
-                    self._again(attempt)
+                    self._put_aside(attempt)
                     refused = f"refused for now: {reply}"
                     if is_demoted(reply):
                         connection.abort()  # the name may lead to the new primary by now
@@ -184,9 +195,27 @@ class JournalWriter:
         elif attempt.pending:
             self._again(attempt)
 
+    @property
+    def _due(self) -> bool:
+        """Whether it is time to try again what Redis has refused."""
+        return bool(self._aside) and self._retry is None
+
+    def _put_aside(self, attempt: Attempt) -> None:
+        """Redis refuses this attempt for now: look at it again later."""
+        self._aside[attempt.request_id] = attempt
+        self._dirty.pop(attempt.request_id, None)
+        if self._retry is None:
+            self._refusals += 1
+            pause_s = backoff(timings.APPEND_RETRY_S, self._refusals)
+            self._retry = asyncio.get_running_loop().call_later(pause_s, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._something_to_do.set()
+
     def _again(self, attempt: Attempt) -> None:
         if self._attempts.get(attempt.request_id) is attempt:
-            self._dirty[attempt.request_id] = attempt
+            self._mark(attempt)
 
     async def _watch_silence(self) -> None:
         """Check whether the journals of silent attempts have been ended or have lost entries: an
@@ -248,6 +277,7 @@ class JournalWriter:
         if self._attempts.get(attempt.request_id) is attempt:
             del self._attempts[attempt.request_id]
             self._dirty.pop(attempt.request_id, None)
+            self._aside.pop(attempt.request_id, None)
         attempt.close(fenced)
 
     # -- connection -------------------------------------------------------------------------------
@@ -255,21 +285,26 @@ class JournalWriter:
     async def _connect(self) -> RespConnection:
         connection = await connect(self._settings.redis)
         try:
-            await self._restore(connection)
+            await self._restore(connection, list(self._attempts.values()))
         except BaseException:
             connection.abort()
             raise
         return connection
 
-    async def _restore(self, connection: RespConnection) -> None:
-        """After a reconnect, append again what Redis has lost if it came back with older data."""
-        attempts = list(self._attempts.values())
+    async def _restore(self, connection: RespConnection, attempts: Sequence[Attempt]) -> None:
+        """After a reconnect or a refusal, append again what Redis lacks: it may have come back with
+        older data.
+        """
         if not attempts:
             return
         lasts = await last_entries(connection, attempts, self._within_s)
         for attempt, last in zip(attempts, lasts, strict=True):
-            if isinstance(last, Exception):
+            if is_demoted(last):
                 raise RedisUnavailable(f"reading {attempt.request_id}: {last}")
+            if isinstance(last, Exception):
+                self._put_aside(attempt)
+                continue
+            self._aside.pop(attempt.request_id, None)
             # entries may have been accepted although the answer was lost: readers must check
             attempt.announced = ""
             self._restore_one(attempt, last)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
+from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.entries import transcript
@@ -17,6 +18,7 @@ from tests.journal.journal_helpers import (
     HEAD,
     OPENED,
     SUMMARY,
+    PrivateRedis,
     World,
     add,
     added,
@@ -165,6 +167,41 @@ async def test_opening_while_redis_is_out_of_memory_is_no_fence(w: World) -> Non
         with pytest.raises(RedisUnavailable, match="OOM"):
             await w.opened(writer)
     await w.opened(writer)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_journal_that_redis_refuses_holds_up_no_other(
+    private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    monkeypatch.setattr(timings, "APPEND_RETRY_S", (0.02, 3600.0))  # a second pause is for ever
+    async with world(private_redis.url, namespace) as w:
+        writer = await w.writer()
+        refused, other = [
+            (await writer.open(await w.admit(name), 1, name.encode(), OPENED))[0]
+            for name in ("req_1", "req_2")
+        ]
+        private_redis.run("ACL", "SETUSER", "hermes", "resetkeys", f"~{w.store.key('req_2')}")
+        add(refused, 1)
+        await added(other, 1)
+        if cut:
+            private_redis.run("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for number in range(2, 6):
+            await added(other, number)
+        assert refused.pending
+
+
+async def test_what_redis_has_refused_is_appended_when_it_takes_it_again(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    async with world(private_redis.url, namespace) as w:
+        attempt = await w.started()
+        private_redis.run("ACL", "SETUSER", "hermes", "resetkeys")
+        add(attempt, 1)
+        await eventually(lambda: attempt.unaccepted)
+        add(attempt, 2)
+        private_redis.run("ACL", "SETUSER", "hermes", "allkeys")
+        await complete(attempt)
+        assert transcript((await w.entries())[-1]) == events(1, 2)
 
 
 async def test_a_redis_that_is_away_is_one_exception_everywhere(namespace: str) -> None:
