@@ -82,6 +82,10 @@ those of other requests waiting: sending a MiB takes about a millisecond.
 """
 ENTRY_OUTPUTS = 1_024
 """Engine outputs per entry: encoding many more than fit would cost time."""
+PACK_BYTES = 128 * 1024
+"""A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
+Short answers never do; packing holds the event loop for 0.2 ms.
+"""
 WAKE_BYTES = 64 * 1024
 """An entry with more response bytes is announced without them, and readers read the stream: Redis
 drops a subscriber for which more than 32 MB wait (cluster/redis.conf).

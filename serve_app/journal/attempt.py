@@ -13,6 +13,7 @@ from serve_app.errors import Fenced
 from serve_app.journal.entries import Entry, compress, encode_outputs
 from serve_app.journal.events import events_in
 from serve_app.journal.facts import Head, Summary
+from serve_app.journal.history import History
 from serve_app.journal.ids import MAX_ID_PART, EntryId
 
 
@@ -20,8 +21,8 @@ class Attempt:
     """The entries of one epoch, each in one of three states: buffered, built but not yet accepted,
     or accepted.
 
-    Accepted entries are kept until the terminal entry is accepted, to restore a Redis that comes
-    back with older data. `closed` ends when the terminal entry is accepted, or with `Fenced`.
+    Accepted entries are kept, packed, until the terminal entry is accepted, to restore a Redis that
+    comes back with older data. `closed` ends when the terminal entry is accepted, or with `Fenced`.
     """
 
     __slots__ = (
@@ -34,11 +35,11 @@ class Attempt:
         "_head",
         "_last_head",
         "_mark",
+        "_older",
         "_outputs",
         "_quit",
         "_resumed_from",
         "_seq",
-        "_transcript",
         "announced",
         "bytes",
         "channel",
@@ -68,7 +69,7 @@ class Attempt:
         self.channel = channel
         self.retention_s = 0.0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.history: list[Entry] = []
+        self.history = History()
         self.unaccepted: deque[Entry] = deque()
         self.announced = ""
         self.bytes = 0
@@ -80,7 +81,7 @@ class Attempt:
         self._events = 0
         self._events_built = 0
         self._head: Head | None = None
-        self._transcript: list[bytes] = []
+        self._older = b""
         self._last_head: Head | None = None
         self._compression_level: int | None = None
         self._ending: tuple[State, Reason | None, Summary] | None = None
@@ -110,7 +111,7 @@ class Attempt:
         bytes.
         """
         self._resumed_from = last
-        self._transcript = [body] if body else []
+        self._older = body
         self._events = self._events_built = events
         self._last_head = head
 
@@ -184,7 +185,6 @@ class Attempt:
             given_up,
         )
         if body is not None:
-            self._transcript.append(body)
             self._resumed_from = None  # readers are only told of entries with bytes
         self._last_head = self._head or self._last_head
         self._head = None
@@ -195,8 +195,9 @@ class Attempt:
             return
         seal = entry.sealed(*ending, EntryId(self.epoch, before))
         self._ending = None
-        level = self._compression_level
-        packed = None if level is None else compress(self._transcript, level)
+        packed = None
+        if (level := self._compression_level) is not None:
+            packed = compress((self._older, *self.history.bodies(), entry.body), level)
         self.unaccepted += (seal, seal.terminal_behind(packed, self._last_head))
 
     def _next_outputs(self) -> bytes:
@@ -234,19 +235,19 @@ class Attempt:
         """Redis holds the entry."""
         if self.unaccepted and self.unaccepted[0].id == entry.id:
             self.unaccepted.popleft()
-        self.history.append(entry)
+        self.history.add(entry)
 
     def rewind(self, last: EntryId) -> None:
         """Redis holds nothing after `last`, so later entries must be appended again."""
-        lost = [entry for entry in self.history if entry.id > last]
-        held = [entry for entry in self.unaccepted if entry.id <= last]
-        self.history = [entry for entry in self.history if entry.id <= last] + held
-        self.unaccepted = deque(lost + [entry for entry in self.unaccepted if entry.id > last])
+        lost = self.history.take_after(last)
+        while self.unaccepted and self.unaccepted[0].id <= last:
+            self.history.add(self.unaccepted.popleft())
+        self.unaccepted.extendleft(reversed(lost))
 
     def close(self, fenced: bool) -> None:
         """The terminal entry is accepted, or the attempt is fenced: append nothing more."""
         self.unaccepted.clear()
-        self._outputs, self._body, self._transcript, self.history = [], [], [], []
+        self._outputs, self._body, self._older, self.history = [], [], b"", History()
         self._head, self._ending, self._quit, self._finished = None, None, None, True
         if not self.closed.done():
             if fenced:

@@ -65,6 +65,11 @@ class JournalWriter:
         await self._loops.end(*self._tasks)
         await self._shared.close()
 
+    @property
+    def kept_bytes(self) -> int:
+        """How much memory the accepted entries of all attempts take."""
+        return sum(attempt.history.memory_bytes for attempt in self._attempts.values())
+
     # -- opening ----------------------------------------------------------------------------------
 
     async def open(
@@ -89,7 +94,7 @@ class JournalWriter:
         channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
         attempt.retention_s = (asked and asked.retention_s) or self._settings.journal.retention_s
-        attempt.history.append(entries[-1])
+        attempt.history.add(entries[-1])
         if (
             request_id in self._attempts
         ):  # the dispatchers had given it up, and now it is opened again on the same replica

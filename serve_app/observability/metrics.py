@@ -103,6 +103,11 @@ class Telemetry:
             "hermes_engine_slots",
             "Requests that this replica's engine runs at a time (0 in an ingress's process).",
         )
+        self._journal_kept = gauge(
+            "hermes_journal_kept_bytes",
+            "Memory for accepted journal entries that this worker keeps until their requests end "
+            "(0 in an ingress's process).",
+        )
 
     def _prepare_series(self) -> None:
         Gauge(
@@ -159,6 +164,10 @@ class Telemetry:
     def engine_slots(self, requests: int) -> None:
         """How many requests the engine runs at a time."""
         self._slots.set(requests)
+
+    def journal_kept(self, kept_bytes: Callable[[], int]) -> None:
+        """Where to ask how much memory the kept entries take."""
+        self._journal_kept.set_function(kept_bytes)
 
     def loop_held(self) -> None:
         """A step has blocked the event loop for too long."""

@@ -39,6 +39,7 @@ class WorkerProcess:
         self._base = base = Foundation(settings, "hermes-worker", name)
         self._engine = engine
         self._writer = JournalWriter(settings, base.loops)
+        base.telemetry.journal_kept(lambda: self._writer.kept_bytes)
         self._loop_watch = LoopWatch(settings.workers.held_s, base.telemetry)
         health = EngineHealth(engine, lambda error: self.replica.give_up(error))
         execution = Execution(

@@ -194,7 +194,7 @@ async def test_cancelling_from_outside_fences_the_writer(w: World) -> None:
             await asyncio.sleep(0)
 
     writing = asyncio.create_task(write())
-    await eventually(lambda: len(attempt.history) > 3)
+    await eventually(lambda: attempt.last_built.seq > 3)
     assert await w.store.end("req_1", *CANCELLED, await w.entries())
     await is_fenced(attempt)
     await writing

@@ -5,7 +5,10 @@ and which writer owns a journal.
 from __future__ import annotations
 
 import asyncio
+import gc
+import hashlib
 import json
+import tracemalloc
 
 import pytest
 
@@ -129,6 +132,31 @@ async def test_what_is_too_much_for_an_entry_goes_into_several_outputs_first(
     assert [entry.body for entry in entries] == [b"", b"", b"", b"".join(events[:5]), events[5]]
     assert [entry.events for entry in entries] == [0, 0, 0, 5, 6]
     assert [bool(entry.quit) for entry in entries] == [False] * 4 + [True]
+
+
+async def test_what_is_kept_of_a_long_answer_is_packed_and_still_restores_all_of_it(
+    attempt: Attempt,
+) -> None:
+    texts = [
+        b"%d %b" % (n, hashlib.blake2b(b"%d" % n).hexdigest()[:6].encode()) for n in range(3000)
+    ]
+    gc.collect()
+    tracemalloc.start()
+    for number, text in enumerate(texts, 1):
+        event = b'id: %d\ndata: {"id":"chatcmpl-1","choices":[{"delta":{"content":"%b"}}]}\n\n'
+        outputs = [[0, text.decode(), [number], None, None, None]]
+        attempt.append(outputs, [event % (number, text)], number)
+        accept(attempt)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 100 * len(texts) + timings.PACK_BYTES, "a token as an entry takes 800"
+    assert attempt.history.memory_bytes < kept_bytes < 2 * attempt.history.memory_bytes
+    before = list(attempt.history)
+    for last in (EntryId(2, 2999), EntryId(2, 1500), EntryId(1, 9)):
+        attempt.rewind(last)
+        while attempt.take() is not None:
+            accept(attempt)
+        assert list(attempt.history) == before
 
 
 async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
