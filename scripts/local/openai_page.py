@@ -9,6 +9,7 @@ from pathlib import Path
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, error_body
+from serve_app.ingress.validation.fields import WITHOUT_EFFECT
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility-openai.md"
 
@@ -94,6 +95,10 @@ begun, it is a number):
 """
 
 _RULE = ("---", "---", "---")
+_NAMES = "; ".join(
+    f"`{path}`: {', '.join(f'`{name}`' for name in sorted(names))}"
+    for path, names in WITHOUT_EFFECT.items()
+)
 _OTHERWISE = (
     (
         "an endpoint that the model cannot serve (`/v1/embeddings` of a chat model)",
@@ -109,6 +114,18 @@ _OTHERWISE = (
         "requests beyond the bounds of `limits.*` ([settings](settings.md))",
         "other bounds",
         "400 that names the field and the limit",
+    ),
+    (
+        "a field that neither OpenAI documents nor vLLM knows for that path",
+        "400 `Unknown parameter: …`",
+        "the same, also where vLLM alone would ignore it (`guided_json`, `max_tokens` of a "
+        "response): the client would believe that it counts. Taken are null, what "
+        "`limits.allowed_fields` names, and inside of messages and other objects what vLLM takes",
+    ),
+    (
+        f"what vLLM does not know of OpenAI's fields ({_NAMES})",
+        "has its effect",
+        "taken, because OpenAI's clients send it, and without effect",
     ),
     (
         "tools of the type `custom`",

@@ -131,6 +131,7 @@ class RequestLimits(Section):
     )
     allowed_fields: list[str] = Field(
         default_factory=list,
-        description="Fields of vLLM's own to allow, of those that are refused by default: "
+        description="Fields to allow besides those that OpenAI documents and vLLM knows: what a "
+        "client sends and vLLM ignores, or what reaches into the engine and is refused by default: "
         f"{', '.join(HARMFUL_FIELDS)}",
     )

@@ -13,6 +13,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 from serve_app.ingress.validation.context import check_context
+from serve_app.ingress.validation.fields import OF_VLLM
 from serve_app.ingress.validation.structure import read
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from tests.tables import each
@@ -83,7 +84,7 @@ def test_a_number_that_cannot_be_represented_is_refused_in_these_words(
 @each("number", [2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**400])
 @each(
     "place",
-    ["metadata", "unknown", "tools", "response_format", "structured_outputs", "messages"],
+    ["metadata", "prediction", "tools", "response_format", "structured_outputs", "messages"],
 )
 def test_a_schema_and_what_only_vllm_reads_may_have_any_number(number: int, place: str) -> None:
     limits = {"type": "integer", "maximum": number}
@@ -172,7 +173,6 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, structured(grammar='root ::= "a"{' + "9" * 10_000 + ",}"), "structured_outputs.grammar"),
     (CHAT, structured(structural_tag="x" * 16_385), "structured_outputs.structural_tag"),
     (CHAT, structured(structural_tag='{"maxLength": 10001}'), "structured_outputs.structural_tag"),
-    (CHAT, {"guided_regex": "x" * 2_049}, "guided_regex"),
     (CHAT, response_format(schema(60)), "response_format"),
     (CHAT, response_format({"pattern": "x" * 2_049}), "response_format"),
     (CHAT, response_format({"enum": ["x" * 262_144]}), "response_format"),
@@ -200,13 +200,29 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
     assert refused(path, prompts.get(path, {}) | fields).param == param
 
 
+def whole(path: str) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", "tokens": [1]}
+    return {name: value for name, value in body.items() if name in OF_VLLM[path]}
+
+
 @each("path", INFERENCE_PATHS)
 @each("field", HARMFUL_FIELDS)
 def test_what_reaches_into_the_engine_is_closed_and_can_be_opened(path: str, field: str) -> None:
-    body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", field: {"a": 1}}
+    body = {**whole(path), field: {"a": 1}}
     assert refused(path, body).param == field
     assert parse(path, json.dumps(body).encode(), MODEL, RequestLimits(allowed_fields=[field]))
     assert parse(path, json.dumps({**body, field: None}).encode(), MODEL)
+
+
+@each("path", INFERENCE_PATHS)
+def test_what_neither_openai_nor_vllm_knows_is_refused_by_name(path: str) -> None:
+    for name in ("temprature", "guided_json", "hermes_prior_token_ids", "\0", "x" * 300):
+        refusal = refused(path, {**whole(path), name: 1})
+        assert refusal.param == name[:200]
+        assert refusal.message.startswith(f"Unknown parameter: '{name[:200]}'.")
+        assert parse(path, json.dumps({**whole(path), name: None}).encode(), MODEL)
+        own = RequestLimits(allowed_fields=[name])
+        assert parse(path, json.dumps({**whole(path), name: 1}).encode(), MODEL, own)
 
 
 @each(

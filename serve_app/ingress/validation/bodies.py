@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.fields import OF_VLLM
 from serve_app.ingress.validation.limits import check_limits
 from serve_app.ingress.validation.structure import NotJson, read, too_many
 from serve_app.settings.limits import RequestLimits
@@ -146,7 +147,9 @@ def schema(path: str) -> dict[str, Any]:
     """The JSON Schema for the bodies of one of `INFERENCE_PATHS`; the engine's server checks
     more.
     """
-    return _SHAPES.get(path, _Loose).model_json_schema(ref_template="#/components/schemas/{model}")
+    found = _SHAPES.get(path, _Loose).model_json_schema(ref_template="#/components/schemas/{model}")
+    fields = {name: found["properties"].get(name, {}) for name in sorted(OF_VLLM[path])}
+    return {**found, "properties": fields, "additionalProperties": False}
 
 
 def parse(

@@ -15,6 +15,7 @@ import msgspec
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.validation.fields import is_known
 from serve_app.ingress.validation.structure import too_many
 from serve_app.policy.work import prompts_in
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
@@ -28,7 +29,6 @@ _LENGTHS = {
     "allowed_token_ids": ("token ids", "max_allowed_token_ids"),
     "logprob_token_ids": ("token ids", "max_stop_token_ids"),
     "bad_words": ("texts", "max_bad_words"),
-    "guided_choice": ("texts", "max_choices"),
     "choice": ("texts", "max_choices"),
 }
 """Lists and objects: what they contain, and which limit applies."""
@@ -42,9 +42,6 @@ _CHARS = {
     "grammar": "max_grammar_chars",
     "structural_tag": "max_grammar_chars",
     "choice": "max_choice_chars",
-    "guided_regex": "max_regex_chars",
-    "guided_grammar": "max_grammar_chars",
-    "guided_choice": "max_choice_chars",
     "cache_salt": "max_name_chars",
     "prompt_cache_key": "max_name_chars",
     "safety_identifier": "max_name_chars",
@@ -53,18 +50,10 @@ _CHARS = {
 }
 """Texts, or lists of texts."""
 
-_EXPRESSIONS = (
-    "regex",
-    "whitespace_pattern",
-    "pattern",
-    "grammar",
-    "guided_regex",
-    "guided_grammar",
-)
+_EXPRESSIONS = ("regex", "whitespace_pattern", "pattern", "grammar")
 _SCHEMAS = (
     "response_format",
     "structured_outputs",
-    "guided_json",
     "text",
     "tools",
     "chat_template_kwargs",
@@ -84,6 +73,7 @@ _COUNTS = {
 _REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
 """Matches `{n}` and `{n,m}`."""
 _MOST_DIGITS = 6
+_NAME_CHARS = 200
 _MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 
 
@@ -93,7 +83,7 @@ def check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -
     Raises:
         RequestRefused: `invalid_request`; the message names the field and the limit.
     """
-    _check_fields(request, limits)
+    _check_fields(path, request, limits)
     _check_lengths(request, limits)
     structured = request.get("structured_outputs")
     if isinstance(structured, dict):
@@ -109,10 +99,14 @@ def _refused(message: str, param: str) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
-def _check_fields(request: Mapping[str, Any], limits: RequestLimits) -> None:
-    for name in HARMFUL_FIELDS:
-        if request.get(name) is not None and name not in limits.allowed_fields:
+def _check_fields(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
+    for name, value in request.items():
+        if value is None or is_known(path, name) or name in limits.allowed_fields:
+            continue
+        if name in HARMFUL_FIELDS:
             raise _refused(f"The field '{name}' is not allowed here; remove it.", name)
+        instead = " Use 'structured_outputs' instead." if name.startswith("guided_") else ""
+        raise _refused(f"Unknown parameter: '{name[:_NAME_CHARS]}'.{instead}", name[:_NAME_CHARS])
     kwargs = request.get("chat_template_kwargs")
     own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
     if own_template and "chat_template" not in limits.allowed_fields:
@@ -196,7 +190,7 @@ def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
     structured = request.get("structured_outputs")
     inner = structured if isinstance(structured, dict) else {}
     texts = {f"structured_outputs.{name}": inner.get(name) for name in ("json", "structural_tag")}
-    for name, text in {"guided_json": request.get("guided_json"), **texts}.items():
+    for name, text in texts.items():
         if isinstance(text, str):
             size += len(text)
             if size <= limits.max_schema_bytes:
