@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_TOKEN_FIX = "give the cluster's token in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,13 +38,25 @@ def dashboard(address: str) -> str:
 
 
 def authorization() -> dict[str, str]:
-    """Ray's token as a header, from the places where Ray's own clients look for it."""
+    """Ray's token as a header, from the places where Ray's own clients look for it.
+
+    Raises:
+        RuntimeError: there is none, or it cannot be a header.
+    """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return {}
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    return {
-        "authorization": f"Bearer {os.environ.get('RAY_AUTH_TOKEN') or file.read_text().strip()}"
-    }
+    where, token = "RAY_AUTH_TOKEN", os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if not token:
+        file = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+        where = f"Ray's token file {file}"
+        try:
+            token = Path(file).expanduser().read_text().strip()
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise RuntimeError(f"{where} cannot be read: {why}: {_TOKEN_FIX}") from None
+    if not re.fullmatch(r"[!-~]+", token):
+        raise RuntimeError(f"{where} holds no token: {_TOKEN_FIX}")
+    return {"authorization": f"Bearer {token}"}
 
 
 def ask(url: str, timeout_s: float) -> Any:
@@ -62,10 +76,7 @@ def ask(url: str, timeout_s: float) -> Any:
 
 def _refusal(url: str, status: int) -> str:
     if status in (401, 403):
-        return (
-            f"{url} answers {status}: set RAY_AUTH_MODE=token, and the cluster's token in "
-            "RAY_AUTH_TOKEN or its file in RAY_AUTH_TOKEN_PATH"
-        )
+        return f"{url} answers {status}: set RAY_AUTH_MODE=token, and {_TOKEN_FIX}"
     return f"{url} answers {status}: give the address of Ray's dashboard, http://<head>:8265"
 
 

@@ -44,8 +44,7 @@ class ApiKeys:
         self._version: tuple[int, ...] = ()
         self._looked_s = self._clock.monotonic_s()
         if self._required:
-            self._version = self._stat()
-            self._tenants = parse(self._path.read_text())
+            self._version, self._tenants = self._stat(), self._read()
 
     def tenant(self, authorization: str) -> str:
         """The tenant whose key the `Authorization` header contains.
@@ -98,19 +97,31 @@ class ApiKeys:
             if version == self._version:
                 return
             self._version = version
-            self._tenants = parse(self._path.read_text())
+            self._tenants = self._read()
             log.info("API keys reloaded: %d", len(self._tenants))
-        except (SettingsError, OSError, UnicodeDecodeError) as error:
+        except SettingsError as error:
             log.error("cannot reload API keys, keeping the old ones: %s", error)
 
     def _stat(self) -> tuple[int, ...]:
         try:
             found = self._path.stat()
         except OSError as error:
-            raise SettingsError(
-                f"settings: auth.keys_file '{self._path}': {error.strerror}"
-            ) from None
+            raise self._unreadable(error.strerror) from None
         return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> dict[bytes, str]:
+        try:
+            return parse(self._path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise self._unreadable(error.strerror) from None
+        except UnicodeDecodeError:
+            raise self._unreadable("It is no text") from None
+
+    def _unreadable(self, why: str | None) -> SettingsError:
+        return SettingsError(
+            f"settings: auth.keys_file (or HERMES_KEYS_FILE) '{self._path}' cannot be read: {why}: "
+            "give it lines that scripts/api-key prints, on every node with an ingress"
+        )
 
 
 def parse(text: str) -> dict[bytes, str]:

@@ -67,6 +67,8 @@ def _explain(item: Any) -> str:
     if path.endswith(("_s", "_ms", "_bytes")) and item["type"].endswith(("_parsing", "_type")):
         unit = {"s": "seconds", "ms": "milliseconds", "bytes": "bytes"}[path.rsplit("_", 1)[1]]
         return f"settings: '{path}' takes a plain number of {unit}, not {item['input']!r}"
+    if item["type"] in ("model_type", "dict_type"):
+        return f"settings: '{path}' takes a mapping, not {item['input']!r:.200}"
     if item["type"] == "string_pattern_mismatch":
         return f"settings: '{path}' {FORMS[item['ctx']['pattern']]}, not {item['input']!r:.200}"
     return f"settings: '{path}': {message}" if path else f"settings: {message}"

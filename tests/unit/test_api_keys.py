@@ -118,3 +118,15 @@ def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path
         keys.check_scraper("Bearer hk-wrong")
     assert refused.value.reason is Reason.INVALID_API_KEY
     ApiKeys(AuthSettings()).check_scraper("")  # where no key is required
+
+
+@each("name, why", [("none", "No such file"), ("", "Is a directory"), ("binary", "It is no text")])
+def test_a_file_that_cannot_be_read_is_named_with_its_settings_and_the_fix(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff")
+    with pytest.raises(SettingsError) as refused:
+        made(tmp_path / name)
+    said = str(refused.value)
+    assert f"auth.keys_file (or HERMES_KEYS_FILE) '{tmp_path / name}' cannot be read: {why}" in said
+    assert "scripts/api-key" in said

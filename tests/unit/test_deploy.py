@@ -63,6 +63,30 @@ def test_who_answers_and_is_no_dashboard_is_told(status: int, words: str) -> Non
     assert words in said
 
 
+@each(
+    "name, words",
+    [
+        ("none", "none cannot be read: No such file or directory: "),
+        ("", " cannot be read: Is a directory: "),
+        ("empty", "empty holds no token: "),
+        ("lines", "lines holds no token: "),
+        ("binary", "binary cannot be read: "),
+    ],
+)
+def test_a_token_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    files = {"empty": b"\n", "lines": b"a\nb", "binary": b"\xff"}
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / name))
+    said = refusal(CONFIG, "127.0.0.1:1")
+    assert said.startswith(f"Ray's token file {tmp_path}")
+    assert words in said
+    assert "RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH" in said
+
+
 def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
