@@ -254,16 +254,11 @@ def start(state: Path, options: argparse.Namespace) -> service.Service:
     """
     redis = redis_server.start(state / "redis")
     cable_port = ports.free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.chaos_testing.cable",
-        str(cable_port),
-        str(redis.port),
-    ]
+    cable = ROOT / "scripts" / "chaos_testing" / "cable.py"
+    command = [sys.executable, str(cable), str(cable_port), str(redis.port)]
     pids = {
         "redis": redis.pid,
-        "cable": processes.start(command, state / "cable.log", os.environ, ROOT),
+        "cable": processes.start(command, state / "cable.log", os.environ, state),
     }
     (state / "clocks").mkdir()
     environment = {

@@ -8,14 +8,16 @@ runs need no network.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from scripts.local import environment, preflight, surroundings
 from scripts.local.environment import ROOT
@@ -132,8 +134,21 @@ def _assignment(text: str) -> tuple[tuple[str, ...], object]:
 
 
 def main() -> int:
+    """Run it; what the user has set wrongly and what the machine refuses is one line."""
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(errors="replace")  # a locale may not have every character
+    try:
+        return run(arguments())
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except RuntimeError as error:
+        problem = str(error)
+    print(f"  ✗ {problem}", file=sys.stderr)
+    return 1
+
+
+def run(options: argparse.Namespace) -> int:
     """Run preflight and environment with the system's Python, and the rest with `.venv`'s."""
-    options = arguments()
     options.state_dir = options.state_dir.resolve()
     if options.down:
         return down(options.state_dir)
@@ -158,26 +173,38 @@ def main() -> int:
             else (options.replicas or 2) * (options.tensor_parallel_size or 1)
         )
         problems += filter(None, [preflight.memory_problem(engines)])
+    problems = problems or list(filter(None, [preflight.take(options.state_dir)]))
     for problem in problems:
         print(f"  ✗ {problem}", file=sys.stderr)
     if problems:
         return 1
     environment.make_ready(locks)
+    in_venv(*sys.argv[1:], "--device", device, "--prepared")
+
+
+def in_venv(*words: str) -> NoReturn:
+    """Go on as `.venv`'s Python. The folder of the shell may have modules of any name."""
+    sys.stdout.flush()
     python = str(environment.PYTHON)
-    os.execv(
-        python, [python, "-m", "scripts.local", *sys.argv[1:], "--device", device, "--prepared"]
-    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    os.execve(python, [python, "-P", "-m", "scripts.local", *words], variables)
 
 
 def up(options: argparse.Namespace, device: str) -> int:
     """Start the service, print how to use it, and wait for Ctrl-C."""
-    from scripts.local import logs, ray_cluster, service
+    from scripts.local import logs, ray_cluster, service, user_settings
 
     began = time.monotonic()
     surroundings.leave()
-    if problem := preflight.take(options.state_dir) or redis_problem(options):
-        print(f"  ✗ {problem}", file=sys.stderr)
-        return 1
+    config = ROOT / "cluster" / "local_cpu.yaml"
+    gpus = preflight.gpus() if device == "gpu" else 0
+    given = changes(options, device, gpus)
+    variables = dict(options.env)
+    args = service.render(config, options.port, given)["applications"][0]["args"]
+    if problem := preflight.take(options.state_dir) or user_settings.problem(
+        args, variables, options.redis_url
+    ):
+        raise RuntimeError(problem)
     ray_cluster.use_token(options.state_dir / "ray-token")
 
     def tell(line: str) -> None:
@@ -185,15 +212,14 @@ def up(options: argparse.Namespace, device: str) -> int:
 
     end_on_signals()
     running = None
-    gpus = preflight.gpus() if device == "gpu" else 0
     try:
         running = service.start(
             options.state_dir,
-            ROOT / "cluster" / "local_cpu.yaml",
+            config,
             options.port,
-            changes(options, device, gpus),
+            given,
             redis_url=options.redis_url,
-            environment=dict(options.env),
+            environment=variables,
             tell=tell,
             timeout_s=options.timeout_s,
             place=ray_cluster.Place(cpus=ray_cluster.LOGICAL_CPUS + 2 * gpus, gpus=gpus),
@@ -214,9 +240,6 @@ def up(options: argparse.Namespace, device: str) -> int:
     except KeyboardInterrupt:
         print("\n  stopping …", flush=True)
         return 0
-    except RuntimeError as error:
-        print(f"  ✗ {error}", file=sys.stderr)
-        return 1
     finally:
         if running is not None and not options.detach:
             running.down()
@@ -229,51 +252,35 @@ def end_on_signals() -> None:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
-def redis_problem(options: argparse.Namespace) -> str:
-    """Why the user's own Redis cannot be used; empty if it can, or if there is none."""
-    from serve_app.cli.check_redis import problem_with
-
-    variable = dict(options.env).get("HERMES_REDIS_URL", "")
-    if not (url := options.redis_url or variable):
-        return ""
-    given = dict(options.settings)
-    return problem_with(
-        "--redis-url" if options.redis_url else "HERMES_REDIS_URL",
-        url,
-        given.get(("namespace",), "hermes"),
-        given.get(("redis", "ca_file"), ""),
-    )
-
-
 def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str, Any]:
     """The command line as settings that override `cluster/local_cpu.yaml`. `gpus`: how many this
     machine has.
     """
+    from scripts.local.service import merged
+
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     if device == "gpu":
         if options.engine == "vllm":
             args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
-        args["workers"]["replicas"] = max(1, gpus // (options.tensor_parallel_size or 1))
+        args["workers"]["replicas"] = max(1, gpus // max(1, options.tensor_parallel_size or 1))
     if options.model:
-        source = (
-            str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
-        )
-        args["model"] = {"name": Path(options.model).name, "source": source}
+        there = Path(options.model).exists()
+        source = str(Path(options.model).resolve()) if there else options.model
+        args["model"] = {"name": re.sub(r"[\s:]+", "-", Path(source).name), "source": source}
         # The tiny model's settings may not suit yours: use the longest context that fits, and no
         # tool parser.
         ours = {"max_model_len": "auto", "enable_auto_tool_choice": False, "tool_call_parser": None}
         args["engine"]["args"] = {**args["engine"].get("args", {}), **ours}
-    if options.replicas:
+    if options.replicas is not None:
         args["workers"]["replicas"] = options.replicas
-    if options.tensor_parallel_size:
+    if options.tensor_parallel_size is not None:
         args["workers"]["tensor_parallel_size"] = options.tensor_parallel_size
-    if options.ingress_replicas:
+    if options.ingress_replicas is not None:
         args["ingress"] = {"replicas": options.ingress_replicas}
     for names, value in options.settings:
-        section = args
-        for name in names[:-1]:
-            section = section.setdefault(name, {})
-        section[names[-1]] = value
+        for name in reversed(names):
+            value = {name: value}
+        args = merged(args, value)
     return args
 
 
@@ -283,9 +290,7 @@ def down(state_dir: Path) -> int:
         print("  nothing to stop")
         return 0
     if Path(sys.prefix).resolve() != environment.VENV.resolve():
-        os.execv(
-            str(environment.PYTHON), [str(environment.PYTHON), "-m", "scripts.local", *sys.argv[1:]]
-        )
+        in_venv(*sys.argv[1:])
     from scripts.local.service import Service
 
     running = Service.load(state_dir)

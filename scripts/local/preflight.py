@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import platform
 import re
+import resource
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
-from scripts.local import environment, ports
+from scripts.local import environment
 from scripts.local.environment import ROOT
 
 # Memory use in GB, as the sum of the processes' shares (PSS): 6.1 with two engines, of which each
@@ -27,6 +30,8 @@ ENGINE_GB = 2.75
 # Download and installed size of an environment in GB, measured once, so that a user knows them
 # before agreeing.
 SIZES_GB = {"cpu": (0.9, 3.9), "gpu": (5.5, 14.0)}
+# Without two for each of its 4,096 connections and some of its own, HAProxy does not start.
+OPEN_FILES = 2 * 4_096 + 300
 
 
 STATE_DIR = ROOT / ".hermes" / "quickstart"
@@ -99,17 +104,23 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
             "nothing else"
         )
     for name, path in (("the path of this clone", ROOT), ("--state-dir", state_dir)):
-        if re.search(r"[\s'\"]", str(path)):
+        if odd := re.search(r"[^\w@%+=,./~-]", str(path)):
             found.append(
-                f"{name}, {path} has a space or a quote, which Ray and Redis do not take: choose "
-                "another"
+                f"{name}, {path}, has the character {odd[0]!r}, with which Ray or Redis does not "
+                "start: choose a path of letters, digits and -_.,+=@%~"
             )
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= limit < OPEN_FILES:
+        found.append(
+            f"a process may open {limit:,} files here, and HAProxy needs {OPEN_FILES:,}: raise the "
+            "hard limit (`ulimit -Hn`, docker's --ulimit nofile=65536, systemd's LimitNOFILE)"
+        )
     if find_spec("ensurepip") is None and not environment.is_ready(locks):
         found.append(f"Python's venv is not complete here. {environment.VENV_FIX}")
     if earlier := _earlier(state_dir):
         found.append(earlier)
-    elif ports.is_taken(port):
-        found.append(f"port {port} is taken: choose another with --port")
+    elif taken := _port_problem(port):
+        found.append(taken)
     device_name = locks[0].stem
     if not environment.is_ready(locks):
         free_gb = shutil.disk_usage(ROOT).free / 1e9
@@ -119,6 +130,20 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
                 f"{needed_gb:.0f} GB of disk are needed for the packages, {free_gb:.0f} GB are free"
             )
     return found
+
+
+def _port_problem(port: int) -> str:
+    """Why HAProxy could not listen there; empty if it can."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError as error:
+        if error.errno == errno.ENETUNREACH:
+            return "127.0.0.1 cannot be reached: `ip link set lo up` starts the loopback"
+        because = os.strerror(error.errno) if error.errno else error
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({because})"
+        return f"port {port} {why}: choose another with --port"
+    return ""
 
 
 def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> None:
@@ -148,7 +173,7 @@ def take(state_dir: Path) -> str:
         state_dir.mkdir(parents=True, exist_ok=True)
         file = (state_dir / "owner").open("ab")
     except OSError as error:
-        return f"--state-dir {state_dir} cannot be a folder: {error.strerror}"
+        return f"--state-dir {state_dir} cannot be used: {error.strerror}: choose another"
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what we fork does not get it
     except OSError:
@@ -168,15 +193,36 @@ def down_command(state_dir: Path) -> str:
 
 def _earlier(state_dir: Path) -> str:
     """That an earlier run was not stopped; empty if it was. The state of a dead one (after a
-    reboot) is removed. A zombie counts as running, because `--down` cleans it up, too.
+    reboot) is removed.
     """
     state = state_dir / "service.json"
     if not state.exists():
         return ""
-    if any(Path(f"/proc/{pid}").exists() for pid in json.loads(state.read_text())["pids"].values()):
+    try:
+        pids = json.loads(state.read_text())["pids"].values()
+    except (ValueError, KeyError, TypeError):
+        return damaged(state)
+    if any(is_ours(pid, state_dir) for pid in pids):
         return f"an earlier run was not ended: {down_command(state_dir)}"
     state.unlink()
     return ""
+
+
+def damaged(state: Path) -> str:
+    """The sentence about a state file that cannot be understood."""
+    return f"{state} is damaged: end what runs with this folder, and remove the file"
+
+
+def is_ours(pid: int, state_dir: Path) -> bool:
+    """Whether a process that was started with a state folder still exists. After a reboot, or in a
+    restarted container, its pid may be that of any other; all of ours work in their folder.
+    """
+    try:
+        return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(state_dir)
+    except PermissionError:
+        return False  # another user's
+    except FileNotFoundError:
+        return Path(f"/proc/{pid}").exists()  # a zombie, which `--down` cleans up
 
 
 def _hidden(url: str) -> str:

@@ -8,7 +8,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -34,11 +33,12 @@ node.py. On a busy machine that happens, and the next try succeeds.
 
 
 def short_folder(state: Path) -> Path:
-    """A short path outside of the project. Ray and HAProxy create Unix sockets below it; their
-    paths may have 97 bytes, of which Ray uses 70.
+    """A short path outside of the project. Ray creates Unix sockets below it, whose paths may have
+    107 bytes, of which Ray's own part takes 68. So it is not in TMPDIR; besides, `--down` finds it
+    from any shell.
     """
     digest = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:8]
-    return Path(tempfile.gettempdir()) / f"hs-{digest}"
+    return Path("/tmp") / f"hs-{digest}"
 
 
 def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:

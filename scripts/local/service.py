@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from scripts.local import logs, ports, processes, ray_cluster, redis_server
+from scripts.local import logs, ports, preflight, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
 from serve_app.cli.serve_api import application_status, deploy, failure
 
@@ -53,9 +53,21 @@ class Service:
 
     @classmethod
     def load(cls, state_dir: Path) -> Service | None:
-        """The service of a folder, if one was started there."""
+        """The service of a folder, if one was started there, with those processes that exist.
+
+        Raises:
+            RuntimeError: the folder's file is damaged.
+        """
         path = state_dir / STATE_FILE
-        return cls(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            found = cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            raise RuntimeError(preflight.damaged(path)) from None
+        folder = state_dir.resolve()
+        found.pids = {k: pid for k, pid in found.pids.items() if preflight.is_ours(pid, folder)}
+        return found
 
     @property
     def running(self) -> bool:
@@ -121,8 +133,9 @@ def render(config: Path, port: int, args: Mapping[str, Any]) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load(config.read_text())
     document["http_options"]["port"] = port
     application = document["applications"][0]
-    engine = args.get("engine", {}).get("kind")
-    if engine and engine != application["args"]["engine"].get("kind", "vllm"):
+    engine = args.get("engine")
+    kind = engine.get("kind") if isinstance(engine, Mapping) else None
+    if kind and kind != application["args"]["engine"].get("kind", "vllm"):
         del application["args"]["engine"]  # another engine's arguments do not apply to this one
     application["args"] = merged(application["args"], args)
     return document

@@ -128,7 +128,7 @@ def cluster(
         assert token.stat().st_mode & 0o077 == 0
         refused = node.run(SCRIPT, "node", f"{head.address}:6379")
         assert refused.returncode == 2
-        assert refused.stderr.startswith("cluster/ray-start node: there is no token")
+        assert refused.stderr.startswith("cluster/ray-start: there is no token")
         assert refused.stderr.count("\n") == 1
         shutil.copytree(token.parent, node.home / ".ray")
         node.start("node", f"{head.address}:6379", "--num-cpus", "2")

@@ -177,7 +177,16 @@ def test_a_ray_that_does_not_start_leaves_its_log_and_nothing_else(
 def quickstart_in(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A start that Redis's address ends at the latest, because nobody listens there."""
     nobody = f"redis://127.0.0.1:{ports.free_port()}"
-    command = [sys.executable, "-m", "scripts.local", *words, "--redis-url", nobody]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.local",
+        *words,
+        "--device",
+        "cpu",
+        "--redis-url",
+        nobody,
+    ]
     return subprocess.run(
         [*command, "--state-dir", str(state)],
         cwd=environment.ROOT,
@@ -197,15 +206,21 @@ def test_one_state_folder_has_one_owner(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_state_folder_that_cannot_be_one_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for folder in (file, file / "below"):
-        assert preflight.take(folder).startswith(f"--state-dir {folder} cannot be a folder: ")
-    for name in ("a b", "a'b", 'a"b'):
-        done = quickstart_in(tmp_path / name, "--engine", "simulated")
-        assert f"{tmp_path / name} has a space or a quote" in done.stderr
-        assert not (tmp_path / name).exists()
+def test_a_number_that_another_process_has_now_is_not_an_earlier_runs(tmp_path: Path) -> None:
+    """After a reboot, or in a restarted container, it may be anybody's."""
+    state = service.Service(str(tmp_path), pids={"redis": os.getpid(), "ray": os.getppid()})
+    state.save()
+    loaded = service.Service.load(tmp_path)
+    assert loaded is not None
+    assert loaded.pids == {}
+    assert preflight.take(tmp_path) == ""
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as ours:
+        state.pids["redis"] = ours.pid
+        state.save()
+        loaded = service.Service.load(tmp_path)
+        assert loaded is not None
+        assert loaded.pids == {"redis": ours.pid}
+        ours.kill()
 
 
 @each("name, ending", [("SIGHUP", 130), ("SIGTERM", 130)])
