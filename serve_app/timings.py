@@ -226,14 +226,14 @@ STALLED_LOOK_AT_MOST_S = 5.0
 KEYS_FILE_LOOK_S = 1.0
 """Time between two checks whether the file of API keys has changed."""
 READER_RENEW_S = 2.0
-"""Time between two renewals of the readers' leases, which cost one command per connection."""
-READER_LEASE_MS = 6_000
-"""Length of a reader's lease: after the death of an ingress, others count its requests as unread
-after this time.
+"""Time between two looks for readers that are to be written down."""
+READER_KNOWN_MS = 120_000
+"""How long it holds that an ingress reads a request, while that ingress lives; it is written again
+after half of this time.
 """
 READER_SLOW_S = 1.0
-"""If Redis takes longer to report that a request has no readers, leases may not have been renewed,
-so the report does not count.
+"""If Redis takes longer to report that a request has no readers, new ones may not have been written
+down, so the report does not count.
 """
 CANCEL_RETRY_S = 0.5
 """Pause before searching again for a request that nobody reads and that Redis does not know yet."""

@@ -1,8 +1,9 @@
 """Cancels a request if its clients have left: after a grace period without any reader.
 
-A client may reconnect to another ingress (`/v1/requests/{id}/events`), so readers are counted in
+A client may reconnect to another ingress (`/v1/requests/{id}/events`), so readers are known in
 Redis: the sorted set `{ns}:a:<request_id>` holds the ingresses that have a reader. The score is the
-end of the lease in Unix milliseconds by Redis's clock.
+end of this entry in Unix milliseconds by Redis's clock. It counts while its ingress lives, which
+that ingress's own lease says, so it is written once, and again only for very long requests.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ import logging
 import math
 from collections.abc import Callable
 
-from redis.asyncio import Redis
-from redis.asyncio.client import Pipeline
-
 from serve_app import timings
 from serve_app.clock import RedisClock
+from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
@@ -26,40 +25,48 @@ from serve_app.journal.follower import Follower
 from serve_app.journal.followers import Followers
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, ended
-from serve_app.redis.client import redis_call
+from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import readers_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
 
 class Disconnects:
-    """Keeps the leases of this ingress's readers, and cancels requests that have no reader left."""
+    """Writes down what is read at this ingress, and cancels requests that have no reader left."""
 
     def __init__(
         self,
         settings: Settings,
-        redis: Redis,
+        link: RedisLink,
         store: JournalStore,
         followers: Followers,
         ingress_id: str,
+        members: Callable[[], Members],
         endings: Endings,
         clock: RedisClock,
         loops: Loops | None = None,
     ) -> None:
         self._settings = settings
-        self._redis = redis
+        self._link = link
         self._store = store
         self._followers = followers
         self._ingress_id = ingress_id
+        self._members = members
         self._endings = endings
         self._clock = clock
         self._loops = loops or Loops()
+        self._written: dict[str, float] = {}
+        """Requests whose reader here is written down, and until when that holds, in monotonic
+        seconds.
+        """
         self._renewing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start renewing leases."""
+        """Start writing down who reads here."""
         self._renewing = self._loops.keep("reader-leases", self._renew)
 
     async def stop(self) -> None:
@@ -69,20 +76,20 @@ class Disconnects:
         await ended(list(self._tasks))
 
     async def arrived(self, request_id: str) -> None:
-        """A client has reconnected here; its lease must be written before the grace period ends
+        """A client has reconnected here, which must be known before the grace period ends
         elsewhere.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        pipeline = self._redis.pipeline(transaction=False)
-        self._lease(pipeline, request_id)
-        await redis_call(lambda: pipeline.execute())
+        all_answered(await self._link.call(self._writing(request_id)))
 
-    def _lease(self, pipeline: Pipeline, request_id: str) -> None:
-        key = self._key(request_id)
-        pipeline.zadd(key, {self._ingress_id: self._clock.now_ms() + timings.READER_LEASE_MS})
-        pipeline.pexpire(key, 2 * timings.READER_LEASE_MS)
+    def _writing(self, request_id: str) -> list[Command]:
+        key, until_ms = self._key(request_id), self._clock.now_ms() + timings.READER_KNOWN_MS
+        return [
+            ("ZADD", key, until_ms, self._ingress_id),
+            ("PEXPIRE", key, timings.READER_KNOWN_MS),
+        ]
 
     async def attach(self, request_id: str, seen: int, ended: bool = False) -> Follower:
         """Follow a request after event `seen`, for a client that has reconnected.
@@ -129,19 +136,21 @@ class Disconnects:
         return readers_key(self._settings.namespace, request_id)
 
     async def _renew(self) -> None:
-        """Renew all leases every two seconds, with one command per reader; short requests never
-        cost one.
-        """
+        """Write down the new readers every two seconds; short requests never cost a command."""
         while True:
             await asyncio.sleep(timings.READER_RENEW_S)
-            pipeline = self._redis.pipeline(transaction=False)
-            for request_id in self._followers.request_ids:
-                self._lease(pipeline, request_id)
-            if len(pipeline):
-                try:
-                    await redis_call(lambda pipeline=pipeline: pipeline.execute())  # type: ignore[misc]
-                except RedisUnavailable as error:
-                    log.debug("cannot renew the readers' leases: %s", error)
+            now_s, read = self._clock.local.monotonic_s(), self._followers.request_ids
+            self._written = {name: self._written.get(name, 0.0) for name in read}
+            due = [name for name, until_s in self._written.items() if until_s <= now_s]
+            try:
+                for start in range(0, len(due), timings.FOLLOWERS_A_LOOK):
+                    some = due[start : start + timings.FOLLOWERS_A_LOOK]
+                    commands = [command for name in some for command in self._writing(name)]
+                    all_answered(await self._link.call(commands))
+                    until_s = now_s + timings.READER_KNOWN_MS / 2000
+                    self._written.update(dict.fromkeys(some, until_s))
+            except RedisUnavailable as error:
+                log.debug("cannot write down who reads: %s", error)
 
     async def _after_grace(self, request_id: str, unsure: RequestFacts | None) -> None:
         """Cancel a request that nobody reads.
@@ -167,8 +176,7 @@ class Disconnects:
                 pause_s = timings.CANCEL_RETRY_S
             except RedisUnavailable as error:
                 log.debug("request %s: cannot cancel yet: %s", request_id, error)
-                # A reader elsewhere must first have had time to reconnect and to renew its
-                # lease.
+                # A reader elsewhere must first have had time to reconnect and to be written down.
                 pause_s = max(self._settings.ingress.disconnect_grace_s, 2 * timings.READER_RENEW_S)
 
     async def _cancel(
@@ -183,19 +191,29 @@ class Disconnects:
         await self._endings.end(request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED, entries)
 
     async def _read_elsewhere(self, request_id: str) -> bool:
-        """Whether somebody reads the request here or holds a lease.
+        """Whether somebody reads the request here or at another ingress that lives.
 
         Raises:
-            RedisUnavailable: Redis cannot be reached, or was so slow that leases may not have been
-                renewed.
+            RedisUnavailable: Redis cannot be reached, or was so slow that it may not know all
+                readers, or which ingresses live.
         """
         if request_id in self._followers.request_ids:
             return True
         key, began_s = self._key(request_id), self._clock.local.monotonic_s()
-        await redis_call(lambda: self._redis.zrem(key, self._ingress_id))
-        readers: int = await redis_call(
-            lambda: self._redis.zcount(key, self._clock.now_ms(), "+inf")
+        _, readers = all_answered(
+            await self._link.call(
+                [
+                    ("ZREM", key, self._ingress_id),
+                    ("ZRANGEBYSCORE", key, self._clock.now_ms(), "+inf"),
+                ]
+            )
         )
-        if not readers and self._clock.local.monotonic_s() - began_s > timings.READER_SLOW_S:
+        self._written.pop(request_id, None)
+        members = self._members()
+        if any(name.encode() in readers for name in members.living):
+            return True
+        if readers and not members.trusted:
+            raise RedisUnavailable("who lives is not certain")
+        if self._clock.local.monotonic_s() - began_s > timings.READER_SLOW_S:
             raise RedisUnavailable("Redis answers late")
-        return readers > 0
+        return False

@@ -85,10 +85,11 @@ class IngressProcess:
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
         self._disconnects = Disconnects(
             settings,
-            base.redis,
+            base.link,
             base.store,
             self.followers,
             ingress_id,
+            lambda: self.membership.members,
             self.endings,
             base.clock,
             base.loops,

@@ -44,7 +44,7 @@ def later_request_key(namespace: str, first_id: str) -> str:
 
 
 def readers_key(namespace: str, request_id: str) -> str:
-    """The ingresses that hold a connection of a request's client, by the end of their leases."""
+    """The ingresses that hold a connection of a request's client, as long as they live."""
     return f"{namespace}:a:{request_id}"
 
 
@@ -140,7 +140,7 @@ KINDS = (
         "ingress (admission)",
         "a minute longer than its request's journal",
     ),
-    Kind(readers_key, Type.SORTED_SET, "ingress", "twice a lease"),
+    Kind(readers_key, Type.SORTED_SET, "ingress", "two minutes"),
     Kind(wake_channel, Type.CHANNEL, "worker, ingress (endings)", "while the ingress is alive"),
     Kind(ingresses_key, Type.SORTED_SET, "ingress", "forever; a member for its lease"),
     Kind(

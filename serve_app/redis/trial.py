@@ -111,7 +111,6 @@ def _leases(leases: str) -> list[Command]:
     return [
         ("ZADD", leases, 1, "x"),
         ("PEXPIRE", leases, timings.REDIS_TRIAL_MS),
-        ("ZCOUNT", leases, 0, "+inf"),
         ("ZRANGEBYSCORE", leases, 0, "+inf"),
         ("ZREMRANGEBYSCORE", leases, "-inf", 0),
         ("ZREM", leases, "x"),

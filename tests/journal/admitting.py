@@ -59,7 +59,10 @@ class StillIngress(IngressProcess):
         return await self.acceptance.accept(submission)
 
     async def quiet(self) -> None:
-        """Wait until the grace periods of all clients that have left are over."""
+        """Wait until the grace periods of all clients that have left are over. It knows who lives
+        by then.
+        """
+        await self.membership._renew()
         await asyncio.gather(*self.disconnects._tasks)
 
     async def close(self) -> None:

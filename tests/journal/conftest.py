@@ -31,9 +31,8 @@ class _LongLeases:
 
 @pytest.fixture(autouse=True)
 def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leases of ingresses, workers and readers."""
+    """The leases of ingresses and workers."""
     monkeypatch.setattr(leases, "timings", _LongLeases())
-    monkeypatch.setattr(timings, "READER_LEASE_MS", LONG_MS)
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from serve_app import timings
+from serve_app.cluster.members import Members
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.journal.followers import Followers
+from serve_app.redis.keyspace import readers_key
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.cable import HANGING, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import PrivateRedis, World, world
@@ -75,47 +78,85 @@ async def test_a_request_that_is_read_elsewhere_is_not_cancelled_though_clocks_d
         assert await w.ending(follower.request_id) == RUNS
 
 
-async def test_a_reader_that_could_not_renew_its_lease_while_redis_hung_has_not_left(
+async def test_a_reader_that_is_written_down_late_because_redis_hung_has_not_left(
     private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
         world(private_redis.url, namespace, **SOON) as w,
-        admitting(w.settings, "a") as left,
         admitting(w.settings, "b") as reading,
+        admitting(w.settings, "a") as left,
     ):
-        redis = left.base.redis
-        zrem, zcount = redis.zrem, redis.zcount
-        asked, looked, renewed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        looks = []
+        call = left.base.link.call
+        asked, looked, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        looks = 0
 
-        def removing(*args: Any) -> Any:
+        async def counting(commands: Any) -> Any:
+            nonlocal looks
+            if commands[0][0] != "ZREM":
+                return await call(commands)
+            looks += 1
+            if looks > 1:
+                await written.wait()
             asked.set()
-            return zrem(*args)
-
-        async def counting(*args: Any) -> Any:
-            looks.append(args)
-            if len(looks) > 1:
-                await renewed.wait()
-            found = await zcount(*args)
+            found = await call(commands)
             looked.set()
             return found
 
-        monkeypatch.setattr(redis, "zrem", removing)
-        monkeypatch.setattr(redis, "zcount", counting)
+        monkeypatch.setattr(left.base.link, "call", counting)
         follower, _ = await left.post()
-        await reading.disconnects.arrived(follower.request_id)
         os.kill(private_redis.pid, signal.SIGSTOP)
         left.disconnects.left(follower, departed=True)
         await asked.wait()
-        for its in (left, reading):
-            its.local.ahead_s = timings.READER_LEASE_MS / 1000 + 1
+        left.local.ahead_s = timings.READER_SLOW_S + 1
         os.kill(private_redis.pid, signal.SIGCONT)
         await looked.wait()
         await reading.disconnects.arrived(follower.request_id)
-        renewed.set()
+        written.set()
         await left.quiet()
-        assert len(looks) > 1, "the lease had ended, but Redis's answer came too late to count"
+        assert looks > 1, "Redis's answer came too late to count"
         assert await w.ending(follower.request_id) == RUNS
+
+
+async def test_who_reads_at_an_ingress_that_has_died_reads_no_more_once_that_is_certain(
+    w: World, its: StillIngress
+) -> None:
+    follower, _ = await its.post()
+    async with admitting(w.settings, "dead") as dead:
+        await dead.disconnects.arrived(follower.request_id)
+    looks = 0
+
+    def members() -> Members:
+        nonlocal looks
+        looks += 1
+        return Members(trusted=looks > 2)
+
+    its.disconnects._members = members
+    its.disconnects.left(follower, departed=True)
+    await its.quiet()
+    assert looks == 3
+    assert await w.ending(follower.request_id) == LEFT
+
+
+async def test_readers_cost_a_command_each_and_not_again_while_they_read(
+    w: World, its: StillIngress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers = [(await its.post())[0] for _ in range(20)]
+    looks = 0
+
+    def read(_: Any) -> list[str]:
+        nonlocal looks
+        looks += 1
+        return [follower.request_id for follower in followers]
+
+    monkeypatch.setattr(Followers, "request_ids", property(read))
+    await w.operator.config_resetstat()
+    await its.disconnects.start()
+    await eventually(lambda: looks > 5)
+    stats = await w.operator.info("commandstats")
+    assert stats["cmdstat_zadd"]["calls"] == len(followers)
+    key = readers_key(w.settings.namespace, followers[0].request_id)
+    assert await w.operator.zrange(key, 0, -1) == [b"ingress-1"]
+    assert 0 < await w.redis.pttl(key) <= timings.READER_KNOWN_MS
 
 
 async def test_a_request_without_readers_is_cancelled(w: World, its: StillIngress) -> None:

@@ -68,7 +68,6 @@ OWNERS = {
         "serve_app.cluster.leases",
         "serve_app.dispatch.quarantine",
         "serve_app.observability.snapshots",
-        "serve_app.ingress.disconnects",
     ),
     "vllm": (
         "workers.vllm_engine",

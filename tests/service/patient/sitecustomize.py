@@ -15,7 +15,6 @@ for _name in (
     "LEASE_STEADY_S",
     "ATTEMPT_OPENS_S",
     "CALL_OPENS_S",
-    "READER_LEASE_MS",
 ):
     setattr(timings, _name, int(os.environ["PATIENCE"]) * getattr(timings, _name))
 if any("multiprocessing.spawn" in argument for argument in sys.orig_argv):
