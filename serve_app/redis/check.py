@@ -19,7 +19,7 @@ from serve_app.errors import RedisRefuses, RedisUnavailable
 from serve_app.redis.client import connect_redis, redis_call
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.info import parse_info, warnings
-from serve_app.redis.replies import check_refused, is_demoted
+from serve_app.redis.replies import REFUSES_FOR_NOW, check_refused, is_demoted
 from serve_app.redis.trial import Trial, trial
 from serve_app.settings import RedisSettings
 
@@ -37,10 +37,12 @@ class Step(StrEnum):
     CLUSTER = "use one primary, and Sentinel if it has replicas (docs/redis.md)"
     COMMANDS = "check the database in the URL, and use Redis 6.2 or a later one (docs/redis.md)"
 
+    STATE = "see to what it says, such as memory, replicas or the disk (docs/redis.md)"
+
     @property
     def passes(self) -> bool:
         """Whether it may succeed later, because Redis or the network is only late."""
-        return self in (Step.RESOLVE, Step.CONNECT)
+        return self in (Step.RESOLVE, Step.CONNECT, Step.STATE)
 
 
 class Finding(NamedTuple):
@@ -150,7 +152,8 @@ class Check:
     def _late(self, error: RedisUnavailable) -> Finding:
         address = self._settings.address
         where = address.path or ", ".join(f"{host}:{port}" for host, port in address.nodes)
-        return Finding(Step.CONNECT, f"{where} does not serve: {error}".rstrip("."))
+        step = Step.STATE if str(error).startswith(REFUSES_FOR_NOW) else Step.CONNECT
+        return Finding(step, f"{where} does not serve: {error}".rstrip("."))
 
 
 async def _ask(connection: RespConnection, commands: Sequence[Command]) -> None:

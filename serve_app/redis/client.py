@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from serve_app.errors import RedisUnavailable
-from serve_app.redis.sentinel import sentinel_client
+from serve_app.redis.sentinel import said, sentinel_client
 from serve_app.settings import RedisSettings
 
 T = TypeVar("T")
@@ -57,4 +57,4 @@ async def redis_call(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await call()
     except (RedisError, OSError) as error:
-        raise RedisUnavailable(f"Redis: {str(error) or type(error).__name__}") from None
+        raise RedisUnavailable(f"Redis: {said(error)}") from None

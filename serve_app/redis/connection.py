@@ -19,7 +19,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
 from serve_app.redis.replies import Reply, check_refused
-from serve_app.redis.sentinel import find_primary
+from serve_app.redis.sentinel import find_primary, said
 from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import RedisAddress
 
@@ -186,8 +186,8 @@ async def _node(settings: RedisSettings) -> tuple[str, int]:
         if isinstance(error, NoPermissionError):
             raise RedisRefuses("SENTINEL MASTERS", f"NOPERM {error}") from None
         if str(error).count("AuthenticationError") == len(address.nodes):
-            raise RedisRefuses("AUTH", f"of Sentinel: {error}") from None
-        raise RedisUnavailable(f"cannot find Redis: {str(error) or type(error).__name__}") from None
+            raise RedisRefuses("AUTH", f"of Sentinel: {said(error)}") from None
+        raise RedisUnavailable(f"cannot find Redis: {said(error)}") from None
 
 
 async def _open(connection: RespConnection, settings: RedisSettings, host: str, port: int) -> None:

@@ -22,6 +22,7 @@ _FOR_NOW = (
     "ERR max number of clients",
     *_DEMOTED,
 )
+REFUSES_FOR_NOW = "Redis refuses"
 _RIGHTS = ("NOPERM ", "NOAUTH ")
 
 
@@ -51,7 +52,7 @@ def check_refused(what: str, reply: Reply) -> None:
         RedisUnavailable: the same, but it will pass by itself: Redis is full, loads, or fails over.
     """
     if _passes(reply):
-        raise RedisUnavailable(f"Redis refuses {what} for now: {reply}")
+        raise RedisUnavailable(f"{REFUSES_FOR_NOW} {what} for now: {reply}")
     if isinstance(reply, Exception):
         raise RedisRefuses(what, str(reply))
 

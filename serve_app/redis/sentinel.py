@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from redis.asyncio.retry import Retry
@@ -10,6 +11,15 @@ from redis.backoff import NoBackoff
 
 from serve_app import timings
 from serve_app.settings import RedisSettings
+
+_CLIENT = re.compile(
+    r"<redis\.asyncio\.client\.Redis\(.*?host=(\S+?),port=(\d+).*?>\)>\)> - (network:)?"
+)
+
+
+def said(error: Exception) -> str:
+    """What redis-py says, with the Sentinels' addresses in place of its clients' inner lives."""
+    return _CLIENT.sub(r"\1:\2 ", str(error)) or type(error).__name__
 
 
 def sentinel_client(settings: RedisSettings, **of_primary: Any) -> Sentinel:

@@ -30,7 +30,9 @@ from serve_app.settings.workers import EngineSettings, WorkerSettings
 class Settings(Section):
     """The whole tree."""
 
-    namespace: str = Field("hermes", pattern=NAMESPACE, description="Prefix of every Redis key")
+    namespace: str = Field(
+        "hermes", min_length=1, pattern=NAMESPACE, description="Prefix of every Redis key"
+    )
     preset: PresetName | None = Field(
         None,
         description="`latency`, `balanced` or `throughput`: sizes of the engine's batches, where "

@@ -106,6 +106,7 @@ COMBINATIONS: list[tuple[str, Document]] = [
         "4 GPUs (settings.workers.tensor_parallel_size), but a pod has 2 (engines.gpus)",
         {"settings.workers.tensor_parallel_size": 4, "engines.gpus": 2},
     ),
+    ("gpus_per_replica (0.5) is below settings", {"settings.workers.gpus_per_replica": 0.5}),
     ("one engine takes 2 GPUs", {"settings.workers.gpus_per_replica": 2}),
     ("but a pod has 0 (engines.gpus)", {"engines.gpus": 0}),
     ("settings.workers.device is 'cpu'", {"settings.workers.device": "cpu"}),

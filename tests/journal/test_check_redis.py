@@ -213,6 +213,16 @@ def test_a_replica_is_not_the_redis_that_takes_writes(tmp_path: Path) -> None:
         refused(run(server.url(), command()), "it is a replica")
 
 
+def test_a_redis_that_takes_nothing_for_now_says_why(tmp_path: Path) -> None:
+    refusals = {
+        "OOM command not allowed": {"maxmemory": 1},
+        "NOREPLICAS ": {"min-replicas-to-write": 1},
+    }
+    for number, (words, settings) in enumerate(refusals.items()):
+        with serving(tmp_path / str(number), **settings) as server:
+            refused(run(server.url(), command()), words, "; see to what it says, such as memory")
+
+
 def test_a_redis_that_reads_its_file_is_waited_for(tmp_path: Path) -> None:
     with serving(tmp_path) as server, Redis.from_url(server.url("operator"), protocol=2) as client:
         client.mset({f"hermes:{n}": "x" * 1000 for n in range(1000)})
@@ -243,7 +253,12 @@ def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
     with started(tmp_path, "conf", "--sentinel"):
         until("the Sentinel listens", lambda: ports.is_taken(port))
         url = f"redis+sentinel://hermes:{SECRET}@127.0.0.1:{port}/main"
-        refused(run(url, command(wait_s=3)), "No master found for 'main'", "the primary's name")
+        done = run(url, command(wait_s=3))
+        refused(done, "No master found for 'main'", "the primary's name")
+        nobody = ports.free_port()
+        done = run(f"redis+sentinel://hermes:{SECRET}@127.0.0.1:{nobody}/main", command())
+        refused(done, f"No master found for 'main' : 127.0.0.1:{nobody} ConnectionError")
+        assert "redis.asyncio" not in done.stderr
 
 
 # -- TLS -------------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ def refusal(args: dict[str, Any]) -> str:
         ({"order": {"interactive_credit": float("inf")}}, ("finite",)),
         ({"order": {"tenant_weights": {"a": float("inf")}}}, ("finite",)),
         ({"journal": {"retention_s": float("inf")}}, ("finite",)),
+        ({"limits": {"max_tools": 10**20}}, ("max_tools takes no number beyond",)),
+        ({"order": {"tenant_weights": {"a": 1e300}}}, ("tenant_weights.a takes no number beyond",)),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_its_fix(

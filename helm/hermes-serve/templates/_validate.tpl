@@ -137,6 +137,9 @@
 {{- define "hermes.validateSizes" -}}
 {{- $workers := .Values.settings.workers -}}
 {{- $gpu := eq $workers.device "gpu" -}}
+{{- if and $gpu $workers.gpus_per_replica (lt (float64 $workers.gpus_per_replica) (float64 $workers.tensor_parallel_size)) }}
+{{- fail (printf "settings.workers.gpus_per_replica (%v) is below settings.workers.tensor_parallel_size (%v): give one GPU to each rank" $workers.gpus_per_replica $workers.tensor_parallel_size) }}
+{{- end }}
 {{- if and $gpu (lt (float64 .Values.engines.gpus) (float64 (include "hermes.gpusPerEngine" .))) }}
 {{- fail (printf "one engine takes %s GPUs (settings.workers.tensor_parallel_size), but a pod has %v (engines.gpus), and an engine must fit into one pod" (include "hermes.gpusPerEngine" .) .Values.engines.gpus) }}
 {{- end }}
