@@ -161,8 +161,8 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>`. What has become empty were
-    tokens of the KV cache, which older versions divide.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>`. What has become
+    empty were tokens of the KV cache, which older versions divide.
     """
 
     name: str
@@ -172,26 +172,32 @@ class IngressLease(NamedTuple):
     running: int = 0
     """Slots that it uses, or will use at once."""
     waiting: int | None = None
-    """Requests that it has claimed and not started; None if an older version does not say."""
+    """Slots for the requests that it has claimed and not started; None if an older version does not
+    say.
+    """
     running_long: int = 0
     """How many of the slots are used by requests that have no right to a spare one."""
+    unclaimed: int = 0
+    """Requests in the queue that it cannot claim now; all ingresses count the same ones."""
 
     def encode(self) -> str:
         """The member of the sorted set."""
         words = [self.name, self.cluster, str(int(self.complete))]
         if self.waiting is not None:
             words += [str(self.running), str(self.waiting)]
-            words += ["", str(self.running_long)] if self.running_long else []
+            words += ["", str(self.running_long)] if self.running_long or self.unclaimed else []
+            words += [str(self.unclaimed)] if self.unclaimed else []
         return "|".join(words)
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
         """Parse a member; raises ValueError if it is not text, or has a malformed number."""
-        name, cluster, complete, *use = [*member.decode().split("|"), "", ""]
-        if len(use) < 4:
+        name, cluster, complete, *use = [*member.decode().split("|"), "", "", ""]
+        if len(use) < 5:
             return cls(name, cluster, complete == "1")
-        long = int(use[3]) if use[3].isdigit() else 0  # or of another version
-        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), long)
+        # Both of another version may be no numbers.
+        long, unclaimed = (int(word) if word.isdigit() else 0 for word in use[3:5])
+        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), long, unclaimed)
 
 
 class WorkerLease(NamedTuple):

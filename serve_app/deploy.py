@@ -14,7 +14,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve._private import http_util
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.cluster import replicas as of_process
@@ -33,6 +33,8 @@ _A_LITTLE = 0.001
 replicas run, not how many.
 """
 
+POLICY = "serve_app.policy.scaling:replicas_wanted"
+"""Serve's autoscaling policy."""
 _SHORT_REQUESTS = 128
 """Additional concurrent requests for short ones: probes, states, `DELETE`."""
 
@@ -41,13 +43,20 @@ def _replica_id() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
+def _cluster() -> str:
+    """The name of this Ray cluster: it begins with the time at which the cluster was started, and
+    outlives its head where Ray's state does.
+    """
+    return str(ray.get_runtime_context().get_session_name())
+
+
 @serve.deployment(name="Worker")
 class Worker:
     """One replica of this deployment owns one engine."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         settings = load_settings(args)
-        self._process = WorkerProcess(settings, _replica_id(), make_engine(settings))
+        self._process = WorkerProcess(settings, _replica_id(), _cluster(), make_engine(settings))
         await self._process.start()
         freeze_heap()
 
@@ -58,6 +67,12 @@ class Worker:
     async def check_health(self) -> None:
         """Serve calls this; after an exception it replaces the replica."""
         await self._process.replica.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve calls this every few seconds if it autoscales, and hands on what it returns to the
+        policy.
+        """
+        return self._process.replica.load()
 
     async def __del__(self) -> None:
         if hasattr(self, "_process"):
@@ -88,13 +103,10 @@ class Ingress:
                 last_line = (str(error).splitlines() or [""])[-1]
                 raise WorkerLost(f"{type(error).__name__}: {last_line}") from error
 
-        # Begins with the time at which the cluster was started, and outlives its head where Ray's
-        # state does.
-        cluster = ray.get_runtime_context().get_session_name()
         self._process = IngressProcess(
             load_settings(args),
             _replica_id(),
-            cluster,
+            _cluster(),
             call,
             of_process.of(workers.deployment_name),
         )
@@ -197,5 +209,7 @@ def _worker_options(settings: Settings) -> dict[str, Any]:
     if scaling is None:
         options["num_replicas"] = workers.replicas
     else:
-        options["autoscaling_config"] = AutoscalingConfig(**scaling.model_dump())
+        options["autoscaling_config"] = AutoscalingConfig(
+            **scaling.model_dump(), policy=AutoscalingPolicy(policy_function=POLICY)
+        )
     return options

@@ -13,6 +13,7 @@ from serve_app.cluster.leases import Membership
 from serve_app.contract import Answer, EngineReport
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
+from serve_app.policy.scaling import load
 from workers.engine import Engine
 from workers.execution import Execution
 from workers.health import EngineHealth
@@ -26,12 +27,14 @@ class WorkerReplica:
 
     Args:
         name: under which it holds its lease.
+        cluster: the name of its Ray cluster, see `Membership`.
         capacity: the most sequences that its engine runs at a time.
     """
 
     def __init__(
         self,
         name: str,
+        cluster: str,
         capacity: int,
         engine: Engine,
         execution: Execution,
@@ -41,6 +44,8 @@ class WorkerReplica:
         loops: Loops,
     ) -> None:
         self._name = name
+        self._cluster = cluster
+        self._slots = capacity
         self._window = Window(capacity)
         self._engine = engine
         self._execution = execution
@@ -64,6 +69,15 @@ class WorkerReplica:
             self._window.reported(report)
         self._telemetry.engine_slots(self._window.slots)
         return self._window.slots
+
+    def load(self) -> dict[str, float]:
+        """What there is to do in its Ray cluster (`serve_app/policy/scaling.py`); nothing if it
+        does not know.
+        """
+        members = self._membership.members
+        if not self._membership.reachable or self._health.sick.done():
+            return {}
+        return load(members.others("", self._cluster), members.engines, self._slots)
 
     async def leave(self) -> None:
         """Delete the lease: dispatchers hand on what this replica works on."""

@@ -13,12 +13,8 @@ from __future__ import annotations
 import math
 
 from serve_app.contract import EngineReport
-from serve_app.policy.capacity import spare_slots
+from serve_app.policy.capacity import KV_FULL, spare_slots
 
-_FULL = 0.85
-"""The share of its cache at which the window grows no more. What is free beyond it is needed until
-the next reading.
-"""
 _ROOM = 0.5
 """What waits while less of the cache is used waits for its prefill, which fewer slots would not
 hasten.
@@ -66,6 +62,6 @@ class Window:
             if self._calm <= 0:
                 self.size = max(1, math.floor(_LESS * min(self.size, engine.running)))
                 self._calm = _CALM_READINGS
-        elif self._calm <= 0 and used < _FULL and engine.running >= _IN_USE * self.size:
+        elif self._calm <= 0 and used < KV_FULL and engine.running >= _IN_USE * self.size:
             more = math.ceil(_MORE * self.size)
             self.size = min(self._most - self._spare, self.size + more)

@@ -113,7 +113,7 @@ async def _ask(app: Any, tokens: int) -> None:
 
 @asynccontextmanager
 async def _service(settings: Settings) -> AsyncIterator[Any]:
-    worker = WorkerProcess(settings, _WORKER, make_engine(settings))
+    worker = WorkerProcess(settings, _WORKER, "session-1", make_engine(settings))
 
     async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
         return Answer.decode(await worker.replica.execute(request_id, epoch, session, cause))

@@ -33,6 +33,11 @@ class ArrivalOrder:
         return iter(self._waiting)
 
     @property
+    def waiting_sequences(self) -> int:
+        """See `Scheduler.waiting_sequences`."""
+        return len(self._waiting)
+
+    @property
     def full(self) -> bool:
         """Whether no request may start before another has ended."""
         return len(self.running) >= self.capacity

@@ -251,14 +251,13 @@ class VirtualService:
         self._ends: dict[str, asyncio.Future[Record]] = {}
         self._generating: dict[str, tuple[VirtualEngine, EngineSequence]] = {}
         self._texts = 0
-        self.engines = [
-            VirtualEngine(f"replica-{number}", cluster.engine) for number in range(cluster.replicas)
-        ]
-        self._leased = {engine.name for engine in self.engines}
-        self._windows = {
-            engine.name: Window(cluster.max_running_requests) for engine in self.engines
-        }
-        self._by_name = {engine.name: engine for engine in self.engines}
+        self.members = Members()
+        self.engines: list[VirtualEngine] = []
+        self._leased: set[str] = set()
+        self._windows: dict[str, Window] = {}
+        self._by_name: dict[str, VirtualEngine] = {}
+        for _ in range(cluster.replicas):
+            self._add_engine()
         self._ingresses = [
             VirtualIngress(self, f"ingress-{number}", policy) for number in range(cluster.ingresses)
         ]
@@ -341,6 +340,18 @@ class VirtualService:
         while self._ends:
             await next(iter(self._ends.values()))
 
+    def scale(self, replicas: int) -> None:
+        """So many engines run from now on. New ones begin empty; what those do that leave moves on
+        to others.
+        """
+        for name in [one.name for one in self.engines if one.name in self._leased][replicas:]:
+            self._leased.discard(name)
+            self._read_members()
+            self._by_name[name].stop()
+        for _ in range(replicas - len(self._leased)):
+            self._add_engine()
+        self._read_members()
+
     async def fault(self, kind: str, number: int, back_after_s: float) -> None:
         """`stop` or `hang` an engine. A hanging engine is found out when its lease has expired."""
         engine = self.engines[number]
@@ -372,6 +383,13 @@ class VirtualService:
             dict(served),
         )
 
+    def _add_engine(self) -> None:
+        engine = VirtualEngine(f"replica-{len(self.engines)}", self.cluster.engine)
+        self.engines.append(engine)
+        self._by_name[engine.name] = engine
+        self._windows[engine.name] = Window(self.cluster.max_running_requests)
+        self._leased.add(engine.name)
+
     def _first_token(self, record: Record) -> None:
         if record.first_token_s is None:
             record.first_token_s = self.now_s
@@ -390,12 +408,14 @@ class VirtualService:
             self._read_members()
 
     def _read_members(self) -> None:
-        leases = tuple(one.dispatcher.lease(complete=True) for one in self._ingresses)
+        unclaimed = len(self.queue)
+        leases = tuple(one.dispatcher.lease(True, unclaimed) for one in self._ingresses)
         reports = tuple(self._by_name[name].report() for name in sorted(self._leased))
         workers = tuple(self._lease(one) for one in reports)
+        self.members = Members(leases, workers, trusted=True, engines=reports)
         for ingress in self._ingresses:
             ingress.replicas.serving(sorted(self._leased))
-            ingress.dispatcher.on_members(Members(leases, workers, trusted=True, engines=reports))
+            ingress.dispatcher.on_members(self.members)
 
 
 Source = Callable[[VirtualService], Awaitable[None]]

@@ -37,6 +37,11 @@ class AdmissionLimits:
         self._queue = settings.queue
         self._depths: Mapping[str, Depth] = {}
 
+    @property
+    def unclaimed(self) -> int:
+        """Requests in the queues that no ingress had claimed when they were read last."""
+        return sum(depth.waiting for depth in self._depths.values())
+
     def enter(self, tenant: str, request_class: str, body_bytes: int) -> Place:
         """Count a request that is about to be written to Redis, until `answered` and `leave`.
 

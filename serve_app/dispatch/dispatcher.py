@@ -74,9 +74,18 @@ class Dispatcher:
         """Requests that this dispatcher has claimed and that have not ended."""
         return len(self._scheduler.running) + len(self._scheduler)
 
-    def lease(self, complete: bool) -> IngressLease:
+    @property
+    def _must_wait(self) -> bool:
+        """Whether a request that came now would wait."""
+        return self._scheduler.full or len(self._scheduler) > 0
+
+    def lease(self, complete: bool, unclaimed: int = 0) -> IngressLease:
         """What other ingresses need to know to divide the engines' capacity: requests that use no
         engine take no room from them.
+
+        Args:
+            unclaimed: requests in the queue that nobody has claimed. What this ingress can claim is
+                on its way to an engine, and what a newer Ray cluster claims is not for this one.
         """
         idle = self._attempts.waits.without_engine()
         using = [one for one in self._scheduler.running if one.entry.key not in idle]
@@ -85,8 +94,9 @@ class Dispatcher:
             self._cluster,
             complete,
             sum(one.sequences for one in using),
-            len(self._scheduler),
+            self._scheduler.waiting_sequences,
             sum(one.sequences for one in using if one.long),
+            unclaimed if self._must_wait and not self._superseded else 0,
         )
 
     async def start(self) -> None:

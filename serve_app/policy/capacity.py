@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from serve_app.contract import IngressLease
 
+KV_FULL = 0.85
+"""The share of an engine's KV cache beyond which it takes no more sequences. What is free beyond it
+is needed until the next reading.
+"""
 _HARDLY_ANY = 1 / 8
 """Of the engines' capacity; more than is free between the end of one request and the next claim."""
 _SPARE = 1 / 8

@@ -88,6 +88,8 @@ class Scheduler(Generic[C]):
         """The requests that have started and not ended, in the order of their starts."""
         self.sequences = 0
         """The slots that they hold."""
+        self.waiting_sequences = 0
+        """The slots that the requests will hold that have not started."""
         self.long_sequences = 0
         """How many of these are of long requests."""
         self.lengths = Lengths()
@@ -142,6 +144,7 @@ class Scheduler(Generic[C]):
         if not len(line):
             self.classes.begins_to_wait(entry.request_class, self._running_cost)
         line.add(waiting)
+        self.waiting_sequences += self._slots(entry)
         self._by_deadline.push(entry.deadline_ms, waiting)
 
     def next(self, now_ms: int) -> Running[C] | None:
@@ -232,6 +235,7 @@ class Scheduler(Generic[C]):
         entry = waiting.entry
         line = self.lines[entry.request_class]
         line.remove(waiting)
+        self.waiting_sequences -= self._slots(entry)
         running = self._run(entry, uses_engine, now_ms)
         if not len(line):
             others = {name: len(other) for name, other in self.lines.items() if len(other)}
@@ -242,7 +246,7 @@ class Scheduler(Generic[C]):
         running = Running(entry, self.lengths.predict(entry))
         running.started_ms = now_ms
         if uses_engine:
-            running.sequences = min(entry.sequences, self._rules.engine_slots)
+            running.sequences = self._slots(entry)
             short = self._is_short(entry)
             full = self.long_sequences >= self.long_capacity
             running.tries = short is None and full and _alike(entry) not in self._tried
@@ -252,6 +256,9 @@ class Scheduler(Generic[C]):
         self._count(running, 1)
         self._add_cost(entry, running.cost)
         return running
+
+    def _slots(self, entry: C) -> int:
+        return min(entry.sequences, self._rules.engine_slots)
 
     def _count(self, running: Running[C], times: int) -> None:
         """A request takes its slots, or gives them back."""

@@ -210,7 +210,9 @@ class IngressProcess:
         await self._deadlines.start()
         await self.dispatcher.start()
         await self.membership.join_as_ingress(
-            lambda: self.dispatcher.lease(self.readiness.all_replicas_there())
+            lambda: self.dispatcher.lease(
+                self.readiness.all_replicas_there(), self.limits.unclaimed
+            )
         )
         await self.base.start()
         self._watch = self.base.loops.keep("queue-depths", self._watch_limits)

@@ -33,9 +33,10 @@ class WorkerProcess:
 
     Args:
         name: of the replica.
+        cluster: the name of its Ray cluster, see `Membership`.
     """
 
-    def __init__(self, settings: Settings, name: str, engine: Engine) -> None:
+    def __init__(self, settings: Settings, name: str, cluster: str, engine: Engine) -> None:
         self._base = base = Foundation(settings, "hermes-worker", name)
         self._engine = engine
         self._writer = JournalWriter(settings, base.loops)
@@ -56,6 +57,7 @@ class WorkerProcess:
         )
         self.replica = WorkerReplica(
             name,
+            cluster,
             settings.workers.max_running_requests,
             engine,
             execution,

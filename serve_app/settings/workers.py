@@ -30,20 +30,27 @@ class EngineSettings(Section):
 
 
 class AutoscalingSettings(Section):
-    """Ray Serve's autoscaler, which follows the ongoing requests per replica."""
+    """Ray Serve's autoscaler, which follows what runs and what waits."""
 
     min_replicas: int = Field(2, ge=1, description="Fewest replicas")
     max_replicas: int = Field(8, ge=1, description="Most replicas")
     target_ongoing_requests: float = Field(
-        20, gt=0, description="Average number of ongoing requests per replica to aim for"
+        20,
+        gt=0,
+        description="Sequences per replica to aim for, running and waiting; fewer where the slots "
+        "or the KV cache of an engine hold fewer",
     )
     upscale_delay_s: float = Field(
-        30, ge=0, description="How long the load must be above the target before replicas are added"
+        30,
+        ge=0,
+        description="How long the load must be above the target, or anything must wait, before "
+        "replicas are added",
     )
     downscale_delay_s: float = Field(
         120,
         ge=0,
-        description="How long the load must be below the target before replicas are removed",
+        description="How long fewer replicas must be enough, with a fifth of the target to spare, "
+        "before replicas are removed",
     )
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ async def worker_process(
     settings: Settings, engine: Engine | None = None
 ) -> AsyncIterator[WorkerProcess]:
     """A worker, whose engine is that of the settings unless another one is given."""
-    worker = WorkerProcess(settings, WORKER, engine or make_engine(settings))
+    worker = WorkerProcess(settings, WORKER, "session-1", engine or make_engine(settings))
     await worker.start()
     try:
         yield worker

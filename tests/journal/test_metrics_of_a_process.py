@@ -7,7 +7,15 @@ import asyncio
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.journal.in_process import in_process, settings_of
+from tests.journal.in_process import (
+    WORKER,
+    calling,
+    door_of,
+    in_process,
+    ingress_process,
+    settings_of,
+    worker_process,
+)
 from tests.journal.ingresses import ended, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -61,3 +69,31 @@ async def test_the_page_of_all_shows_how_many_requests_an_engine_runs_and_each_l
             return len(late) == 2 and expected.items() <= found.items()
 
         await eventually(shown)
+
+
+async def test_a_worker_tells_serves_autoscaler_what_runs_and_what_waits_in_redis(
+    redis_url: str, namespace: str
+) -> None:
+    args = {"faults": {"stay": "stay"}}
+    settings = settings_of(
+        redis_url,
+        namespace,
+        engine={"kind": "simulated", "args": args},
+        workers={"max_running_requests": 2},
+        order={"claim_ahead": 0.5},
+    )
+    async with (
+        worker_process(settings) as worker,
+        ingress_process(settings, calling(worker), [WORKER]) as ingress,
+        door_of(ingress) as door,
+    ):
+        for number in range(9):
+            door.posted(f"stay {number}")
+        full = {"sequences": 9, "waiting": 7, "sequences_per_engine": 2}
+        await eventually(lambda: worker.replica.load() == full)
+        (lease,) = ingress.membership.members.ingresses
+        assert lease.unclaimed, "or nothing waits in Redis"
+        await door.close()
+        await eventually(lambda: worker.replica.load()["sequences"] == 0)
+        worker.replica._health.sick.set_result(None)
+        assert worker.replica.load() == {}, "it reads the leases no more"

@@ -93,6 +93,10 @@ def test_an_answer_of_another_version_is_understood() -> None:
             "SERVE_1|session_2026|0|3|7",
         ),
         (
+            IngressLease("SERVE_1", "session_2026", running=3, waiting=7, unclaimed=40),
+            "SERVE_1|session_2026|0|3|7||0|40",
+        ),
+        (
             IngressLease("SERVE_1", "session_2026", running=3, waiting=7, running_long=2),
             "SERVE_1|session_2026|0|3|7||2",
         ),

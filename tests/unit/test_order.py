@@ -201,12 +201,15 @@ def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
     its.capacity = 8
     for number, sequences in enumerate((3, 100, 1)):
         its.add(Entry("standard", number, sequences=sequences))
+    assert its.waiting_sequences == 3 + 8 + 1
     first, second = started(its)
     assert (first.sequences, second.sequences) == (3, 100)
     assert its.sequences == 3 + 8, "it starts in what is free, and no engine runs more"
+    assert its.waiting_sequences == 1
     end(its, second, Written(1))
     (third,) = started(its)
     assert its.sequences == 3 + third.sequences == 4
+    assert its.waiting_sequences == 0
 
 
 def test_while_another_ingress_has_much_room_nothing_is_claimed_ahead() -> None:
