@@ -185,8 +185,9 @@ def argument_problem(name: str, value: Any = None) -> str:
     if plain not in WITH_MEANING:
         near = difflib.get_close_matches(plain, sorted(WITH_MEANING), 1)
         return "is no argument of vLLM: " + (f"did you mean '{near[0]}'?" if near else "remove it")
-    wrong = plain == "chat_template" and not re.search(TEMPLATE, str(value))
-    return NO_TEMPLATE if wrong else ""
+    if plain != "chat_template" or value is None:
+        return ""
+    return "" if isinstance(value, str) and re.search(TEMPLATE, value) else NO_TEMPLATE
 
 
 def variables_problem(names: Iterable[str]) -> str:

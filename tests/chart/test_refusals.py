@@ -76,6 +76,7 @@ COMBINATIONS: list[tuple[str, Document]] = [
         "args.chat-template takes the full path",
         {"settings.engine.args": {"chat-template": "chat.jinja"}},
     ),
+    ("args.chat_template is empty", {"settings.engine.args": {"chat_template": ""}}),
     ("settings.model.name takes no spaces", {"settings.model.name": "a b"}),
     ("settings.model.source takes a folder by its", {"settings.model.source": "./big"}),
     (

@@ -44,6 +44,8 @@ def test_a_variable_that_would_harm_is_refused(name: str) -> None:
         ({"zzzz": 1}, "is no argument of vLLM"),
         ({"chat_template": "chat.jinja"}, "takes the full path"),
         ({"chat-template": "./chat.jinja"}, "takes the full path"),
+        ({"chat_template": ""}, "takes the full path"),
+        ({"chat_template": {"a": 1}}, "takes the full path"),
     ],
 )
 def test_the_sentence_says_what_to_do(args: dict[str, Any], words: str) -> None:
@@ -51,7 +53,7 @@ def test_the_sentence_says_what_to_do(args: dict[str, Any], words: str) -> None:
 
 
 def test_what_means_something_is_taken() -> None:
-    for template in ("/models/chat.jinja", "{{ messages }}", "template_chatml.jinja"):
+    for template in ("/models/chat.jinja", "{{ messages }}", "template_chatml.jinja", None):
         args = {"chat_template": template, "max-model-len": "8k", "enable_lora": True}
         assert load_settings({"engine": {"args": args}}, {}).engine.args == args
     simulated = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 5}}}

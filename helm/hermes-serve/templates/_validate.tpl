@@ -62,8 +62,11 @@
 {{- end }}
 {{- end }}
 {{- if eq (.Values.settings.engine.kind | default "vllm") "vllm" }}
-{{- range $name, $_ := .Values.settings.engine.args }}
+{{- range $name, $value := .Values.settings.engine.args }}
 {{- $plain := replace "-" "_" $name -}}
+{{- if and (eq $plain "chat_template") (eq (toString $value) "") }}
+{{- fail (printf "settings.engine.args.%s is empty: remove it" $name) }}
+{{- end }}
 {{- with get $rules.withoutMeaning $plain }}
 {{- fail (printf "settings.engine.args.%s %s" $name .) }}
 {{- end }}
