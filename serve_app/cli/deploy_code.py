@@ -102,8 +102,10 @@ def read(config: Path) -> dict[str, Any]:
             f"{config} names no application: list one in `applications`, as in "
             "cluster/local_cpu.yaml (`serve shutdown` removes those that run)"
         )
-    if not all(isinstance(application, dict) for application in applications):
-        raise SettingsError(f"{config}: every one of the `applications` is a mapping")
+    if not all(
+        isinstance(one, dict) and isinstance(one.get("name", ""), str) for one in applications
+    ):
+        raise SettingsError(f"{config}: every one of the `applications` is a mapping with a name")
     return document
 
 

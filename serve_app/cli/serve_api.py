@@ -120,9 +120,11 @@ def applications(dashboard_url: str) -> dict[str, Any]:
     url = f"{dashboard_url}/api/serve/applications/"
     with ask(url, timeout_s=30) as response:
         try:
-            found: dict[str, Any] = json.load(response)["applications"]
+            found = json.load(response)["applications"]
         except (ValueError, LookupError, TypeError):
-            raise ConnectionError(_refusal(url, response.status)) from None
+            found = None
+    if not isinstance(found, dict):
+        raise ConnectionError(_refusal(url, response.status))
     return found
 
 

@@ -28,7 +28,7 @@ def load_settings(args: Mapping[str, Any], environment: Mapping[str, str] = os.e
         SettingsError: has one line per mistake, which names the setting and the fix.
     """
     try:
-        settings = Settings.model_validate(dict(args))
+        settings = Settings.model_validate(dict(args) if isinstance(args, Mapping) else args)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
     if settings.engine.kind == "vllm" and (wrong := variables_problem(environment)):
@@ -68,7 +68,7 @@ def _explain(item: Any) -> str:
         unit = {"s": "seconds", "ms": "milliseconds", "bytes": "bytes"}[path.rsplit("_", 1)[1]]
         return f"settings: '{path}' takes a plain number of {unit}, not {item['input']!r}"
     if item["type"] in ("model_type", "dict_type"):
-        return f"settings: '{path}' takes a mapping, not {item['input']!r:.200}"
+        return f"settings: '{path or 'args'}' takes a mapping, not {item['input']!r:.200}"
     if item["type"] == "string_pattern_mismatch":
         return f"settings: '{path}' {FORMS[item['ctx']['pattern']]}, not {item['input']!r:.200}"
     return f"settings: '{path}': {message}" if path else f"settings: {message}"

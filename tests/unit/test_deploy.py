@@ -36,6 +36,8 @@ def somebody(status: int) -> Script:
         ("applications: {}", "names no application"),
         ("- a", "names no application"),
         ("applications: [hermes]", "is a mapping"),
+        ("applications: [{name: [a]}]", "is a mapping with a name"),
+        ("applications: [{name: 5}]", "is a mapping with a name"),
         ("a: [", "is no YAML"),
         ("\0", "is no YAML"),
     ],

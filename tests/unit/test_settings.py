@@ -93,6 +93,11 @@ def test_a_mistake_is_named_with_its_key_and_its_fix(
         assert word in message
 
 
+@each("args", [[1], "hello", 5, None])
+def test_args_are_a_mapping(args: Any) -> None:
+    assert refusal(args) == f"settings: 'args' takes a mapping, not {args!r}"
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     message = refusal({"worker": {}, "journal": {"retention_s": 0}})
     assert "'worker'" in message
