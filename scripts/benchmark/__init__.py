@@ -1,8 +1,7 @@
 """What `scripts/bench` runs: load on OpenAI endpoints, and an honest account of what it cost.
 
 `options` (the command line) → `systems` (who is measured) → one of `compare` (systems side by
-side), `batching` (batchers in front of one system) and `order` (the order of work on one). All of
-them use `run` (a load through one of the `batchers`, on a server by `client` or on the model of an
-engine), `measurement` (the row of a run; `processes` and `engine_page` for what the system says of
-itself), `stats`, `tables` and `report`.
+side), `batching` (batchers in front of one) and `long_among_short` (what short requests wait for).
+All of them use `run` (a load through one of the `batchers`, on a server by `client` or on the model
+of an engine), `measurement` (the row of a run; `processes` for its CPU), `tables` and `report`.
 """

@@ -1,32 +1,20 @@
 """`scripts/bench`: start what is asked for, measure, and end what was started."""
 
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from . import interrupts
 from .batching import compare_batchers
+from .client import SystemFailed
 from .compare import compare
-from .errors import SystemFailed
+from .long_among_short import measure_long_among_short
 from .micro import measure_micro
-from .options import Options, parse
-from .order import measure_order
-from .systems import (
-    System,
-    existing,
-    start_bare_vllm,
-    start_own,
-    start_ray_direct,
-    start_ray_serve_llm,
-)
-
-_PEERS = {
-    "bare-vllm": start_bare_vllm,
-    "ray-serve-llm": start_ray_serve_llm,
-    "ray-direct": start_ray_direct,
-}
+from .options import parse
+from .systems import PEERS, System, existing, start_own
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,7 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     start.
     """
     options = parse(arguments)
-    interrupts.install()
+    # As Ctrl-C, which an event loop takes for the end of its task.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with ExitStack() as stack:
         # Short, because sockets live below it.
         folder = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
@@ -44,30 +33,27 @@ def main(arguments: Sequence[str]) -> int:
                 return measure_micro(options, there)
             systems = _start(options, there, stack)
             if options.batching:
-                return compare_batchers(options, arguments, systems[0] if systems else None)
-            if options.order:
-                return measure_order(options, arguments, systems[0])
+                return compare_batchers(options, arguments, systems)
+            if options.long_among_short:
+                return measure_long_among_short(options, arguments, systems[0])
             return compare(options, arguments, systems)
         except SystemFailed as failed:
             print(failed, file=sys.stderr)
             return 2
         except KeyboardInterrupt:
+            # A second one must not interrupt the ending, which takes seconds and no more.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
             print("\ninterrupted: stopping everything that was started", file=sys.stderr)
             return 130
 
 
-def _start(options: Options, folder: Path, stack: ExitStack) -> list[System]:
-    starts: list[Callable[[Options, Path], System]] = []
-    if options.url:
-        starts.append(lambda options, _: existing(options))
-    if options.serve:
-        starts.append(start_own)
-    starts.extend(_PEERS[name] for name in options.against)
+def _start(options: Namespace, folder: Path, stack: ExitStack) -> list[System]:
+    starts = [existing] if options.url else [start_own] if options.serve else []
     systems: list[System] = []
-    for start in starts:
-        system = start(options, folder)
+    for start in (*starts, *(PEERS[name] for name in options.against)):
+        systems.append(system := start(options, folder))
         stack.callback(system.end)
-        systems.append(system)
         print(f"{system.name} serves {system.model} on {system.url}", file=sys.stderr)
     return systems
 

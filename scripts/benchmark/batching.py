@@ -3,33 +3,30 @@
 """
 
 import zlib
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+
+import uvloop
 
 from scripts.simulation import virtual_time
 from scripts.simulation.engines import EngineParameters, load_engine
 from serve_app.errors import SettingsError
 
-from . import interrupts, tables
+from . import tables
 from .batchers import Specification, mix, parse
-from .client import RequestMaker, Shape
-from .engine_page import EnginePage
-from .errors import SystemFailed
-from .measurement import Row, describe, maker_for, measure, wanted_shape, warm_up
-from .options import Options
+from .client import RequestMaker, Shape, SystemFailed
+from .measurement import Row, describe, maker_for, measure, take_turns, wanted_shape, warm_up
 from .report import write_document
-from .run import HttpEndpoint, Load, ModelEndpoint, Ran, Run, one_exchange
-from .stats import Ratio, loads_of, median, names_of, ratio, spread
+from .run import EnginePage, HttpEndpoint, Load, ModelEndpoint, Ran, Run, one_exchange
+from .stats import Ratio, median, names_of, ratios
 from .systems import System
 from .tables import Column
 
 _CAPACITY_RUNS = 3
 _SETTLE_TOKENS = 2
 _SETTLE_TRIES = 100
-_CLOSED = ("static", "dynamic")
-_FIXED = ("async",)
-_MIXED = ("hybrid", "split")
 
 
 COLUMNS = (
@@ -42,6 +39,8 @@ COLUMNS = (
     Column("in flight", lambda row: row.in_flight, ",.1f"),
     Column("slots used", lambda row: row.slots_used, ".0%"),
     Column("busy", lambda row: row.busy, ".0%"),
+    Column("waiting", lambda row: row.waiting_p50),
+    Column("preempted", lambda row: row.preempted, ".1%"),
     Column("KV", lambda row: row.kv_used, ".0%"),
     Column("RSS MiB", lambda row: row.rss_mib),
     Column("cores", lambda row: row.cores, ".2f"),
@@ -50,9 +49,10 @@ COLUMNS = (
 )
 _LEGEND = """\
 in flight: mean number of requests at the endpoint; slots used: the same per slot of the batcher;
-busy: share of the time in which the engine had a request; KV: highest use of its KV cache;
-RSS, cores: memory and CPU of the server's processes; ≥: some requests had not ended, and count with
-the time that they had waited"""
+busy: share of the time in which the engine had a request; waiting: in the engine, median;
+preempted: by the engine, per request; KV: highest use of its KV cache; RSS, cores: memory and CPU
+of the server's processes; ≥: some requests had not ended, and count with the time that they had
+waited"""
 
 
 Measure = Callable[[Specification, Load, int], Row]
@@ -72,11 +72,11 @@ def virtually(parameters: EngineParameters, prompt_tokens: int, max_tokens: int)
     )
 
 
-def really(options: Options, system: System, shape: Shape) -> Measure:
+def really(options: Namespace, system: System, shape: Shape) -> Measure:
     """On a system."""
     page: EnginePage | None = None
     with suppress(SystemFailed):
-        page = EnginePage(system.pages)
+        page = EnginePage(system.page)
 
     def maker(seed: str, max_tokens: int) -> RequestMaker:
         one_shape = replace(shape, max_tokens=max_tokens)
@@ -89,12 +89,12 @@ def really(options: Options, system: System, shape: Shape) -> Measure:
         own_maker = maker(f"{load.seed}/{specification.name}", options.max_tokens)
         jobs = mix(load.seed, options.max_tokens, options.prompt_tokens)
         one = Run(batcher, HttpEndpoint(own_maker, page), load, jobs)
-        row = await measure(specification.name, number, one, system.scope)
+        row = await measure(number, one, system, name=specification.name)
         if page is not None and row.unfinished:
             await _settle(maker("settle", _SETTLE_TOKENS), page)
         return row
 
-    return lambda specification, load, number: interrupts.run(run(specification, load, number))
+    return lambda specification, load, number: uvloop.run(run(specification, load, number))
 
 
 async def _settle(maker: RequestMaker, page: EnginePage) -> None:
@@ -108,115 +108,66 @@ async def _settle(maker: RequestMaker, page: EnginePage) -> None:
     raise SystemFailed("the engine goes on with requests that were broken off")
 
 
-def compare_batchers(options: Options, arguments: Sequence[str], system: System | None) -> int:
-    """Compare the batchers of ``options`` in front of ``system``, or of a model without one; the
-    command's exit status.
+def compare_batchers(options: Namespace, arguments: Sequence[str], systems: list[System]) -> int:
+    """Compare the batchers of ``options`` in front of the one system, or of a model without one;
+    the command's exit status.
     """
-    if system is None:
+    if not systems:
         try:
             parameters = load_engine(options.virtual)
         except SettingsError as wrong:
             raise SystemFailed(str(wrong)) from None
         measures = virtually(parameters, options.prompt_tokens, options.max_tokens)
     else:
-        shape = wanted_shape(options, system)
-        warm_up(options, system, shape, max(options.concurrency))
-        measures = really(options, system, shape)
+        shape = wanted_shape(options, systems[0])
+        warm_up(options, systems[0], shape, max(options.concurrency))
+        measures = really(options, systems[0], shape)
+
+    def load(label: str, users: int = 0, rate_per_s: float = 0.0) -> Load:
+        """What is sent gets as long to end as the window was."""
+        window_s, seed = options.duration_s, f"{options.seed}/{label}"
+        return Load(users, rate_per_s, window_s, grace_s=window_s, seed=seed, label=label)
+
     print(tables.heading(COLUMNS), flush=True)
-    capacity_per_s = _capacity_per_s(options, measures) if options.load_percent else 0.0
-    rows = _take_turns(options, measures, capacity_per_s)
+    loads = [load(str(users), users) for users in options.concurrency]
+    capacity_per_s = 0.0
+    if options.load_percent:
+        at_most = load("capacity", max(options.concurrency))
+        capacity_per_s = _capacity_per_s(measures, at_most)
+        loads = [
+            load(f"{percent} %", rate_per_s=capacity_per_s * percent / 100)
+            for percent in options.load_percent
+        ]
+    rows = take_turns(COLUMNS, loads, options.rounds, options.batching, measures)
+    found = against_the_others(rows)
     print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}")
-    if found_ratios := ratios(rows):
-        print(f"\n{tables.ratios(found_ratios)}")
+    if found:
+        print(f"\n{tables.ratio_table(found)}")
     if capacity_per_s:
         print(f"\n100 %: {capacity_per_s:.1f} requests/s")
-    found = {
-        "capacity_requests_per_s": capacity_per_s or None,
-        "batch_rows": [asdict(row) for row in rows],
-        "batch_ratios": [asdict(one) for one in found_ratios],
-    }
-    write_document(options.json_path, arguments, found)
+    write_document(
+        options,
+        arguments,
+        capacity_requests_per_s=capacity_per_s or None,
+        rows=[asdict(row) for row in rows],
+        ratios=[asdict(one) for one in found],
+    )
     return 1 if any(row.errors for row in rows) else 0
 
 
-def _take_turns(options: Options, measures: Measure, capacity_per_s: float) -> list[Row]:
-    """For every load in every round one run of every batcher, so that noise meets all alike."""
-    loads = [_load(options, str(users), users) for users in options.concurrency]
-    if capacity_per_s:
-        loads = [
-            _load(options, f"{percent} %", rate_per_s=capacity_per_s * percent / 100)
-            for percent in options.load_percent
-        ]
-    rows: list[Row] = []
-    for load in loads:
-        for number in range(1, options.rounds + 1):
-            seeded = replace(load, seed=f"{load.seed}/{number}")
-            for specification in options.batching:
-                rows.append(measures(specification, seeded, number))
-                print(tables.line(COLUMNS, rows[-1]), flush=True)
-    return rows
-
-
-def _load(options: Options, label: str, users: int = 0, rate_per_s: float = 0.0) -> Load:
-    """What is sent gets as long to end as the window was."""
-    window_s, seed = options.duration_s, f"{options.seed}/{label}"
-    return Load(users, rate_per_s, window_s, grace_s=window_s, seed=seed, label=label)
-
-
-def _capacity_per_s(options: Options, measures: Measure) -> float:
+def _capacity_per_s(measures: Measure, load: Load) -> float:
     """Requests/s of the continuous batcher, of which ``--load-percent`` is a part."""
-    (continuous,) = parse("continuous")
-    load = _load(options, "capacity", max(options.concurrency))
-    runs = [
-        measures(continuous, replace(load, seed=f"{load.seed}/{number}"), number)
-        for number in range(1, _CAPACITY_RUNS + 1)
-    ]
+    runs = take_turns(COLUMNS, [load], _CAPACITY_RUNS, parse("continuous"), measures)
     found = median([row.requests_per_s for row in runs])
     if not found:
         raise SystemFailed(f"the system has no capacity: {runs[-1].error_kinds}")
     return found
 
 
-def ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Continuous against each, tuned against the best fixed window, hybrid and split against the
-    better of closed batches and fixed windows, and split against the better of its two parts; at
-    every load.
-    """
-    names = names_of(rows)
-    found: list[Ratio | None] = []
-    for load in loads_of(rows):
-        pairs = [("continuous", name) for name in names if name != "continuous"]
-        pairs += [("tuned", best) for best in _best(rows, load, _FIXED, names)]
-        mixed = [name for name in names if _kind(name) in _MIXED]
-        either = (*_CLOSED, *_FIXED)
-        pairs += [(ours, best) for ours in mixed for best in _best(rows, load, either, names)]
-        pairs += [
-            (ours, best) for ours in names for best in _best(rows, load, either, _parts(ours))
-        ]
-        tokens_per_s = ("tokens/s", lambda row: row.tokens_per_s)
-        found += [
-            ratio(rows, load, *pair, tokens_per_s)
-            for pair in dict.fromkeys(pairs)
-            if pair[0] in names
-        ]
-    return [one for one in found if one is not None]
-
-
-def _best(rows: Sequence[Row], load: str, kinds: Sequence[str], among: Sequence[str]) -> list[str]:
-    """The name of the batcher of these kinds ``among`` some with the highest median; empty if there
-    is none.
-    """
-    names = [name for name in names_of(rows) if _kind(name) in kinds and name in among]
-    names.sort(key=lambda name: spread(rows, name, load, lambda row: row.tokens_per_s).median)
-    return names[-1:]
-
-
-def _parts(name: str) -> list[str]:
-    """What a split batcher is made of; nothing for others."""
-    kind, _, numbers = name.partition(":")
-    window, _, batches = numbers.partition("/")
-    return [f"async:{window}", f"dynamic:{batches}"] if kind == "split" else []
-
-
-def _kind(name: str) -> str:
-    return name.partition(":")[0]
+def against_the_others(rows: Sequence[Row]) -> list[Ratio]:
+    """Tokens/s of `continuous`, or without it of the last batcher, over those of each other."""
+    *others, ours = names_of(rows)
+    if "continuous" in others:
+        others, ours = [name for name in (*others, ours) if name != "continuous"], "continuous"
+    pairs = [(ours, name) for name in others]
+    return ratios(rows, pairs, {"tokens/s": lambda row: row.tokens_per_s})

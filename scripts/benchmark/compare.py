@@ -2,18 +2,21 @@
 token and a request cost. The systems take turns at every load, so that noise meets all alike.
 """
 
+import zlib
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from . import interrupts, tables
+import uvloop
+
+from . import tables
 from .batchers import Batcher, alike
 from .client import Shape
-from .measurement import Row, maker_for, measure, wanted_shape, warm_up
-from .options import Options
+from .measurement import Row, maker_for, measure, take_turns, wanted_shape, warm_up
 from .processes import GENERATOR, Kind
 from .report import write_document
 from .run import HttpEndpoint, Load, Run
-from .stats import Measure, Ratio, loads_of, median, names_of, ratio, select, split_cost
+from .stats import Measure, loads_of, median, names_of, ratios, select, split_cost
 from .systems import System
 from .tables import Column
 
@@ -49,69 +52,52 @@ _LEGEND = """\
 CPU used; idle: cores that the systems waiting for their turn used meanwhile"""
 
 
-def compare(options: Options, arguments: Sequence[str], systems: Sequence[System]) -> int:
+def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[System]) -> int:
     """Measure, print and write; the command's exit status."""
     shape = wanted_shape(options, systems[0])
-    loads = _loads(options)
+    # At least one answer for every user.
+    loads = [
+        Load(users, window_s=options.duration_s, least=2 * users, seed=str(options.seed))
+        for users in options.concurrency
+    ]
+    if options.rate:
+        loads = [replace(loads[0], users=0, rate_per_s=options.rate, least=0)]
     for system in systems:
         warm_up(options, system, shape, max(load.users for load in loads) or _WARM_UP_USERS)
     print(tables.heading(COLUMNS), flush=True)
-    rows = [row for load in loads for row in _rounds(options, systems, load, [shape])]
+
+    def run(subject: tuple[Shape, System], load: Load, number: int) -> Row:
+        shape, system = subject
+        # Every system gets the same prompts in a round; no round repeats another's, or caches would
+        # answer.
+        seed = zlib.crc32(f"{load.seed}/{load.users}/{shape.max_tokens}".encode())
+        endpoint = HttpEndpoint(maker_for(options, system, shape, seed))
+        one = Run(Batcher(None), endpoint, load, alike(shape.max_tokens))
+        return uvloop.run(measure(number, one, system, [own for own in systems if own != system]))
+
+    rows = take_turns(COLUMNS, loads, options.rounds, [(shape, one) for one in systems], run)
     cost_rows: list[Row] = []
     if options.cost_model:
         long_tokens = max(options.max_tokens, 2 * SHORT_TOKENS)
         shapes = [replace(shape, max_tokens=tokens) for tokens in (SHORT_TOKENS, long_tokens)]
-        cost_rows = list(_rounds(options, systems, loads[-1], shapes))
+        subjects = [(shape, system) for shape in shapes for system in systems]
+        cost_rows = take_turns(COLUMNS, loads[-1:], options.rounds, subjects, run)
     print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}\n\n{cpu_by_kind(rows)}")
-    if len(systems) > 1:
-        print(f"\n{tables.ratios(ratios(rows))}")
-    if cost_rows:
-        print(f"\n{_cost_table(cost_model(cost_rows))}")
-    found = {
-        "rows": [asdict(row) for row in rows],
-        "ratios": [asdict(one) for one in ratios(rows)],
-        "cost_rows": [asdict(row) for row in cost_rows],
-        "costs": [asdict(cost) for cost in cost_model(cost_rows)],
-    }
-    write_document(options.json_path, arguments, found)
+    pairs = [(systems[0].name, peer.name) for peer in systems[1:]]
+    found, costs = ratios(rows, pairs, MEASURES), cost_model(cost_rows)
+    if found:
+        print(f"\n{tables.ratio_table(found)}")
+    if costs:
+        print(f"\n{_cost_table(costs)}")
+    write_document(
+        options,
+        arguments,
+        rows=[asdict(row) for row in rows],
+        ratios=[asdict(one) for one in found],
+        cost_rows=[asdict(row) for row in cost_rows],
+        costs=[asdict(one) for one in costs],
+    )
     return 1 if any(row.errors for row in rows + cost_rows) else 0
-
-
-def _loads(options: Options) -> list[Load]:
-    common = Load(window_s=options.duration_s, seed=str(options.seed))
-    if options.rate_per_s:
-        return [replace(common, rate_per_s=options.rate_per_s)]
-    # At least one answer for every user.
-    return [replace(common, users=users, least=2 * users) for users in options.concurrency]
-
-
-def _rounds(
-    options: Options, systems: Sequence[System], load: Load, shapes: Sequence[Shape]
-) -> Iterable[Row]:
-    for number in range(1, options.rounds + 1):
-        for shape in shapes:
-            # Every system gets the same prompts in a round; no round repeats another's, or caches
-            # would answer.
-            seed = hash((options.seed, number, load.users, shape.max_tokens)) & 0x7FFFFFFF
-            for system in systems:
-                endpoint = HttpEndpoint(maker_for(options, system, shape, seed))
-                run = Run(Batcher(None), endpoint, load, alike(shape.max_tokens))
-                others = [other.scope for other in systems if other is not system]
-                row = interrupts.run(measure(system.name, number, run, system.scope, others))
-                print(tables.line(COLUMNS, row), flush=True)
-                yield row
-
-
-def ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Every measure at every load, the first system against each of the others."""
-    ours, *peers = names_of(rows)
-    found = [
-        ratio(rows, load, ours, theirs, measure)
-        for measure in MEASURES.items()
-        for theirs in peers
-        for load in loads_of(rows)
-    ]
-    return [one for one in found if one is not None]
 
 
 def cpu_by_kind(rows: Sequence[Row]) -> str:

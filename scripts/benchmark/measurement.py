@@ -3,18 +3,21 @@
 import math
 import random
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from . import interrupts
-from .client import RequestMaker, Shape
-from .errors import SystemFailed
-from .options import Options
-from .processes import GENERATOR, Kind, Scope, cpu_by_kind, members, read_processes
-from .run import Load, Ran, Run, Served, one_exchange, put
-from .stats import Latency, percentile
+import uvloop
+
+from . import tables
+from .client import Exchange, RequestMaker, Shape, SystemFailed
+from .processes import GENERATOR, Kind, cpu_by_kind, members, read_processes
+from .run import Load, Ran, Run, one_exchange, put
+from .stats import Latency, median
 from .systems import System
+from .tables import Column
 
 
 @dataclass
@@ -40,15 +43,11 @@ class Row:
     interactive: Latency
     in_flight: float
     slots: float
-    engine_running: float
     busy: float
     waiting_p50: float
-    waiting_p99: float
-    preemptions: float
-    preemptions_per_request: float
-    """Of as many requests as the window's tokens make."""
+    preempted: float
+    """Per request, of as many as the window's tokens make."""
     kv_used: float
-    kv_used_p50: float
     rss_mib: float = math.nan
     wall_s: float = math.nan
     cpu_s: dict[Kind, float] = field(default_factory=dict)
@@ -81,22 +80,44 @@ class Row:
         return self.server_cpu_s / self.requests * 1e3 if self.requests else math.nan
 
 
+Subject = TypeVar("Subject")
+
+
+def take_turns(
+    columns: Sequence[Column],
+    loads: Sequence[Load],
+    rounds: int,
+    subjects: Sequence[Subject],
+    measure: Callable[[Subject, Load, int], Row],
+) -> list[Row]:
+    """For every load in every round one run of every subject, so that noise meets all alike; prints
+    a line for each. The seed of a load tells rounds apart.
+    """
+    rows = []
+    for load in loads:
+        for number in range(1, rounds + 1):
+            seeded = replace(load, seed=f"{load.seed}/{number}")
+            for subject in subjects:
+                rows.append(measure(subject, seeded, number))
+                print(tables.line(columns, rows[-1]), flush=True)
+    return rows
+
+
 async def measure(
-    name: str, round_number: int, run: Run, scope: Scope, others: Sequence[Scope] = ()
+    round_number: int, run: Run, system: System, others: Sequence[System] = (), name: str = ""
 ) -> Row:
-    """Run to the end and describe what happened, with the CPU and the memory of the processes in
-    ``scope``, and the CPU of those of ``others`` meanwhile.
+    """Run to the end and describe what happened, with the CPU and the memory of the processes of
+    ``system``, and the CPU of those of ``others`` meanwhile.
     """
     before, own_before_s = read_processes(), time.process_time()
     ran = await run.measure()
     after, generator_s = read_processes(), time.process_time() - own_before_s
 
-    mine = members(after, scope, others)
-    row = describe(name, round_number, ran)
+    strangers = set().union(*(members(after, one.marks) for one in others if one.marks))
+    mine = members(after, system.marks) - strangers
+    row = describe(name or system.name, round_number, ran)
     row.rss_mib = round(sum(after[pid].rss_bytes for pid in mine) / 2**20, 1)
     row.cpu_s = cpu_by_kind(before, after, mine)
-    closed = [members(after, other) for other in others if not other.is_open]
-    strangers = set().union(*closed) - mine
     row.others_cores = round(sum(cpu_by_kind(before, after, strangers).values()) / row.wall_s, 3)
     row.generator_share = round(generator_s / max(generator_s + row.server_cpu_s, 1e-9), 4)
     row.cpu_s[GENERATOR] = round(generator_s, 3)
@@ -105,11 +126,11 @@ async def measure(
 
 def describe(name: str, round_number: int, ran: Ran) -> Row:
     """The row of a run, without what its processes used."""
-    for one in ran.served:
-        exchange, wanted = one.exchange, one.job.output_tokens
-        if exchange and one.ended.is_set() and not exchange.error and exchange.tokens != wanted:
-            exchange.error = f"wrong length: {exchange.tokens} of {wanted} tokens"
-    whole = [one.exchange for one in ran.served if one.exchange and one.ended.is_set()]
+    for one in ran.exchanges:
+        wanted = one.job.output_tokens
+        if one.ended.is_set() and not one.error and one.tokens != wanted:
+            one.error = f"wrong length: {one.tokens} of {wanted} tokens"
+    whole = [one for one in ran.exchanges if one.ended.is_set()]
     good = [one for one in whole if one.error is None]
     errors = Counter(one.error for one in whole if one.error is not None)
     events, tokens = (sum(getattr(one, what) for one in good) for what in ("events", "tokens"))
@@ -117,71 +138,66 @@ def describe(name: str, round_number: int, ran: Ran) -> Row:
     tokens_per_s = ran.window_events * (tokens / events if events else 1.0) / ran.window_s
     # From the tokens: a count of the answers that ended in the window would miss what those that
     # were under way at its end had got.
-    lengths = [one.job.output_tokens for one in ran.served]
+    lengths = [one.job.output_tokens for one in ran.exchanges]
     requests_per_s = tokens_per_s * len(lengths) / max(1, sum(lengths))
     readings = ran.readings
-    running, waiting = [one.running for one in readings], [one.waiting for one in readings]
-    kv_used = [one.kv_used for one in readings]
+    running = [one.running for one in readings]
     preemptions = readings[-1].preemptions - readings[0].preemptions if readings else math.nan
     in_window = requests_per_s * ran.window_s
     return Row(
         name=name,
         load=ran.load.name,
         round=round_number,
-        requests=len(ran.served),
-        unfinished=sum(not one.ended.is_set() for one in ran.served),
+        requests=len(ran.exchanges),
+        unfinished=sum(not one.ended.is_set() for one in ran.exchanges),
         errors=sum(errors.values()),
         error_kinds=dict(errors.most_common(5)),
         tokens=sum(one.tokens for one in whole),
         requests_per_s=round(requests_per_s, 3),
         tokens_per_s=round(tokens_per_s, 2),
         ttft=Latency.of_seconds(
-            [one.first_token_s - one.started_s for one in good if one.first_token_s is not None]
+            [one.first_token_s - one.job.arrived_s for one in good if one.first_token_s is not None]
         ),
         inter_token=Latency.of_seconds([gap_s for one in good for gap_s in one.gaps_s]),
-        end_to_end=_waits(ran, ran.served),
-        interactive=_waits(ran, [one for one in ran.served if one.job.interactive]),
+        end_to_end=_waits(ran, ran.exchanges),
+        interactive=_waits(ran, [one for one in ran.exchanges if one.job.interactive]),
         in_flight=round(ran.in_flight, 3),
         slots=round(ran.slots, 3),
-        engine_running=max(running, default=math.nan),
         busy=sum(map(bool, running)) / len(running) if running else math.nan,
-        waiting_p50=percentile(waiting, 50),
-        waiting_p99=percentile(waiting, 99),
-        preemptions=preemptions,
-        preemptions_per_request=preemptions / in_window if in_window else math.nan,
-        kv_used=max(kv_used, default=math.nan),
-        kv_used_p50=percentile(kv_used, 50),
+        waiting_p50=median([one.waiting for one in readings]),
+        preempted=preemptions / in_window if in_window else math.nan,
+        kv_used=max((one.kv_used for one in readings), default=math.nan),
         wall_s=round(ran.ended_s - ran.started_s, 3),
     )
 
 
-def _waits(ran: Ran, served: Sequence[Served]) -> Latency:
+def _waits(ran: Ran, exchanges: Sequence[Exchange]) -> Latency:
     """Times to the end; of what is unfinished, how long it has waited."""
-    times_s: list[float] = []
-    for one in served:
-        if one.exchange is None or not one.ended.is_set():
-            times_s.append(ran.ended_s - one.job.arrived_s)
-        elif one.exchange.error is None and one.exchange.finished_s is not None:
-            times_s.append(one.exchange.finished_s - one.job.arrived_s)
-    return Latency.of_seconds(times_s)
+    return Latency.of_seconds(
+        [
+            ((one.finished_s or 0.0) if one.ended.is_set() else ran.ended_s) - one.job.arrived_s
+            for one in exchanges
+            if one.error is None
+        ]
+    )
 
 
-def warm_up(options: Options, system: System, shape: Shape, users: int) -> None:
+def warm_up(options: Namespace, system: System, shape: Shape, users: int) -> None:
     """First requests pay for lazy imports, connections and kernels; nobody's row should."""
     seed = random.Random().randrange(2**31)
     maker = maker_for(options, system, replace(shape, max_tokens=16), seed)
     load = Load(users=users, window_s=None)
-    row = describe(system.name, 0, interrupts.run(put(maker, load, requests=2 * users)))
+    row = describe(system.name, 0, uvloop.run(put(maker, load, requests=2 * users)))
     if row.errors == row.requests:
         raise SystemFailed(f"{system.name}: every request of the warm-up failed: {row.error_kinds}")
 
 
-def maker_for(options: Options, system: System, shape: Shape, seed: int) -> RequestMaker:
+def maker_for(options: Namespace, system: System, shape: Shape, seed: int) -> RequestMaker:
     """Makes requests of ``shape`` for a system's own model."""
     return RequestMaker(system.url, options.api_key, replace(shape, model=system.model), seed)
 
 
-def wanted_shape(options: Options, system: System) -> Shape:
+def wanted_shape(options: Namespace, system: System) -> Shape:
     """The run's shape, with the prompt's length in characters that makes the wanted number of
     tokens.
     """
@@ -194,7 +210,7 @@ def wanted_shape(options: Options, system: System) -> Shape:
     async def both() -> tuple[int, int]:
         return await tokens_of(100), await tokens_of(300)
 
-    few, many = interrupts.run(both())
+    few, many = uvloop.run(both())
     per_char = (many - few) / 200
     if per_char <= 0:
         # No usage in the answers: four characters a token is what English text has.

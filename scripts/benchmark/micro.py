@@ -10,6 +10,7 @@ import asyncio
 import logging
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,14 +26,13 @@ from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.settings import Settings
 
-from .errors import SystemFailed
-from .options import Options
+from .client import SystemFailed
 
 _WORKER = "worker-1"
 _READY_S = 60.0
 
 
-def measure_micro(options: Options, folder: Path) -> int:
+def measure_micro(options: Namespace, folder: Path) -> int:
     """Print µs a token and ms a request at each `--concurrency`; returns the exit status."""
     logging.disable(logging.WARNING)
     redis = redis_server.start(folder / "redis")
@@ -49,7 +49,7 @@ def measure_micro(options: Options, folder: Path) -> int:
     return 0
 
 
-async def _all(options: Options, settings: Settings) -> None:
+async def _all(options: Namespace, settings: Settings) -> None:
     print("users    µs a token, each round                    median    ms a request")
     async with _service(settings) as app:
         for users in options.concurrency:

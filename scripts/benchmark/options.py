@@ -1,48 +1,25 @@
-"""The command line: every option with its help, once, and which of them make sense together."""
+"""The command line: every option with its help, and which of them make sense together."""
 
 import argparse
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from .batchers import ABOUT as ABOUT_BATCHERS
 from .batchers import DEFAULT, Specification
 from .batchers import parse as parse_batchers
 
 PEERS = ("bare-vllm", "ray-serve-llm", "ray-direct")
-ORDERS = ("backlog", "long-among-short")
 TINY_MODEL = str(Path(__file__).resolve().parents[2] / "workers/tiny_model")
 SLOTS = 4
-"""With long-among-short: requests that the engine runs at a time."""
-_MANY_ROUNDS = 7
-_PEER_ROUNDS = 3
+"""With --long-among-short: requests that the engine runs at a time."""
 _ENGINE_ARGS = json.dumps({"dtype": "float32", "enforce_eager": True, "max_model_len": 4096})
 
-_USAGE = "scripts/bench [--url URL | --serve] [--against PEER …] [options]"
 _ABOUT = """\
 Load on OpenAI endpoints, and an honest account of what it cost: throughput, latencies, errors and
 CPU by kind of process. Against peers the runs alternate (A B C A B C …) and the ratios are taken
 round by round, so that they hold on a noisy machine. Whatever this command starts, it ends."""
-
-_ABOUT_ORDER = """\
-the order of work (--order): one system, the real engine, rounds on a service that keeps running.
-  backlog                   as many users as the largest --concurrency, which should be more than
-                            the engine can hold, with the output lengths of --batching. The engine's
-                            own metrics page is read five times a second: how many requests wait in
-                            the engine, how many it has preempted, how much of its KV cache is used
-  long-among-short          short requests of --max-tokens at --rate (6), in turns alone and
-                            beside a generation of 3,500 tokens in each of the engine's four slots,
-                            which have all begun before the first short request is sent. The texts
-                            of the long ones are compared with those that the same prompts gave
-                            before, with nothing beside them
-  --set makes the engine small, so that its KV cache is what bounds it:
-    scripts/bench --serve --order backlog --concurrency 160 --max-tokens 512 \\
-      --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64
-  long-among-short sets workers.max_running_requests to 4; with --set to more than that, it tells
-  what the long ones cost the short ones where nobody waits for a slot."""
 
 _EPILOG = f"""\
 examples:
@@ -58,15 +35,14 @@ examples:
     scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
   what a change of the code changes, without load:
     scripts/bench --micro --concurrency 8,64
-  a peer alone:
-    scripts/bench --against bare-vllm --concurrency 1,8
   batchers side by side, in front of the engine alone, and in virtual time:
     scripts/bench --against bare-vllm --batching --rounds 7 --max-tokens 64 --duration-s 2
     scripts/bench --virtual --batching --rounds 7 --max-tokens 64
+  what waits and is preempted in an engine whose KV cache is too small for all:
+    scripts/bench --serve --batching continuous --concurrency 160 --max-tokens 512 \\
+      --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64
 
 {ABOUT_BATCHERS}
-
-{_ABOUT_ORDER}
 
 how to read the figures:
   Throughput counts the tokens of the time in which load was kept up (at least one response for
@@ -80,15 +56,17 @@ how to read the figures:
 exit status: 0; 1 when a request failed; 2 when a system did not start; 130 when interrupted."""
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return number
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
+def counts(text: str) -> tuple[int, ...]:
+    """Such numbers with commas between them."""
+    return tuple(positive(part) for part in text.split(","))
 
 
 def _batchers(text: str) -> tuple[Specification, ...]:
@@ -98,187 +76,175 @@ def _batchers(text: str) -> tuple[Specification, ...]:
         raise argparse.ArgumentTypeError(str(unknown)) from None
 
 
-def _option(default: Any, text: str, flag: str = "", group: str = "", **words: Any) -> Any:
-    """A field of `Options`; ``group`` is the heading that begins with it in the help."""
-    about = {"default": default, "help": text, **words}
-    return field(default=default, metadata={"flag": flag, "group": group, "words": about})
-
-
-@dataclass(frozen=True)
-class Options:
-    """Every option, with its default where none was given; units are in the names."""
-
-    url: str = _option(
-        "", "a running OpenAI endpoint (http://127.0.0.1:8000/v1)", group="what to measure"
-    )
-    serve: bool = _option(False, "start this repository's service", action="store_true")
-    replicas: int = _option(
-        1, "with --serve and ray-direct: replicas of each kind (%(default)s)", type=_positive
-    )
-    against: tuple[str, ...] = _option(
-        (), f"start it too: {', '.join(PEERS)}", action="append", choices=PEERS, metavar="PEER"
-    )
-    micro: bool = _option(
-        False,
-        "the CPU time of a token in the service's own code: worker and ingress in this process, "
-        "without Ray, sockets and HAProxy",
-        action="store_true",
-    )
-    rounds: int = _option(
-        0, "runs of every system and load (3 with peers, 7 with --micro, else 1)", type=_positive
-    )
-    model: str = _option("", "the model's name at the endpoint (the first that it lists)")
-    model_path: str = _option(TINY_MODEL, "the weights to serve (workers/tiny_model)")
-    engine_args: dict[str, object] = _option(  # noqa: RUF009
-        _ENGINE_ARGS, "engine options of the peers, as JSON (%(default)s)", type=json.loads
-    )
-    api_key: str = _option(os.environ.get("OPENAI_API_KEY", "none"), "($OPENAI_API_KEY)")
-    ready_timeout_s: float = _option(
-        300.0, "time limit for each system's start (%(default)s)", type=float
-    )
-    root_pids: tuple[int, ...] = _option(
-        (),
-        "with --url: count this process and its descendants; may be repeated",
-        "--root-pid",
-        action="append",
-        type=int,
-    )
-    match: tuple[str, ...] = _option(
-        (),
-        "with --url: count processes with this in their arguments or environment, such as the "
-        "state directory",
-        action="append",
-    )
-
-    concurrency: tuple[int, ...] = _option(
-        (1, 8, 32, 128),
-        "closed loops of N users (1,8,32,128)",
-        group="the load",
-        type=_counts,
-        metavar="N,N",
-    )
-    rate_per_s: float = _option(0.0, "open loop: Poisson arrivals/s", "--rate", type=float)
-    duration_s: float = _option(10.0, "minimum length of each run (%(default)s)", type=float)
-    max_tokens: int = _option(128, "output tokens per response (%(default)s)", type=_positive)
-    prompt_tokens: int = _option(64, "approximate prompt length (%(default)s)", type=_positive)
-    seed: int = _option(0, "seed of prompts and arrivals (%(default)s)", type=int)
-
-    batching: tuple[Specification, ...] = _option(
-        (),
-        f"compare batchers in front of one system ({DEFAULT})",
-        group="batchers side by side",
-        type=_batchers,
-        nargs="?",
-        const=_batchers(DEFAULT),
-        metavar="B,B",
-    )
-    load_percent: tuple[int, ...] = _option(
-        (),
-        "with --batching: open loops at P %% of the capacity, which is measured first at the "
-        "highest --concurrency, instead of closed loops",
-        type=_counts,
-        metavar="P,P",
-    )
-    virtual: str = _option(
-        "",
-        "with --batching, in place of a system: the model of an engine in virtual time, as "
-        "scripts/simulate has it (tiny-cpu)",
-        nargs="?",
-        const="tiny-cpu",
-        metavar="ENGINE",
-    )
-
-    order: str = _option(
-        "", " | ".join(ORDERS), group="the order of work", choices=ORDERS, metavar="WHAT"
-    )
-    settings: tuple[str, ...] = _option(
-        (),
-        "with --serve: a setting of the service, such as engine.args.max_model_len=1024; may be "
-        "repeated",
-        "--set",
-        action="append",
-        metavar="NAME=VALUE",
-    )
-
-    cost_model: bool = _option(
-        False,
-        "split CPU into µs per token and ms per request (last load)",
-        group="output",
-        action="store_true",
-    )
-    json_path: Path | None = _option(  # noqa: RUF009
-        None, "write machine, versions, command and every row", "--json", type=Path, metavar="FILE"
-    )
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The parser; what it returns has the names of ``Options``' fields."""
-    parser = argparse.ArgumentParser(
-        "scripts/bench",
-        usage=_USAGE,
-        description=_ABOUT,
-        epilog=_EPILOG,
+def make_parser(program: str, about: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser whose help has one column of options and one of texts."""
+    return argparse.ArgumentParser(
+        program,
+        description=about,
+        epilog=epilog,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
             prog, max_help_position=26, width=108
         ),
     )
-    group = parser.add_argument_group()
-    for one in fields(Options):
-        if one.metadata["group"]:
-            group = parser.add_argument_group(one.metadata["group"])
-        words = dict(one.metadata["words"])
-        if words.get("action") == "append":
-            words["default"] = []  # argparse appends to it
-        flag = one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
-        if words.get("action") != "store_true":
-            words.setdefault("metavar", flag.rpartition("-")[2].upper())
-        group.add_argument(flag, dest=one.name, **words)
-    return parser
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Options from the command line; ends the process with a message when they make no sense."""
-    parser = make_parser()
-    given = vars(parser.parse_args(arguments))
+    parser = make_parser("scripts/bench", _ABOUT, _EPILOG)
+    _add_systems(parser.add_argument_group("what to measure"))
+    _add_load(parser.add_argument_group("the load"))
+    _add_comparisons(parser.add_argument_group("comparisons and output"))
+    given = parser.parse_args(arguments)
     if wrong := _contradiction(given):
         parser.error(wrong)
-    if given["order"] == "long-among-short":
+    given.against = list(dict.fromkeys(given.against))
+    if given.long_among_short:
         # First, so that one who sets it, too, gets slots that the long ones leave free.
-        given["settings"].insert(0, f"workers.max_running_requests={SLOTS}")
-    peers = _PEER_ROUNDS if given["against"] else 1
-    repeated = given["order"] or given["micro"]
-    given["rounds"] = given["rounds"] or (_MANY_ROUNDS if repeated else peers)
-    for name in ("against", "root_pids", "match", "settings"):
-        given[name] = tuple(dict.fromkeys(given[name]))
-    return Options(**given)
+        given.settings.insert(0, f"workers.max_running_requests={SLOTS}")
+    given.rounds = given.rounds or (7 if given.micro else 3 if given.against else 1)
+    return given
 
 
-def _contradiction(given: dict[str, Any]) -> str | None:
+def _add_systems(group: argparse._ArgumentGroup) -> None:
+    add, key = group.add_argument, os.environ.get("OPENAI_API_KEY", "none")
+    add("--url", default="", help="a running OpenAI endpoint (http://127.0.0.1:8000/v1)")
+    add("--model", default="", help="the model's name at the endpoint (the first that it lists)")
+    add("--api-key", default=key, help="($OPENAI_API_KEY)")
+    add(
+        "--match",
+        action="append",
+        default=[],
+        help="with --url: count processes with this in their arguments or environment, such as the "
+        "state directory; may be repeated",
+    )
+    add("--serve", action="store_true", help="start this repository's service")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="with --serve: a setting of the service, such as engine.args.max_model_len=1024; may "
+        "be repeated",
+    )
+    add(
+        "--against",
+        action="append",
+        default=[],
+        choices=PEERS,
+        metavar="PEER",
+        help=f"start it too: {', '.join(PEERS)}",
+    )
+    add("--replicas", type=positive, default=1, help="of each kind, --serve and ray-direct (1)")
+    add("--model-path", default=TINY_MODEL, help="the weights to serve (workers/tiny_model)")
+    add(
+        "--engine-args",
+        type=json.loads,
+        default=_ENGINE_ARGS,
+        help="engine options of the peers, as JSON (%(default)s)",
+    )
+    add(
+        "--micro",
+        action="store_true",
+        help="the CPU time of a token in the service's own code: worker and ingress in this "
+        "process, without Ray, sockets and HAProxy",
+    )
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--concurrency",
+        type=counts,
+        default=(1, 8, 32, 128),
+        metavar="N,N",
+        help="closed loops of N users (1,8,32,128)",
+    )
+    add("--rate", type=float, default=0.0, help="open loop: Poisson arrivals/s")
+    add("--duration-s", type=float, default=10.0, help="minimum length of each run (10)")
+    add("--max-tokens", type=positive, default=128, help="output tokens per response (128)")
+    add("--prompt-tokens", type=positive, default=64, help="approximate prompt length (64)")
+    add("--seed", type=int, default=0, help="seed of prompts and arrivals (0)")
+    add(
+        "--rounds",
+        type=positive,
+        help="runs of every system and load (3 with peers, 7 with --micro, else 1)",
+    )
+
+
+def _add_comparisons(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--batching",
+        type=_batchers,
+        nargs="?",
+        const=_batchers(DEFAULT),
+        default=(),
+        metavar="B,B",
+        help=f"compare batchers in front of one system ({DEFAULT})",
+    )
+    add(
+        "--load-percent",
+        type=counts,
+        default=(),
+        metavar="P,P",
+        help="with --batching: open loops at P %% of the capacity, which is measured first at the "
+        "highest --concurrency, instead of closed loops",
+    )
+    add(
+        "--virtual",
+        nargs="?",
+        const="tiny-cpu",
+        default="",
+        metavar="ENGINE",
+        help="with --batching, in place of a system: the model of an engine in virtual time, as "
+        "scripts/simulate has it (tiny-cpu)",
+    )
+    add(
+        "--long-among-short",
+        action="store_true",
+        help="with --serve: short requests of --max-tokens at --rate (6), in turns alone and while "
+        f"each of the engine's {SLOTS} slots has a generation of 3,500 tokens (--set "
+        "workers.max_running_requests=N gives it more slots, not more long ones)",
+    )
+    add(
+        "--cost-model",
+        action="store_true",
+        help="split CPU into µs per token and ms per request (last load)",
+    )
+    add(
+        "--json",
+        type=Path,
+        dest="json_path",
+        metavar="FILE",
+        help="write machine, versions, command and every row",
+    )
+
+
+def _contradiction(given: argparse.Namespace) -> str | None:
     """What does not go together, in words for the user."""
-    systems = len(given["against"]) + bool(given["serve"]) + bool(given["url"])
-    batching, virtual, order = (given[name] for name in ("batching", "virtual", "order"))
+    systems = len(given.against) + given.serve + bool(given.url)
     rules = {
         "--serve starts the service and --url names a running one: give only one of them": (
-            given["serve"] and given["url"]
+            given.serve and given.url
         ),
         "nothing to measure: give --url, --serve, --against or --micro": not (
-            systems or virtual or given["micro"]
+            systems or given.virtual or given.micro
         ),
-        "--micro starts what it measures, and nothing beside it": given["micro"] and systems,
-        "--cost-model needs a closed loop": given["cost_model"] and given["rate_per_s"],
-        "--load-percent needs --batching": given["load_percent"] and not batching,
-        "--virtual needs --batching": virtual and not batching,
+        "--micro starts what it measures, and nothing beside it": given.micro and systems,
+        "--cost-model needs a closed loop": given.cost_model and given.rate,
+        "--load-percent needs --batching": given.load_percent and not given.batching,
+        "--virtual needs --batching": given.virtual and not given.batching,
         "--batching compares batchers in front of one system: give one": (
-            batching and systems + bool(virtual) != 1
+            given.batching and systems + bool(given.virtual) != 1
         ),
-        "--batching has no --rate: its load is --concurrency or --load-percent": (
-            batching and given["rate_per_s"]
+        "--batching has no --rate or --cost-model": (
+            given.batching and (given.rate or given.cost_model)
         ),
-        "--batching has no --cost-model": batching and given["cost_model"],
-        "--order measures one system: give one": order and systems != 1,
-        "--order has no --batching or --cost-model": (order and (batching or given["cost_model"])),
+        "--long-among-short needs --serve, and nothing to compare with": given.long_among_short
+        and (not given.serve or given.against or given.batching or given.cost_model),
         "--set needs --serve: it is for the service that this command starts": (
-            given["settings"] and not given["serve"]
+            given.settings and not given.serve
         ),
     }
     return next((rule for rule, broken in rules.items() if broken), None)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -46,34 +46,16 @@ def classify(command_line: str) -> Kind:
 
 @dataclass(frozen=True)
 class Process:
-    """One line of the process table. ``born`` tells a process from a later one with the same
-    pid.
+    """One line of the process table. ``born`` tells a process from a later one with the same pid;
+    ``words`` are its arguments and its environment.
     """
 
-    pid: int
     parent: int
     born: int
     cpu_s: float
+    rss_bytes: int
     command_line: str
-    rss_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Which processes belong to a system: those with a mark in arguments or environment, and
-    descendants.
-
-    ``roots`` are pids; marks find what daemonised itself away from its parent. With neither,
-    everything of this user counts that has a known kind and belongs to no other scope.
-    """
-
-    roots: frozenset[int] = frozenset()
-    marks: tuple[str, ...] = ()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing was said about which processes belong to it."""
-        return not self.roots and not self.marks
+    words: str
 
 
 def read_processes() -> dict[int, Process]:
@@ -82,72 +64,38 @@ def read_processes() -> dict[int, Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error), process.oneshot():
             if process.uids().effective == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
-                table[process.pid] = _read_process(process)
+                times, command_line = process.cpu_times(), " ".join(process.cmdline()).strip()
+                table[process.pid] = Process(
+                    process.ppid(),
+                    # Of pid and start time, where psutil allows for changes of the machine's clock.
+                    hash(process),
+                    times.user + times.system,
+                    process.memory_info().rss,
+                    command_line,
+                    "\0".join([command_line, *map("=".join, process.environ().items())]),
+                )
     return table
 
 
-def _read_process(process: psutil.Process) -> Process:
-    times = process.cpu_times()
-    command_line = " ".join(process.cmdline()).strip()
-    # The hash is of pid and start time, where psutil allows for changes of the machine's clock.
-    born = hash(process)
-    cpu_s, rss_bytes = times.user + times.system, process.memory_info().rss
-    return Process(process.pid, process.ppid(), born, cpu_s, command_line, rss_bytes)
-
-
-def _environment(pid: int) -> str:
-    try:
-        variables = psutil.Process(pid).environ()
-    except psutil.Error:
-        return ""
-    return "\0".join(f"{name}={value}" for name, value in variables.items())
-
-
 def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
-    """``roots`` that exist, and all that descend from them."""
-    children: dict[int, list[int]] = {}
-    for process in table.values():
-        children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
-    waiting = [pid for pid in roots if pid in table]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting += children.get(pid, [])
+    """``roots``, and all that descend from them."""
+    found, more = set[int](), set(roots)
+    while more:
+        found |= more
+        more = {pid for pid, one in table.items() if one.parent in more} - found
     return found
 
 
-def _self_and_ancestors(table: Mapping[int, Process]) -> set[int]:
-    """The shell that was given a mark as an argument must not bring all it ever started into the
-    scope.
+def members(table: Mapping[int, Process], marks: Sequence[str]) -> set[int]:
+    """The pids of ``table`` that have one of ``marks`` in their arguments or environment, with all
+    that descend from them; without marks, every one of a known kind. This process is never among
+    them, nor is a shell that was given a mark as an argument.
     """
-    line: set[int] = set()
-    pid = os.getpid()
-    while pid in table and pid not in line:
-        line.add(pid)
-        pid = table[pid].parent
-    return line
-
-
-def members(table: Mapping[int, Process], scope: Scope, others: Iterable[Scope] = ()) -> set[int]:
-    """The pids of ``table`` that belong to ``scope``, this process never among them."""
-    if scope.is_open:
-        taken: set[int] = set().union(
-            *(members(table, other) for other in others if not other.is_open)
-        )
-        found = {
-            pid for pid, process in table.items() if classify(process.command_line) != UNKNOWN
-        } - taken
-    else:
-        marked = {
-            process.pid
-            for process in table.values()
-            for mark in scope.marks
-            if mark in process.command_line or mark in _environment(process.pid)
-        } - _self_and_ancestors(table)
-        found = descendants(table, scope.roots | marked)
-    return found - {os.getpid()}
+    ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    if not marks:
+        return {pid for pid, one in table.items() if classify(one.command_line) != UNKNOWN} - ours
+    marked = {pid for pid, one in table.items() if any(mark in one.words for mark in marks)}
+    return descendants(table, marked - ours) - ours
 
 
 def cpu_by_kind(

@@ -3,24 +3,69 @@ the model of an engine.
 """
 
 import asyncio
+import re
 import time
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from scripts.simulation.engine import VirtualEngine
 from scripts.simulation.engine_model import Sequence as EngineSequence
 from scripts.simulation.engines import EngineParameters
+from scripts.simulation.workloads import poisson
 
 from .batchers import Batcher, Job, alike
-from .client import ConnectionPool, Exchange, RequestMaker
-from .engine_page import GAUGES, EnginePage, Reading
-from .errors import SystemFailed
-from .stats import poisson_arrivals_s
+from .client import Client, Exchange, RequestMaker, SystemFailed, fetch
 
 TIMEOUT_S = 120.0
 """For each request."""
+
+
+GAUGES = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "num_preemptions_total",
+)
+"""vLLM's names for what a `Reading` has after its time."""
+_LINE = re.compile(rf"^vllm:({'|'.join(GAUGES)})(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
+
+
+class Reading(NamedTuple):
+    """One reading; ``preemptions`` counts since the engine's start."""
+
+    at_s: float
+    running: float
+    waiting: float
+    kv_used: float
+    preemptions: float
+
+
+def parse_page(page: str, at_s: float) -> Reading | None:
+    """The values on a metrics page, those of several engines added; None if it has none of
+    vLLM's.
+    """
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(page):
+        found[name] = found.get(name, 0.0) + float(value)
+    if GAUGES[0] not in found:
+        return None
+    return Reading(at_s, *(found.get(name, 0.0) for name in GAUGES))
+
+
+class EnginePage:
+    """A page with vLLM's metrics."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        if parse_page(fetch(url), 0.0) is None:
+            raise SystemFailed(f"{url} has none of vLLM's metrics")
+
+    async def read(self) -> Reading | None:
+        """Read it now; None if it does not answer."""
+        page = await asyncio.to_thread(fetch, self._url)
+        return parse_page(page, time.perf_counter())
 
 
 @dataclass(frozen=True)
@@ -29,8 +74,8 @@ class Load:
     ``rate_per_s`` arrivals whatever happens. ``seed`` decides lengths, classes and arrivals.
 
     Load is kept up for ``window_s`` (None: until the jobs are used up), but not before ``least``
-    jobs have come: a shorter run would measure the ramp. With ``after_ramp`` the window opens when
-    as many answers as users have come. What still runs at its end gets ``grace_s``.
+    jobs have come: a shorter run would measure the ramp. What still runs at its end gets
+    ``grace_s``.
     """
 
     users: int = 0
@@ -38,7 +83,6 @@ class Load:
     window_s: float | None = 10.0
     grace_s: float = TIMEOUT_S
     least: int = 0
-    after_ramp: bool = False
     seed: str = ""
     label: str = ""
 
@@ -57,8 +101,8 @@ class Endpoint:
         """Its time."""
         return time.perf_counter()
 
-    async def answer(self, job: Job, exchange: Exchange) -> None:
-        """Send ``job`` and fill ``exchange`` in."""
+    async def answer(self, exchange: Exchange) -> None:
+        """Send its job, and fill it in."""
         raise NotImplementedError
 
     async def read(self) -> Reading | None:
@@ -77,31 +121,26 @@ class Endpoint:
     def catch_up(self) -> None:
         """Bring the events of all exchanges up to date, if they do not count as they come."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close its connections."""
 
 
 class HttpEndpoint(Endpoint):
-    """A server, and its engine's metrics if it has any. ``keep``: also the bodies of streams."""
+    """A server, and its engine's metrics if it has any."""
 
-    def __init__(
-        self, maker: RequestMaker, page: EnginePage | None = None, keep: bool = False
-    ) -> None:
+    def __init__(self, maker: RequestMaker, page: EnginePage | None = None) -> None:
         self._maker = maker
-        self._keep = keep
-        self._pool = ConnectionPool(maker, TIMEOUT_S)
+        self._client = Client(maker, TIMEOUT_S)
         self._page = page
 
-    async def answer(self, job: Job, exchange: Exchange) -> None:
-        if self._keep:
-            exchange.body = bytearray()
-        await self._pool.perform(self._maker.next(job.output_tokens), exchange)
+    async def answer(self, exchange: Exchange) -> None:
+        await self._client.perform(self._maker.next(exchange.job.output_tokens), exchange)
 
     async def read(self) -> Reading | None:
         return None if self._page is None else await self._page.read()
 
-    def close(self) -> None:
-        self._pool.close()
+    async def close(self) -> None:
+        await self._client.close()
 
 
 class ModelEndpoint(Endpoint):
@@ -117,7 +156,8 @@ class ModelEndpoint(Endpoint):
     def now_s(self) -> float:
         return self._loop.time()
 
-    async def answer(self, job: Job, exchange: Exchange) -> None:
+    async def answer(self, exchange: Exchange) -> None:
+        job = exchange.job
         # Each prompt is a text of its own: the prefix cache has none of it.
         base = -(job.number + 1) << 20
         sequence = EngineSequence(job.prompt_tokens, job.output_tokens, base=base)
@@ -158,21 +198,12 @@ class Occupancy:
 
 
 @dataclass
-class Served:
-    """One job and what came of it: nothing, if it was never sent."""
-
-    job: Job
-    ended: asyncio.Event
-    """Set when it has its whole answer, or an error."""
-    exchange: Exchange | None = None
-
-
-@dataclass
 class Ran:
-    """A run; all but ``served`` and ``ended_s`` holds for the window."""
+    """A run; all but ``exchanges`` and ``ended_s`` holds for the window."""
 
     load: Load
-    served: list[Served]
+    exchanges: list[Exchange]
+    """One for each job that has come, also if it was never sent."""
     readings: list[Reading]
     started_s: float
     window_s: float
@@ -180,15 +211,6 @@ class Ran:
     in_flight: float
     slots: float
     ended_s: float = 0.0
-
-    @property
-    def exchanges(self) -> list[Exchange]:
-        """Of the jobs that were sent."""
-        return _sent(self.served)
-
-
-def _sent(served: Iterable[Served]) -> list[Exchange]:
-    return [one.exchange for one in served if one.exchange is not None]
 
 
 class Run:
@@ -206,12 +228,12 @@ class Run:
         self._endpoint = endpoint
         self._load = load
         self._jobs = jobs
-        self._served: dict[int, Served] = {}
+        self.exchanges: dict[int, Exchange] = {}
+        """By number of the job."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
-        self._through = asyncio.Event()
-        self._in_flight = self._answered = 0
+        self._in_flight = 0
         self._running = Occupancy(endpoint.now_s())
         self._slots = Occupancy(endpoint.now_s())
 
@@ -233,22 +255,20 @@ class Run:
                     for task in late:
                         task.cancel()
         finally:
-            self._endpoint.close()
+            await self._endpoint.close()
         ran.ended_s = self._endpoint.now_s()
-        ran.served = list(self._served.values())
+        ran.exchanges = list(self.exchanges.values())
         return ran
 
     async def _window(self, coming: list[asyncio.Task[None]]) -> Ran:
         """The time in which load is kept up."""
         load, endpoint, readings = self._load, self._endpoint, list[Reading]()
-        if load.after_ramp:
-            await self._through.wait()
         started_s, events_before = endpoint.now_s(), self._events()
         if load.window_s is None:
             await asyncio.wait(coming)
         else:
             readings = await endpoint.watch(load.window_s)
-            while len(self._served) < load.least and not all(task.done() for task in coming):
+            while len(self.exchanges) < load.least and not all(task.done() for task in coming):
                 readings += await endpoint.watch(endpoint.every_s)
         now_s = endpoint.now_s()
         endpoint.catch_up()
@@ -256,40 +276,36 @@ class Run:
         means = self._running.mean(now_s), self._slots.mean(now_s)
         return Ran(load, [], readings, started_s, window_s, events, *means)
 
-    @property
-    def exchanges(self) -> list[Exchange]:
-        """Of the jobs that were sent until now."""
-        return _sent(self._served.values())
-
     def _events(self) -> int:
-        return sum(one.events for one in self.exchanges)
+        return sum(one.events for one in self.exchanges.values())
 
     async def _user(self) -> None:
         for job in self._jobs:
             await self._submit(job, self._endpoint.now_s()).ended.wait()
 
     async def _arrivals(self, started_s: float) -> None:
-        load, seed = self._load, zlib.crc32(self._load.seed.encode())
-        arrivals_s = poisson_arrivals_s(load.rate_per_s, load.window_s or 0.0, seed)
+        load = self._load
+        arrivals_s = poisson(load.rate_per_s, load.window_s or 0.0, load.seed)
         for arrival_s, job in zip(arrivals_s, self._jobs, strict=False):
             await asyncio.sleep(started_s + arrival_s - self._endpoint.now_s())
             # Latency counts from when the user wanted the answer, not from when the generator got
             # to it.
             self._submit(job, started_s + arrival_s)
 
-    def _submit(self, job: Job, arrived_s: float) -> Served:
+    def _submit(self, job: Job, arrived_s: float) -> Exchange:
+        # Latency counts from the arrival: the wait for the batcher is part of it.
         job = job._replace(arrived_s=arrived_s)
-        self._served[job.number] = served = Served(job, asyncio.Event())
+        self.exchanges[job.number] = exchange = Exchange(job)
         self._batcher.add(job)
         self._turn()
-        return served
+        return exchange
 
     def _turn(self) -> None:
         if self._closing:
             return
         now_s = self._endpoint.now_s()
         for job in self._batcher.next(now_s):
-            task = self._group.create_task(self._send(self._served[job.number]))
+            task = self._group.create_task(self._send(self.exchanges[job.number]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             self._in_flight += 1
@@ -305,17 +321,11 @@ class Run:
             delay_s = max(0.0, wake_s - self._endpoint.now_s())
             self._alarm = asyncio.get_running_loop().call_later(delay_s, self._turn)
 
-    async def _send(self, served: Served) -> None:
-        # Latency counts from the arrival: the wait for the batcher is part of it.
-        served.exchange = Exchange(served.job.arrived_s)
-        await self._endpoint.answer(served.job, served.exchange)
-        self._batcher.ended(served.job)
+    async def _send(self, exchange: Exchange) -> None:
+        await self._endpoint.answer(exchange)
+        self._batcher.ended(exchange.job)
         self._in_flight -= 1
-        served.ended.set()
-        self._answered += 1
-        if self._answered >= self._load.users:
-            # As many answers as users: the first requests, which all began at once, are through.
-            self._through.set()
+        exchange.ended.set()
         self._turn()
 
 
@@ -335,5 +345,5 @@ async def one_exchange(maker: RequestMaker) -> Exchange:
     """
     (exchange,) = (await put(maker, Load(users=1, window_s=None), requests=1)).exchanges
     if exchange.error is not None:
-        raise SystemFailed(f"http://{maker.host}:{maker.port} does not answer: {exchange.error}")
+        raise SystemFailed(f"{maker.url} does not answer: {exchange.error}")
     return exchange

@@ -1,8 +1,7 @@
-"""Pure numbers: percentiles, rows of several rounds made into medians and ratios, arrivals."""
+"""Pure numbers: percentiles, and the rounds of a measurement made into medians and ratios."""
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -33,32 +32,6 @@ class Latency:
         return cls(*(round(percentile(values_s, percent) * 1e3, 3) for percent in (50, 99)))
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The median of the rounds, and the lowest and the highest of them."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """The spread of one value per round; there must be one."""
-        return cls(round(median(values), 4), round(min(values), 4), round(max(values), 4))
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A figure of one over that of another, round by round."""
-
-    measure: str
-    load: str
-    ours: str
-    theirs: str
-    per_round: tuple[float, ...]
-    spread: Spread
-
-
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which ``percent`` of ``values`` lie, interpolated linearly; NaN when there
     are none.
@@ -77,19 +50,6 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 50)
 
 
-def round_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """``ours / theirs`` round by round: noise that lasts longer than a round cancels out of each
-    ratio.
-
-    A round in which the other side measured nothing has no ratio and is left out.
-    """
-    return [
-        own / other
-        for own, other in zip(ours, theirs, strict=True)
-        if other > 0 and not math.isnan(own)
-    ]
-
-
 def names_of(rows: Sequence[Measured]) -> list[str]:
     """The names in the order in which they came."""
     return list(dict.fromkeys(row.name for row in rows))
@@ -106,36 +66,36 @@ def select(rows: Sequence[Row], name: str, load: str) -> list[Row]:
     return sorted(found, key=lambda row: row.round)
 
 
-def spread(rows: Sequence[Measured], name: str, load: str, measure: Measure) -> Spread:
-    """One figure over the rounds."""
-    return Spread.of([measure(row) for row in select(rows, name, load)])
-
-
-def ratio(
-    rows: Sequence[Measured], load: str, ours: str, theirs: str, measure: tuple[str, Measure]
-) -> Ratio | None:
-    """A figure (its name, and how to get it) of ``ours`` over that of ``theirs``; None if no round
-    can be compared.
+@dataclass(frozen=True)
+class Ratio:
+    """A figure of one over that of another, round by round: noise that lasts longer than a round
+    cancels out of each.
     """
-    name, figure = measure
-    own, other = ([figure(row) for row in select(rows, one, load)] for one in (ours, theirs))
-    per_round = tuple(round(value, 4) for value in round_ratios(own, other))
-    return Ratio(name, load, ours, theirs, per_round, Spread.of(per_round)) if per_round else None
+
+    measure: str
+    load: str
+    ours: str
+    theirs: str
+    per_round: tuple[float, ...]
 
 
-def poisson_arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
-    """Arrival times in seconds from the start, as independent users cause them; equal for equal
-    seeds.
+def ratios(
+    rows: Sequence[Measured], pairs: Iterable[tuple[str, str]], measures: dict[str, Measure]
+) -> list[Ratio]:
+    """Every measure at every load, the first of each pair over the second. A round in which the
+    second measured nothing has no ratio, and is left out.
     """
-    if rate_per_s <= 0:
-        raise ValueError(f"the rate must be above 0 requests/s, not {rate_per_s}")
-    rng = random.Random(seed)
-    arrivals_s: list[float] = []
-    now_s = rng.expovariate(rate_per_s)
-    while now_s < duration_s:
-        arrivals_s.append(now_s)
-        now_s += rng.expovariate(rate_per_s)
-    return arrivals_s
+    found = []
+    for name, figure in measures.items():
+        for ours, theirs in pairs:
+            for load in loads_of(rows):
+                both = zip(select(rows, ours, load), select(rows, theirs, load), strict=True)
+                values = ((figure(own), figure(other)) for own, other in both)
+                per_round = [a / b for a, b in values if b > 0 and not math.isnan(a)]
+                if per_round:
+                    rounded = tuple(round(value, 4) for value in per_round)
+                    found.append(Ratio(name, load, ours, theirs, rounded))
+    return found
 
 
 def split_cost(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .stats import Measure, Measured, Ratio, Spread, loads_of, names_of, select
+from .stats import Measure, Measured, Ratio, loads_of, median, names_of, select
 
 _LABELS = f"{'':<20}{'load':>10}{'round':>6}"
 
@@ -27,20 +27,14 @@ class Column:
         """Characters in a line."""
         return max(len(self.name), 6) + 2
 
-    def cell(self, row: Any) -> str:
-        """What a line has."""
-        return self._write(self.of(row), self._is_least([row]))
-
-    def summary(self, rows: Sequence[Any]) -> str:
-        """The median of the rounds."""
-        found, least = Spread.of([self.of(row) for row in rows]), self._is_least(rows)
-        text = self._write(found.median, least)
-        if not self.spread or len(rows) == 1 or math.isnan(found.median):
+    def cell(self, rows: Sequence[Any]) -> str:
+        """The median of the rounds, or the figure of the only one."""
+        values = [self.of(row) for row in rows]
+        least = self.least and any(row.unfinished for row in rows)
+        text = self._write(median(values), least)
+        if not self.spread or len(rows) == 1 or math.isnan(median(values)):
             return text
-        return f"{text} ({self._write(found.low, least)}–{self._write(found.high, least)})"
-
-    def _is_least(self, rows: Sequence[Any]) -> bool:
-        return self.least and any(row.unfinished for row in rows)
+        return f"{text} ({self._write(min(values), least)}–{self._write(max(values), least)})"
 
     def _write(self, value: float, least: bool) -> str:
         # A dash for what nobody has measured, such as the memory of an engine in virtual time.
@@ -56,7 +50,7 @@ def heading(columns: Sequence[Column]) -> str:
 def line(columns: Sequence[Column], row: Any) -> str:
     """One row, with what went wrong below it."""
     labels = f"{row.name:<20}{row.load:>10}{row.round:>6}"
-    text = labels + "".join(f"{column.cell(row):>{column.width}}" for column in columns)
+    text = labels + "".join(f"{column.cell([row]):>{column.width}}" for column in columns)
     wrong = (f"    {count} × {error}" for error, count in row.error_kinds.items())
     return "\n".join([text, *wrong])
 
@@ -64,7 +58,7 @@ def line(columns: Sequence[Column], row: Any) -> str:
 def summary(columns: Sequence[Column], rows: Sequence[Measured]) -> str:
     """Medians of the rounds, by load and name."""
     found = [
-        [load, name, *(column.summary(of_name) for column in columns)]
+        [load, name, *(column.cell(of_name) for column in columns)]
         for load in loads_of(rows)
         for name in names_of(rows)
         if (of_name := select(rows, name, load))
@@ -72,17 +66,14 @@ def summary(columns: Sequence[Column], rows: Sequence[Measured]) -> str:
     return markdown(["load", "", *(column.name for column in columns)], found)
 
 
-def ratios(found: Iterable[Ratio]) -> str:
+def ratio_table(found: Iterable[Ratio]) -> str:
     """Ratios, with the lowest and the highest round."""
-    lines = [
-        [one.load, one.ours, one.theirs, one.measure, spread_text(one.spread)] for one in found
-    ]
+    lines = []
+    for one in found:
+        low, high = min(one.per_round), max(one.per_round)
+        spread = f"{median(one.per_round):.2f} ({low:.2f}–{high:.2f})"
+        lines.append([one.load, one.ours, one.theirs, one.measure, spread])
     return markdown(["load", "of", "÷", "figure", "median of the rounds (lowest–highest)"], lines)
-
-
-def spread_text(found: Spread) -> str:
-    """A ratio's spread."""
-    return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
