@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from scripts.chaos_testing import failover
 from scripts.chaos_testing.account import Account, Strike, as_json, settle, table
 from scripts.chaos_testing.faults import FAULTS, LASTING, REAL, SIMULATED, choose
 from scripts.chaos_testing.parts import Parts
-from scripts.chaos_testing.traffic import MIXES, PROMPTS, Client, End, Told, keep_busy, look_up
+from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, Unfit, look_up
 from scripts.chaos_testing.watchdog import Watchdog
 from scripts.local import logs, ports, processes, redis_server, service, surroundings
 from scripts.local.environment import ROOT
 
+LENGTHS = {"simulated": (20, 110, 200, 300), "vllm": (16, 50, 85, 120)}
+"""Tokens of the responses, by engine."""
 _LOOK_UPS = 32
+_KEPT_LOGS = ROOT / ".hermes" / "chaos-logs"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -39,54 +43,30 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "with 1 if one was lost, duplicated or corrupted. `scripts/chaos failover` kills the "
         "primary of three Redis with Sentinel: see scripts/chaos failover --help.",
     )
-    parser.add_argument("--minutes", type=float, help="how long to inject faults (3)")
-    parser.add_argument(
-        "--engine",
-        choices=("simulated", "vllm"),
-        default="simulated",
-        help="`simulated` needs no model",
-    )
-    parser.add_argument(
-        "--mix",
-        choices=tuple(MIXES),
-        default="plain",
-        help="`real` (with --engine vllm): also JSON schemas, forced tools, logprobs, penalties, "
-        "n=2 and seeds",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of traffic and faults (0)")
-    parser.add_argument("--users", type=int, help="concurrent users (24; vllm: 6)")
-    parser.add_argument(
-        "--every-s", type=float, help="mean time between faults (7; vllm: 20; with --strikes: 3)"
-    )
-    parser.add_argument("--tokens", help="tokens of a response, from,to (20,300; vllm: 16,120)")
-    parser.add_argument(
-        "--faults", help=f"only these faults, separated by commas: {', '.join(FAULTS)}"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--minutes", type=float, help="how long to inject faults (3)")
+    add("--engine", choices=tuple(LENGTHS), default="simulated", help="`simulated` needs no model")
+    add("--seed", type=int, default=0, help="seed of traffic and faults (0)")
+    add("--users", type=int, help="concurrent users (24; vllm: 6)")
+    add("--every-s", type=float, help="mean time between faults (7; vllm: 20; with --strikes: 3)")
+    add("--faults", help=f"only these faults, separated by commas: {', '.join(FAULTS)}")
+    add(
         "--apart",
         action="store_true",
         help="inject each fault only after the service has recovered completely, to measure the "
         "recovery time of each kind",
     )
-    parser.add_argument(
+    add(
         "--strikes",
         type=int,
         metavar="N",
         help="like --apart, and stop after N faults, each with streams in flight; --minutes (5 "
         "per fault) is the limit",
     )
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
-    parser.add_argument(
-        "--logs", type=Path, help="copy the logs of the service's processes to this folder"
-    )
+    add("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args(arguments)
     real = options.engine == "vllm"
-    if options.mix != "plain" and not real:
-        parser.error("--mix real needs --engine vllm")
     options.users = options.users or (6 if real else 24)
-    options.tokens = tuple(
-        map(int, (options.tokens or ("16,120" if real else "20,300")).split(","))
-    )
     options.every_s = options.every_s or (3.0 if options.strikes else 20.0 if real else 7.0)
     options.apart = options.apart or bool(options.strikes)
     options.minutes = options.minutes or (5.0 * options.strikes if options.strikes else 3.0)
@@ -108,9 +88,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
             "health_check_timeout_s": 5.0,
         },
         "ingress": {"heartbeat_s": 2.0, "disconnect_grace_s": 10.0},
-        "journal": {
-            "retention_s": 60.0 * options.minutes + 600
-        },  # every request is read again at the end
+        # Every request is read again at the end.
+        "journal": {"retention_s": 60.0 * options.minutes + 600},
     }
     if options.engine == "simulated":
         args["engine"] = {"kind": "simulated", "args": {"tokens_per_s": 50, "prefill_ms": 20}}
@@ -118,35 +97,14 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return args
 
 
-Texts = dict[tuple[str, str], str]
-"""The uninterrupted text, by prompt and kind of request."""
-
-
-async def expectations(options: argparse.Namespace, url: str, longest: int) -> Texts:
-    """The uninterrupted text of every prompt and kind: computed for the simulated engine, otherwise
-    requested before the first fault.
-    """
-    if options.engine == "simulated":
-        from workers.simulated_engine import text_of
-
-        texts = {}
-        for prompt in PROMPTS:
-            words = text_of(
-                json.dumps([{"role": "user", "content": prompt}], separators=(",", ":")).encode()
-            )
-            texts[prompt, "plain"] = "".join(next(words) for _ in range(longest))
-        return texts
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        told = [
-            Told(prompt, longest, True, kind, more)
-            for prompt in PROMPTS
-            for kind, more in MIXES[options.mix].items()
-        ]
-        client = Client(http, "hermes-tiny")
-        for one in told:
-            await client.ask(one)
-            assert one.done, f"before any fault: {one.failure or one.wrong}"
-    return {(one.prompt, one.kind): one.text for one in told}
+async def keep_busy(
+    client: Client, chance: random.Random, lengths: Sequence[int], end: End, all_told: list[Told]
+) -> None:
+    """One user, who sends request after request until the run ends."""
+    while not end.over:
+        told = Told(chance.choice(PROMPTS), chance.choice(lengths), chance.random() < 0.75)
+        all_told.append(told)
+        await client.ask(told)
 
 
 async def strike_on(
@@ -194,55 +152,33 @@ async def strike_on(
 async def disorder(
     options: argparse.Namespace, running: service.Service
 ) -> tuple[Account, list[Strike], list[Told]]:
-    """The run."""
-    texts = await expectations(options, running.url, options.tokens[1])
+    """The run.
+
+    Raises:
+        Unfit: a stream was not whole before any fault.
+    """
     all_told: list[Told] = []
     strikes: list[Strike] = []
-    parts = Parts(running)
-    end = End(time.monotonic() + options.minutes * 60)
+    parts, lengths = Parts(running), LENGTHS[options.engine]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(
         base_url=running.url, timeout=httpx.Timeout(8, pool=None), limits=limits
     ) as http:
+        client = Client(http, running.model)
+        texts = await client.texts(lengths, at_once=True)
+        end = End(time.monotonic() + options.minutes * 60)
         users = [
-            keep_busy(
-                Client(http, running.model),
-                random.Random(options.seed * 1000 + n),
-                PROMPTS,
-                options.tokens,
-                end,
-                all_told,
-                MIXES[options.mix],
-            )
+            keep_busy(client, random.Random(options.seed * 1000 + n), lengths, end, all_told)
             for n in range(options.users)
         ]
         watchdog = Watchdog(parts.operator(), running.model)
         watching = asyncio.create_task(watchdog.watch())
         await asyncio.gather(*users, strike_on(parts, options, end, all_told, strikes))
         watching.cancel()
-        gate = asyncio.Semaphore(
-            _LOOK_UPS
-        )  # httpx's pool takes time quadratic in its waiting requests
+        # httpx's pool takes time quadratic in its waiting requests.
+        gate = asyncio.Semaphore(_LOOK_UPS)
         await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
-
-    def expected(told: Told) -> str:
-        if options.engine == "simulated":
-            words = texts[told.prompt, told.kind].split(" ")
-            return "".join(f"{word} " for word in words[: told.tokens])
-        return texts[told.prompt, told.kind]
-
-    if (
-        options.engine == "vllm"
-    ):  # the model determines the length of a token: the shorter text must begin the longer one
-        for told in all_told:
-            if (
-                told.done
-                and told.kind == "plain"
-                and expected(told).startswith(told.text)
-                and told.state.get("output_tokens") == told.tokens
-            ):
-                told.texts = {0: expected(told)}
-    account = settle(all_told, expected)
+    account = settle(all_told, lambda told: texts[told.prompt, told.tokens])
     account.stood_still = [f"{name}: {problem}" for name, problem in watchdog.findings.items()]
     account.longest_still_s = watchdog.longest_s
     return account, strikes, all_told
@@ -274,7 +210,7 @@ def start(state: Path, options: argparse.Namespace) -> service.Service:
             redis_url=redis.url().replace(f":{redis.port}/", f":{cable_port}/"),
             environment=environment,
             tell=lambda line: print(f"  {line}"),
-            kept_logs=ROOT / ".hermes" / "chaos-logs",
+            kept_logs=_KEPT_LOGS,
         )
     except BaseException:
         for pid in pids.values():
@@ -294,17 +230,18 @@ def main() -> int:
     options = parse(sys.argv[1:])
     surroundings.leave()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
+        running = None
         try:
             running = start(Path(folder), options)
-        except RuntimeError as error:
+            account, strikes, all_told = asyncio.run(disorder(options, running))
+            if not account.clean:
+                print(f"logs: {logs.keep(Path(running.state_dir), _KEPT_LOGS)}")
+        except (RuntimeError, Unfit) as error:
             print(f"  ✗ {error}", file=sys.stderr)
             return 2
-        try:
-            account, strikes, all_told = asyncio.run(disorder(options, running))
         finally:
-            if options.logs:
-                logs.keep(Path(running.state_dir), options.logs)
-            running.down()
+            if running is not None:
+                running.down()
     print(table(account, strikes, all_told))
     if options.json:
         options.json.write_text(json.dumps(as_json(account, strikes, all_told), indent=2))

@@ -132,7 +132,6 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
     lines += [
         "",
         *summary(account),
-        f"completed by kind: {_kinds(all_told)}",
         f"longest without a movement while Redis answered: {account.longest_still_s:.1f} s",
         f"lost {len(account.lost)}, duplicated {len(account.duplicated)}, corrupted "
         f"{len(account.corrupted)}, stood still for 15 s {len(account.stood_still)}",
@@ -161,13 +160,6 @@ def damage(account: Account) -> list[str]:
         for kind in ("lost", "duplicated", "corrupted", "stood_still")
         for item in getattr(account, kind)[:10]
     ]
-
-
-def _kinds(all_told: Sequence[Told]) -> str:
-    sent, done = (
-        Counter(told.kind for told in all_told if told.done or not only) for only in (False, True)
-    )
-    return ", ".join(f"{kind} {done[kind]} of {sent[kind]}" for kind in sorted(sent))
 
 
 def p95(values: Sequence[float]) -> float:

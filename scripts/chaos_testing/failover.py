@@ -18,8 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from scripts.chaos_testing.streams import Load, Stream, load
 from scripts.local import ports, processes, surroundings
@@ -30,8 +30,7 @@ from serve_app.settings import Settings
 _EVENTS_PER_S = 50.0
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One row of the table."""
 
     delay_ms: int
@@ -40,8 +39,7 @@ class Case:
     """`min-replicas-to-write`."""
 
 
-@dataclass
-class Failover:
+class Failover(NamedTuple):
     """One kill."""
 
     pause_s: float
@@ -53,18 +51,22 @@ class Failover:
     """How many of them it did not have when every stream went on."""
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """One case after all its kills."""
 
     case: Case
-    failovers: list[Failover] = field(default_factory=list)
-    streams: int = 0
-    whole: int = 0
-    accepted: int = 0
+    failovers: list[Failover]
+    streams: int
+    whole: int
+    accepted: int
     """Requests that were accepted and had no worker yet."""
-    forgotten: int = 0
+    forgotten: int
     """How many of them are gone."""
+
+    @property
+    def lost_nothing(self) -> bool:
+        """Whether every stream is whole."""
+        return self.whole == self.streams and not any(one.missing for one in self.failovers)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -149,24 +151,17 @@ def _ids(sentinels: Sentinels, port: int, streams: list[Stream]) -> dict[str, se
 
 async def measure(folder: Path, case: Case, options: argparse.Namespace) -> Outcome:
     """All kills of one case."""
-    outcome = Outcome(case)
+    failovers = []
     with group(folder, case) as sentinels:
         settings = Settings.model_validate({"redis": {"url": sentinels.url}})
         async with load(settings, options.streams, _EVENTS_PER_S) as running:
             for _ in range(options.strikes):
-                outcome.failovers.append(one := await strike(sentinels, running))
-                print(
-                    f"  replicas {case.delay_ms} ms late, min-replicas-to-write "
-                    f"{case.min_replicas}: pause {one.pause_s:.1f} s, the new primary lacked "
-                    f"{one.lacked} of {one.entries} entries, and {one.missing} at the end",
-                    flush=True,
-                )
+                failovers.append(one := await strike(sentinels, running))
+                print(f"  {case} {one}", flush=True)
             await running.finish()
-            outcome.streams = len(running.streams)
-            outcome.whole = sum(stream.whole for stream in running.streams)
-            outcome.accepted = len(running.waiting)
-            outcome.forgotten = await running.forgotten()
-    return outcome
+            whole = sum(stream.whole for stream in running.streams)
+            ended = len(running.streams), whole, len(running.waiting), await running.forgotten()
+    return Outcome(case, failovers, *ended)
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -200,10 +195,4 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="failover-") as folder:
             outcomes.append(asyncio.run(measure(Path(folder), case, options)))
     print(table(outcomes))
-    return 0 if all(map(is_well, outcomes)) else 1
-
-
-def is_well(outcome: Outcome) -> bool:
-    """Whether no stream has lost anything."""
-    restored = not any(one.missing for one in outcome.failovers)
-    return restored and outcome.whole == outcome.streams
+    return 0 if all(outcome.lost_nothing for outcome in outcomes) else 1

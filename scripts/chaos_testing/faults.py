@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scripts.chaos_testing.parts import Parts
 from scripts.local import service
+from serve_app.policy.classes import CLASSES
 from serve_app.redis.keyspace import (
     ingresses_key,
     metrics_key,
@@ -108,7 +109,7 @@ async def _write_nonsense(parts: Parts, pid: int) -> float:
     """Write malformed entries everywhere that processes read each other's data."""
     namespace, model, nonsense = "hermes", parts.service.model, b"\xff\x00 no such thing"
     async with parts.operator() as redis:
-        for request_class in ("realtime", "standard", "batch"):
+        for request_class in CLASSES:
             line = queue_key(namespace, model, request_class)
             await redis.xadd(line, {nonsense: nonsense})
             await redis.xadd(

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from scripts.chaos_testing.account import damage, settle, summary
-from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, look_up
+from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, Unfit, look_up
 
 BEFORE = "the texts of before the faults"
 RECORD = "the service's own record of each request"
@@ -31,10 +31,6 @@ _ENDS_S = 1800.0
 """The service ends a request at its deadline, so this is for a service that never answers."""
 _LOOK_UPS = 32
 _SHOW_S = 5.0
-
-
-class Unfit(Exception):
-    """The service does not answer as it should before any fault."""
 
 
 class Judge:
@@ -48,19 +44,12 @@ class Judge:
         tokens: of each stream.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        http: httpx.AsyncClient,
-        tokens: int,
-        chance: random.Random,
-    ) -> None:
+    def __init__(self, client: Client, http: httpx.AsyncClient, tokens: int) -> None:
         self._client = client
         self._http = http
         self._tokens = tokens
-        self._chance = chance
         self._gate = asyncio.Semaphore(_LOOK_UPS)
-        self._texts: dict[str, str] = {}
+        self._texts: dict[tuple[str, int], str] = {}
         self._right: dict[str, str] = {}
         self._told: list[Told] = []
         self.compared_with = ""
@@ -72,22 +61,14 @@ class Judge:
         Raises:
             Unfit: a stream was not whole.
         """
-        alone = [Told(prompt, self._tokens, streamed=True) for prompt in PROMPTS]
-        for told in alone:
-            await self._client.ask(told)
-        together = [Told(prompt, self._tokens, streamed=True) for prompt in PROMPTS]
-        await asyncio.gather(*map(self._client.ask, together))
-        for told in (*alone, *together):
-            if not told.done:
-                raise Unfit(f"before any fault: {told.failure or told.wrong[0]}")
-        self._texts = {told.prompt: told.text for told in alone}
-        same = all(told.text == self._texts[told.prompt] for told in together)
+        self._texts = await self._client.texts([self._tokens], at_once=False)
+        same = await self._client.texts([self._tokens], at_once=True) == self._texts
         self.compared_with = BEFORE if same else RECORD
 
     async def use(self, end: End) -> None:
         """One user, who sends stream after stream until the end, and at least one."""
         while True:
-            told = Told(self._chance.choice(PROMPTS), self._tokens, streamed=True)
+            told = Told(random.choice(PROMPTS), self._tokens, streamed=True)
             self._told.append(told)
             await self._client.ask(told)
             if told.request_id:
@@ -100,7 +81,7 @@ class Judge:
     async def _text_of(self, told: Told) -> str:
         """What the user should have seen of a stream that has ended."""
         if self.compared_with == BEFORE:
-            return self._texts[told.prompt]
+            return self._texts[told.prompt, told.tokens]
         again = Told(told.prompt, told.tokens, streamed=True, request_id=told.request_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ENDS_S):
@@ -113,7 +94,7 @@ class Judge:
             from_s = time.monotonic()
             await asyncio.sleep(_SHOW_S)
             ready = await self._ready()
-            ended = sum(_is_over(told) for told in self._told)
+            ended = sum(told.over for told in self._told)
             replicas = " ".join(
                 f"{kind}={ready.get(kind, '?')}/{ready.get(f'{kind}_wanted', '?')}"
                 for kind in ("workers", "ingresses")
@@ -156,15 +137,11 @@ def pause_s(all_told: Sequence[Told], from_s: float, now_s: float) -> float:
     gaps = [
         ended_s - began_s
         for told in all_told
-        if told.arrivals_s and not (_is_over(told) and told.arrivals_s[-1] <= from_s)
-        for began_s, ended_s in pairwise((*told.arrivals_s, *(() if _is_over(told) else (now_s,))))
+        if told.arrivals_s and not (told.over and told.arrivals_s[-1] <= from_s)
+        for began_s, ended_s in pairwise((*told.arrivals_s, *(() if told.over else (now_s,))))
         if ended_s > from_s
     ]
     return max(gaps, default=0.0)
-
-
-def _is_over(told: Told) -> bool:
-    return bool(told.done or told.failure or told.wrong)
 
 
 async def _model(http: httpx.AsyncClient) -> str:
@@ -191,7 +168,7 @@ async def run(options: argparse.Namespace, http: httpx.AsyncClient) -> int:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     client = Client(http, await _model(http), give_up_s=_ENDS_S)
-    judge = Judge(client, http, options.tokens, random.Random(options.seed))
+    judge = Judge(client, http, options.tokens)
     await judge.expect()
     print(f"users={options.users} compared_with={judge.compared_with!r}", flush=True)
     telling = asyncio.create_task(judge.tell())
@@ -210,7 +187,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--users", type=int, default=8, help="concurrent streams (8)")
     add("--tokens", type=int, default=300, help="tokens of each stream (300)")
     add("--minutes", type=float, default=60, help="the end, if no SIGTERM comes before (60)")
-    add("--seed", type=int, default=0, help="seed of the prompts (0)")
     add(
         "--silent-s",
         type=float,

@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,51 +18,8 @@ import httpx
 GIVE_UP_S = 120.0
 _RETRY_S = 0.1
 _LOOK_S = 0.5
+_CHATS = "/v1/chat/completions"
 _PASSING = ("journal_unavailable", "storage_full", "queue_full")
-
-_PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 30},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "likes": {"type": "array", "items": {"enum": ["tea", "bread"]}, "maxItems": 4},
-    },
-    "required": ["name", "age", "likes"],
-    "additionalProperties": False,
-}
-_SEARCH = {
-    "type": "object",
-    "properties": {"query": {"type": "string", "maxLength": 60}},
-    "required": ["query"],
-}
-_FORCED = {"type": "function", "function": {"name": "search"}}
-
-MIXES: dict[str, dict[str, dict[str, Any]]] = {
-    "plain": {"plain": {"ignore_eos": True}},
-    "real": {
-        "plain": {"ignore_eos": True},
-        "schema": {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "person", "schema": _PERSON},
-            }
-        },
-        "tool": {
-            "tools": [{"type": "function", "function": {"name": "search", "parameters": _SEARCH}}],
-            "tool_choice": _FORCED,
-        },
-        "logprobs": {"logprobs": True, "top_logprobs": 2, "ignore_eos": True},
-        "penalties": {
-            "frequency_penalty": 0.3,
-            "presence_penalty": 0.5,
-            "repetition_penalty": 1.1,
-            "ignore_eos": True,
-        },
-        "n": {"n": 2, "seed": 11, "temperature": 1.0, "ignore_eos": True},
-        "seed": {"seed": 7, "temperature": 1.0, "ignore_eos": True},
-    },
-}
-"""By mix and kind: what a request has beside its prompt, so that its text is determined."""
 
 PROMPTS = [
     "Tell me a story about a lighthouse.",
@@ -83,15 +40,11 @@ class Told:
     prompt: str
     tokens: int
     streamed: bool
-    kind: str = "plain"
-    more: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
-    """What the request has beside its prompt (`MIXES`)."""
     key: str = field(default_factory=lambda: f"chaos-{uuid.uuid4().hex}")
     request_id: str = ""
     accepted: bool = False
     last_id: int = 0
-    texts: dict[int, str] = field(default_factory=dict)
-    """By choice: content and arguments of tool calls."""
+    text: str = ""
     done: bool = False
     breaks: int = 0
     failure: str = ""
@@ -102,40 +55,27 @@ class Told:
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def text(self) -> str:
-        """The texts of all choices."""
-        return "\n".join(text for _, text in sorted(self.texts.items()))
+    def over(self) -> bool:
+        """Whether its client has nothing more to do for it."""
+        return bool(self.done or self.failure or self.wrong)
 
-    def take(self, choice: dict[str, Any], said: dict[str, Any]) -> None:
-        """Add what a choice says, whole or a delta."""
-        calls = said.get("tool_calls") or ()
-        parts = [
-            said.get("content") or "",
-            *(call["function"].get("arguments") or "" for call in calls),
-        ]
-        index = choice.get("index", 0)
-        self.texts[index] = self.texts.get(index, "") + "".join(parts)
+
+class Unfit(Exception):
+    """The service does not answer as it should before any fault."""
 
 
 class Client:
     """Sends requests one after another, and follows each to its end."""
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        model: str,
-        path: str = "/v1/chat/completions",
-        give_up_s: float = GIVE_UP_S,
-    ) -> None:
+    def __init__(self, http: httpx.AsyncClient, model: str, give_up_s: float = GIVE_UP_S) -> None:
         self._give_up_s = give_up_s
         self._http = http
         self._model = model
-        self._path = path
 
     async def ask(self, told: Told) -> None:
         """Run one request to its end, over as many connections as necessary."""
         deadline_s = time.monotonic() + self._give_up_s
-        while not (told.done or told.failure or told.wrong):
+        while not told.over:
             try:
                 if told.last_id:
                     await self._events(told)
@@ -148,14 +88,28 @@ class Client:
                 broken: Exception = error
             else:
                 broken = ConnectionError("the stream ended early")
-            if not (told.done or told.failure or told.wrong):
+            if not told.over:
                 if time.monotonic() > deadline_s:
                     told.failure = f"client gave up: {broken!r}"
                 await asyncio.sleep(_RETRY_S)
 
+    async def texts(self, lengths: Sequence[int], at_once: bool) -> dict[tuple[str, int], str]:
+        """The text of every prompt in each of these numbers of tokens.
+
+        Raises:
+            Unfit: a stream was not whole.
+        """
+        asked = [Told(prompt, tokens, streamed=True) for prompt in PROMPTS for tokens in lengths]
+        for some in [asked] if at_once else [[one] for one in asked]:
+            await asyncio.gather(*map(self.ask, some))
+        for told in asked:
+            if not told.done:
+                raise Unfit(f"before any fault: {told.failure or told.wrong[0]}")
+        return {(told.prompt, told.tokens): told.text for told in asked}
+
     async def read_again(self, told: Told) -> None:
         """Read all events of a request by its ID, over as many connections as necessary."""
-        while not (told.done or told.failure or told.wrong):
+        while not told.over:
             with contextlib.suppress(httpx.TransportError):
                 await self._events(told)
             await asyncio.sleep(0 if told.done else _RETRY_S)
@@ -167,13 +121,13 @@ class Client:
             "max_tokens": told.tokens,
             "temperature": 0,
             "stream": told.streamed,
-            **told.more,
+            "ignore_eos": True,
         }
 
     async def _stream(self, told: Told) -> None:
         headers = {"idempotency-key": told.key}
         async with self._http.stream(
-            "POST", self._path, json=self._body(told), headers=headers
+            "POST", _CHATS, json=self._body(told), headers=headers
         ) as response:
             await self._read(told, response)
 
@@ -185,12 +139,11 @@ class Client:
 
     async def _whole(self, told: Told) -> None:
         answer = await self._http.post(
-            self._path, json=self._body(told), headers={"idempotency-key": told.key}
+            _CHATS, json=self._body(told), headers={"idempotency-key": told.key}
         )
         if not self._accepted(told, answer):
             return
-        for choice in answer.json()["choices"]:
-            told.take(choice, choice["message"])
+        told.text = answer.json()["choices"][0]["message"]["content"]
         told.done = True
 
     def _accepted(self, told: Told, answer: httpx.Response) -> bool:
@@ -216,7 +169,7 @@ class Client:
             *blocks, rest = (rest + chunk).split(b"\n\n")
             for block in blocks:
                 self._take(told, block)
-                if told.wrong or told.done or told.failure:
+                if told.over:
                     return
 
     def _take(self, told: Told, block: bytes) -> None:
@@ -237,7 +190,7 @@ class Client:
             told.failure = event["error"]["code"]
             return
         for choice in event["choices"]:
-            told.take(choice, choice["delta"])
+            told.text += choice["delta"].get("content") or ""
 
 
 @dataclass
@@ -250,25 +203,6 @@ class End:
     def over(self) -> bool:
         """Whether no new request should begin."""
         return time.monotonic() >= self.at_s
-
-
-async def keep_busy(
-    client: Client,
-    chance: random.Random,
-    prompts: list[str],
-    tokens: tuple[int, int],
-    end: End,
-    all_told: list[Told],
-    mix: dict[str, dict[str, Any]],
-) -> None:
-    """One user, who sends request after request until the run ends."""
-    while not end.over:
-        kind = chance.choice(sorted(mix))
-        # The text of a plain request begins that of a longer one; others are asked in one length.
-        length = chance.randint(*tokens) if kind == "plain" else tokens[1]
-        told = Told(chance.choice(prompts), length, chance.random() < 0.75, kind, mix[kind])
-        all_told.append(told)
-        await client.ask(told)
 
 
 async def look_up(
