@@ -118,9 +118,6 @@ class Endpoint:
             readings.append(await self.read())
         return [one for one in readings if one is not None]
 
-    def catch_up(self) -> None:
-        """Bring the events of all exchanges up to date, if they do not count as they come."""
-
     async def close(self) -> None:
         """Close its connections."""
 
@@ -168,13 +165,11 @@ class ModelEndpoint(Endpoint):
         exchange.finished_s = self.now_s()
 
     async def read(self) -> Reading:
+        """See `Endpoint`; also counts the tokens of what runs."""
+        for sequence, exchange in self._answers.items():
+            exchange.events = sequence.produced
         found = self._engine.metrics()
         return Reading(self.now_s(), *(found[f"vllm:{name}"] for name in GAUGES))
-
-    def catch_up(self) -> None:
-        """See `Endpoint`: count the steps that are over of those that are made at once."""
-        for sequence, exchange in self._answers.items():
-            exchange.events = self._engine.produced(sequence)
 
 
 class Occupancy:
@@ -271,7 +266,6 @@ class Run:
             while len(self.exchanges) < load.least and not all(task.done() for task in coming):
                 readings += await endpoint.watch(endpoint.every_s)
         now_s = endpoint.now_s()
-        endpoint.catch_up()
         events, window_s = self._events() - events_before, now_s - started_s
         means = self._running.mean(now_s), self._slots.mean(now_s)
         return Ran(load, [], readings, started_s, window_s, events, *means)

@@ -36,23 +36,16 @@ class Samples:
 
 
 class VirtualEngine:
-    """One engine. Steps that differ in their contexts alone are made at once; an arrival cuts them
-    short at the end of the step in which it comes.
-    """
+    """One engine, which makes step after step while it has sequences."""
 
     def __init__(self, name: str, parameters: EngineParameters) -> None:
         self.name = name
         self.model = EngineModel(parameters)
         self.samples = Samples()
-        self.gaps: list[tuple[float, int]] = []
-        """Times between two tokens of a sequence, and how many of each there were."""
         self.gone: dict[str, float] = {}
         """The counters of models that a fault ended."""
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Sequence, tuple[asyncio.Future[None], Callable[[], None]]] = {}
-        self._step: Step | None = None
-        self._steps = 0
-        self._began_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = self._hangs = False
 
@@ -78,22 +71,18 @@ class VirtualEngine:
         self.model.add(sequence)
         future: asyncio.Future[None] = self._loop.create_future()
         self._calls[sequence] = future, on_first_token
-        if self._step is None:
+        if self._timer is None and not self._hangs:
             self._begin()
-        elif self._step.repeats > 1 and not self._hangs:
-            self._cut_short(self._step)
         await future
 
     def stop(self) -> None:
         """A fault: the engine's process ends, and all of its work with it."""
+        self.hang()
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
         for name, value in self.model.metrics().items():
             if name.endswith("_total"):
                 self.gone[name] = self.gone.get(name, 0.0) + value
         self.model = EngineModel(self.model.parameters)
-        self._step = None
         calls, self._calls = self._calls, {}
         for future, _ in calls.values():
             future.set_exception(EngineStopped())
@@ -103,62 +92,26 @@ class VirtualEngine:
         self._hangs = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def restart(self) -> None:
         """The engine is back, with an empty cache."""
         self._stopped = self._hangs = False
 
-    def produced(self, sequence: Sequence) -> int:
-        """How many tokens a sequence has now, in the middle of steps that are made at once, too."""
-        step = self._step
-        if step is None or sequence not in step.decoding:
-            return sequence.produced
-        return sequence.produced + step.steps_by(self._loop.time() - self._began_s) - 1
-
-    def settle(self) -> None:
-        """The simulation stops in the middle of this engine's steps: count those that are over."""
-        step, elapsed_s = self._step, self._loop.time() - self._began_s
-        if step is None or step.repeats == 1 or self._hangs:
-            return
-        steps = step.steps_by(elapsed_s) - 1
-        if steps:
-            for sequence in self.model.complete(step, steps):
-                self._end_call(sequence)
-        self.hang()
-
-    def _end_call(self, sequence: Sequence) -> None:
-        future, _ = self._calls.pop(sequence)
-        if not future.done():
-            future.set_result(None)
-
-    def _cut_short(self, step: Step) -> None:
-        steps = step.steps_by(self._loop.time() - self._began_s)
-        if steps < self._steps:
-            assert self._timer is not None
-            self._timer.cancel()
-            self._plan(step, steps)
-
-    def _plan(self, step: Step, steps: int) -> None:
-        self._steps = steps
-        self._timer = self._loop.call_at(self._began_s + step.duration_s(steps), self._end)
-
     def _begin(self) -> None:
-        self._step = self.model.schedule()
-        self._began_s = self._loop.time()
-        if self._step is not None and not self._hangs:
-            self._plan(self._step, self._step.repeats)
+        step = self.model.schedule()
+        if step is not None:
+            self._timer = self._loop.call_later(step.duration_s, self._end, step)
 
-    def _end(self) -> None:
-        step, steps = self._step, self._steps
-        assert step is not None
-        ended = self.model.complete(step, steps)
-        if step.decoding:
-            gap_s = step.duration_s(steps) / steps
-            self.gaps.append((gap_s, steps * len(step.decoding)))
+    def _end(self, step: Step) -> None:
+        self._timer = None
+        ended = self.model.complete(step)
         for sequence, _ in step.chunks:
             if sequence.produced == 1 and sequence.missing == 1:
                 self._calls[sequence][1]()
         self.samples.take(self._loop.time(), self.model)
         for sequence in ended:
-            self._end_call(sequence)
+            future, _ = self._calls.pop(sequence)
+            if not future.done():
+                future.set_result(None)
         self._begin()

@@ -206,40 +206,17 @@ class KvBlocks:
 
 
 class Step(NamedTuple):
-    """One step; or, if nothing but time can change them, up to `repeats` equal ones."""
+    """What one step does, and how long it takes."""
 
     chunks: list[tuple[Sequence, int]]
     """Sequences and how many of their tokens are computed, except those of `decoding`."""
     decoding: list[Sequence]
     """Sequences of which one token is computed and the next one generated."""
-    repeats: int
-    first_s: float
-    """Duration of the first step."""
-    growth_s: float
-    """How much longer each step takes than the one before it, because the contexts grow."""
-
-    def duration_s(self, steps: int) -> float:
-        """How long the first `steps` steps take."""
-        return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
-
-    def steps_by(self, elapsed_s: float) -> int:
-        """How many steps have ended when the one that runs `elapsed_s` after the start ends."""
-        low, high = 1, self.repeats
-        while low < high:
-            middle = (low + high) // 2
-            if self.duration_s(middle) >= elapsed_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    duration_s: float
 
 
 def timed(
-    timing: Timing,
-    chunks: list[tuple[Sequence, int]],
-    decoding: list[Sequence],
-    fresh: int,
-    repeats: int,
+    timing: Timing, chunks: list[tuple[Sequence, int]], decoding: list[Sequence], fresh: int
 ) -> Step:
     """A step with its duration. `fresh`: how many sequences begin in it."""
     prefill = pairs = 0
@@ -247,7 +224,7 @@ def timed(
         prefill += tokens
         pairs += tokens * sequence.computed + tokens * tokens // 2
     context = sum(sequence.computed for sequence in decoding) if timing.context_token_ns else 0
-    first_s = (
+    duration_s = (
         timing.step_ms * 1e-3
         + (
             timing.prefill_token_us * prefill
@@ -258,8 +235,7 @@ def timed(
         + timing.context_token_ns * context * 1e-9
         + timing.prefill_context_token_ps * pairs * 1e-12
     )
-    growth_s = timing.context_token_ns * len(decoding) * 1e-9
-    return Step(chunks, decoding, repeats, first_s, growth_s)
+    return Step(chunks, decoding, duration_s)
 
 
 class EngineModel:
@@ -329,10 +305,8 @@ class EngineModel:
         self._queue(sequence)
 
     def schedule(self) -> Step | None:
-        """The next step; None if there is nothing to do.
-
-        `complete` must follow; sequences may be added meanwhile, and then no more of the step's
-        repetitions may be completed than had begun.
+        """The next step; None if there is nothing to do. `complete` must follow; sequences may be
+        added meanwhile.
         """
         chunks: list[tuple[Sequence, int]] = []
         decoding: list[Sequence] = []
@@ -341,13 +315,10 @@ class EngineModel:
         if not chunks and not decoding:
             # The only one whose turn came was preempted; vLLM makes an empty step.
             return self.schedule() if preempted else None
-        repeats = 1
-        if not chunks and not preempted and len(decoding) == len(self.running):
-            repeats = self._repeats(decoding)
-        return timed(self.parameters.timing, chunks, decoding, fresh, repeats)
+        return timed(self.parameters.timing, chunks, decoding, fresh)
 
-    def complete(self, step: Step, steps: int = 1) -> list[Sequence]:
-        """`steps` repetitions of a step have ended. Returns the sequences that ended with them."""
+    def complete(self, step: Step) -> list[Sequence]:
+        """A step has ended. Returns the sequences that ended with it."""
         for sequence, tokens in step.chunks:
             sequence.computed += tokens
             if not sequence.missing:
@@ -355,11 +326,11 @@ class EngineModel:
                 self._generated += 1
         block_tokens = self.kv.block_tokens
         for sequence in step.decoding:
-            sequence.computed += steps
-            sequence.produced += steps
+            sequence.computed += 1
+            sequence.produced += 1
             if sequence.computed >= sequence.blocks * block_tokens:
                 self.kv.grow(sequence, sequence.computed)
-        self._generated += steps * len(step.decoding)
+        self._generated += len(step.decoding)
         ended = [one for one in step.decoding if one.ended]
         ended += [one for one, _ in step.chunks if one.ended]
         for sequence in ended:
@@ -473,17 +444,3 @@ class EngineModel:
         self._queries += sequence.tokens
         self._hits += known
         self._prompt_tokens += sequence.prompt_tokens
-
-    def _repeats(self, decoding: list[Sequence]) -> int:
-        """How many steps in a row hold these sequences: until one ends, or the blocks do not
-        suffice. Meanwhile nobody who waits can begin, because blocks only become fewer. (One could
-        that begins with the very text that is being generated; this is neglected.)
-        """
-        most = min(sequence.output_tokens - sequence.produced for sequence in decoding)
-        while most > 1 and self._needs(decoding, most) > self.kv.free:
-            most //= 2
-        return max(1, most)
-
-    def _needs(self, decoding: list[Sequence], steps: int) -> int:
-        size = self.kv.block_tokens
-        return sum(-(-(one.computed + steps) // size) - one.blocks for one in decoding)

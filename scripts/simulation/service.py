@@ -274,7 +274,7 @@ class VirtualService:
         assert self._leases is not None
         self._leases.cancel()
         for engine in self.engines:
-            engine.settle()
+            engine.hang()
         for ingress in self._ingresses:
             await ingress.dispatcher.stop()
 

@@ -1,5 +1,5 @@
-"""The engine model: every token is generated once, the KV cache never holds more than it has, what
-is preempted ends, and steps made at once are the steps made one by one.
+"""The engine model: every token is generated once, the KV cache never holds more than it has, and
+what is preempted ends.
 """
 
 from __future__ import annotations
@@ -61,21 +61,11 @@ engines = st.builds(
 )
 
 
-def copies(timed: list[tuple[float, Sequence]]) -> list[tuple[float, Sequence]]:
-    """The same sequences, before anything has happened to them."""
-    return [
-        (at_s, Sequence(s.prompt_tokens, s.output_tokens, s.priority, s.base, s.prefix))
-        for at_s, s in timed
-    ]
-
-
-def run(
-    model: EngineModel, timed: list[tuple[float, Sequence]], at_once: bool
-) -> list[tuple[int, float]]:
-    """Which sequence ended when. `at_once`: repeat steps until the next arrival."""
+def run(model: EngineModel, timed: list[tuple[float, Sequence]]) -> list[int]:
+    """The sequences in the order in which they ended."""
     now_s, waiting = 0.0, list(enumerate(timed))
     numbers = {id(sequence): number for number, (_, sequence) in waiting}
-    ends: list[tuple[int, float]] = []
+    ends: list[int] = []
     while waiting or not model.idle:
         while waiting and (waiting[0][1][0] <= now_s or model.idle):
             _, (at_s, sequence) = waiting.pop(0)
@@ -83,19 +73,14 @@ def run(
             model.add(sequence)
         step = model.schedule()
         assert step is not None, "there is work, and none of it can run"
-        steps = 1
-        if at_once:
-            steps = step.repeats
-            if waiting:
-                steps = min(steps, step.steps_by(waiting[0][1][0] - now_s))
         assert model.kv.used <= model.kv.total
         held = sum(sequence.blocks for sequence in model.running)
         assert held >= model.kv.used, "blocks that nobody holds"
         assert len(model.running) <= model.parameters.max_num_seqs
         computed = sum(tokens for _, tokens in step.chunks) + len(step.decoding)
         assert computed <= model.parameters.max_num_batched_tokens
-        now_s += step.duration_s(steps)
-        ends += [(numbers[id(sequence)], now_s) for sequence in model.complete(step, steps)]
+        now_s += step.duration_s
+        ends += [numbers[id(sequence)] for sequence in model.complete(step)]
     return ends
 
 
@@ -105,9 +90,9 @@ def test_every_sequence_ends_with_its_tokens_and_leaves_no_block_behind(
     engine: EngineParameters, timed: list[tuple[float, Sequence]]
 ) -> None:
     model = EngineModel(engine)
-    ends = run(model, timed, at_once=False)
+    ends = run(model, timed)
     sequences = [sequence for _, sequence in timed]
-    assert sorted(number for number, _ in ends) == list(range(len(timed)))
+    assert sorted(ends) == list(range(len(timed)))
     assert all(one.produced == one.output_tokens for one in sequences)
     assert model.kv.used == 0
     assert model.kv.free == model.kv.total
@@ -117,17 +102,6 @@ def test_every_sequence_ends_with_its_tokens_and_leaves_no_block_behind(
     assert metrics["vllm:num_preemptions_total"] == sum(one.preemptions for one in sequences)
     assert metrics["vllm:prefix_cache_hits_total"] == sum(one.hit_tokens for one in sequences)
     assert metrics["vllm:request_success_total"] == len(timed)
-
-
-@settings(max_examples=60, deadline=None)
-@given(engines, arrivals())
-def test_steps_made_at_once_are_the_steps_made_one_by_one(
-    engine: EngineParameters, timed: list[tuple[float, Sequence]]
-) -> None:
-    singly = run(EngineModel(engine), copies(timed), at_once=False)
-    at_once = run(EngineModel(engine), timed, at_once=True)
-    assert [number for number, _ in at_once] == [number for number, _ in singly]
-    assert [at_s for _, at_s in at_once] == pytest.approx([at_s for _, at_s in singly])
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_those_that_generate() -> None:
@@ -172,7 +146,7 @@ def run_to_the_end(model: EngineModel) -> list[Sequence]:
     """The sequences in the order in which they ended."""
     ended: list[Sequence] = []
     while (step := model.schedule()) is not None:
-        ended += model.complete(step, step.repeats)
+        ended += model.complete(step)
     return ended
 
 
