@@ -1,6 +1,5 @@
 """`scripts/simulate`: the command line, the work that it names, and what is printed and written."""
 
-import argparse
 import json
 import math
 import random
@@ -13,19 +12,22 @@ from typing import Any
 
 from rich.console import Console
 
+from scripts.benchmark.options import counts, make_parser, positive
 from serve_app.errors import SettingsError
 
 from . import traces
 from .engines import engine_names
 from .figures import Figures, figures, show
 from .policies import POLICIES
-from .presets import DEFAULT_ENGINE, PRESETS, Plan, capacity_per_s, cluster_of, speed_for
-from .service import Cluster, Source, simulate
+from .presets import DEFAULT_ENGINE, PRESETS, Plan, cluster_of, loaded, speed_for
+from .service import Cluster, simulate
 from .traces import Cast
 from .work import Work
-from .workloads import Lengths, bursts, open_loop, schedule
+from .workloads import Lengths, schedule
 
-WORKS = (*traces.TIMED, "poisson", "bursts")
+WORKS = (*traces.TIMED, "poisson")
+PROMPT, OUTPUT = Lengths(200), Lengths(150)
+"""Of the work that is drawn."""
 
 _ABOUT = """\
 The service's order of work in virtual time: its own dispatcher, scheduler and placement on modelled
@@ -34,10 +36,7 @@ engines. docs/simulator.md says what is modelled, and how well."""
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns its exit status."""
-    parser = _make_parser()
-    options = parser.parse_args(arguments)
-    if (options.preset is None) == (options.work is None):
-        parser.error("give one of --preset and --work")
+    options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 130)
     try:
         runs = _simulate(options, console)
@@ -95,32 +94,21 @@ def _plan(options: Namespace, cluster: Cluster, seed: int) -> Plan:
     Raises:
         SettingsError: the file of the trace is absent.
     """
-    cast = Cast(seed, options.tenants)
-    if options.work in traces.TIMED:
-        found = list(traces.TIMED[options.work](cast, cluster.engine.block_size))
-        source = _timed(found[: options.requests or None], options, cluster)
-    else:
-        source = _drawn(options, cluster, cast)
-    return Plan(cluster, [source], options.until_s)
+    cast = Cast(seed)
+    if options.work == "poisson":
 
+        def make(rng: random.Random) -> Work:
+            tenant, request_class = cast.draw(rng.random())
+            prompt, output = PROMPT.draw(rng), OUTPUT.draw(rng)
+            return Work(prompt, output, tenant=tenant, request_class=request_class)
 
-def _drawn(options: Namespace, cluster: Cluster, cast: Cast) -> Source:
-    prompt, output = Lengths(options.prompt_tokens), Lengths(options.output_tokens)
-
-    def make(rng: random.Random) -> Work:
-        tenant, request_class = cast.draw(rng.random())
-        return Work(prompt.draw(rng), output.draw(rng), tenant=tenant, request_class=request_class)
-
-    cv = options.cv if options.work == "bursts" else 1.0
-    rate_per_s = (options.load or 0.8) * capacity_per_s(cluster, make)
-    seed = str(cast.seed)
-    return open_loop(bursts(rate_per_s, cv, options.duration_s, seed), make, seed)
-
-
-def _timed(found: list[tuple[float, Work]], options: Namespace, cluster: Cluster) -> Source:
-    """As fast as the trace, or as `--load` says."""
+        load = options.load or 0.8
+        return Plan(cluster, [loaded(cluster, make, load, options.duration_s, str(seed))])
+    found = list(traces.TIMED[options.work](cast, cluster.engine.block_size))
+    found = found[: options.requests or None]
+    # As fast as the trace, or as `--load` says.
     speed = speed_for(found, cluster, options.load) if options.load else 1.0
-    return schedule(lambda: ((at_s / speed, work) for at_s, work in found))
+    return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in found))])
 
 
 def _epilog() -> str:
@@ -142,96 +130,52 @@ examples:
 exit status: 0; 2 when something that is needed is missing"""
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str]) -> Namespace:
     """Every option with its help."""
-    parser = argparse.ArgumentParser(
-        "scripts/simulate",
-        description=_ABOUT,
-        epilog=_epilog(),
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=26, width=108
-        ),
-    )
-    work = parser.add_argument_group("the work")
-    work.add_argument("--preset", choices=sorted(PRESETS), metavar="NAME", help="a named workload")
-    work.add_argument(
+    parser = make_parser("scripts/simulate", _ABOUT, _epilog())
+    work = parser.add_argument_group("the work").add_argument
+    work("--preset", choices=sorted(PRESETS), metavar="NAME", help="a named workload")
+    work(
         "--work",
         choices=WORKS,
         metavar="NAME",
         help=f"a trace of $HERMES_DATA, or drawn by the seed: {', '.join(WORKS)}",
     )
-    _add_work(work)
-    work.add_argument(
-        "--seeds", type=_numbers, default=(1,), metavar="N,N", help="one simulation for each (1)"
-    )
-    cluster = parser.add_argument_group("the service")
-    cluster.add_argument(
+    work("--load", type=float, help="arrivals as a share of what the cluster can do (poisson: 0.8)")
+    work("--duration-s", type=float, default=300.0, help="of poisson (300)")
+    work("--requests", type=positive, default=0, help="of a trace: no more than so many")
+    work("--seeds", type=counts, default=(1,), metavar="N,N", help="one simulation for each (1)")
+    cluster = parser.add_argument_group("the service").add_argument
+    cluster(
         "--policy",
         action="append",
-        default=[],
         choices=sorted(POLICIES),
         help="the order of work: what runs live (hermes), by arrival (fcfs), hermes with every "
         "length known (oracle), and that without ageing (shortest); may be repeated",
     )
-    cluster.add_argument(
-        "--engine", default=DEFAULT_ENGINE, metavar="NAME", help="the engine (%(default)s)"
-    )
-    cluster.add_argument(
-        "--replicas", type=_positive, default=1, metavar="N", help="engines (%(default)s)"
-    )
-    cluster.add_argument(
+    cluster("--engine", default=DEFAULT_ENGINE, metavar="NAME", help="the engine (%(default)s)")
+    cluster("--replicas", type=positive, default=1, metavar="N", help="engines (%(default)s)")
+    cluster(
         "--slots",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="requests that one engine runs at a time (the preset's, or 128)",
     )
-    cluster.add_argument(
-        "--ingresses", type=_positive, default=1, metavar="N", help="ingresses (%(default)s)"
-    )
-    cluster.add_argument(
+    cluster("--ingresses", type=positive, default=1, metavar="N", help="ingresses (%(default)s)")
+    cluster(
         "--gather-ms",
         type=float,
         default=0.0,
         metavar="MS",
         help="how long a claim waits for more after the first arrival; live: not at all (0)",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, dest="json_path", metavar="FILE", help="all figures")
-    return parser
-
-
-def _add_work(work: argparse._ArgumentGroup) -> None:
-    """What `--work` can be told."""
-    numbers: tuple[tuple[str, str, float, str], ...] = (
-        ("--load", "load", 0.0, "arrivals as a share of what the cluster can do (drawn: 0.8)"),
-        ("--cv", "cv", 3.0, "of bursts: coefficient of variation of the gaps (3)"),
-        ("--duration-s", "duration_s", 300.0, "for how long requests arrive (300)"),
-        ("--prompt-tokens", "prompt_tokens", 200, "median, drawn log-normally (200)"),
-        ("--output-tokens", "output_tokens", 150, "median, drawn log-normally (150)"),
-    )
-    for name, field, default, text in numbers:
-        work.add_argument(name, dest=field, type=float, default=default, metavar="X", help=text)
-    counts = (
-        ("--requests", 0, "of a trace: no more than so many"),
-        ("--tenants", 4, "where the work names none (4)"),
-    )
-    for name, default, text in counts:
-        work.add_argument(name, type=_positive, default=default, metavar="N", help=text)
-    work.add_argument(
-        "--until-s", type=float, metavar="S", help="stop there, whatever is still open"
-    )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    output = parser.add_argument_group("output").add_argument
+    output("--json", type=Path, dest="json_path", metavar="FILE", help="all figures")
+    options = parser.parse_args(arguments)
+    if (options.preset is None) == (options.work is None):
+        parser.error("give one of --preset and --work")
+    return options
 
 
 if __name__ == "__main__":

@@ -7,32 +7,9 @@ from scripts.simulation.engine_model import EngineModel, Sequence, Step
 from scripts.simulation.engines import EngineParameters
 from serve_app.contract import EngineReport
 
-_SAMPLES = 4096
-
 
 class EngineStopped(Exception):
     """The engine failed, and what it worked on is lost."""
-
-
-class Samples:
-    """Readings over time: evenly thinned out, so that a run of any length keeps a few thousand."""
-
-    def __init__(self) -> None:
-        self.taken: list[tuple[float, float, int, int]] = []
-        """Seconds, share of the KV cache used, sequences running, sequences waiting."""
-        self._every = 1
-        self._count = 0
-
-    def take(self, now_s: float, model: EngineModel) -> None:
-        """Read a model."""
-        self._count += 1
-        if self._count % self._every:
-            return
-        used = model.kv.used / model.kv.total
-        self.taken.append((now_s, used, len(model.running), model.waiting))
-        if len(self.taken) >= _SAMPLES:
-            self.taken = self.taken[1::2]
-            self._every *= 2
 
 
 class VirtualEngine:
@@ -41,7 +18,8 @@ class VirtualEngine:
     def __init__(self, name: str, parameters: EngineParameters) -> None:
         self.name = name
         self.model = EngineModel(parameters)
-        self.samples = Samples()
+        self.samples: list[tuple[float, float, int, int]] = []
+        """After each step: seconds, share of the KV cache used, sequences running and waiting."""
         self.gone: dict[str, float] = {}
         """The counters of models that a fault ended."""
         self._loop = asyncio.get_running_loop()
@@ -109,7 +87,8 @@ class VirtualEngine:
         for sequence, _ in step.chunks:
             if sequence.produced == 1 and sequence.missing == 1:
                 self._calls[sequence][1]()
-        self.samples.take(self._loop.time(), self.model)
+        kv, running, waiting = self.model.kv, len(self.model.running), self.model.waiting
+        self.samples.append((self._loop.time(), kv.used / kv.total, running, waiting))
         for sequence in ended:
             future, _ = self._calls.pop(sequence)
             if not future.done():

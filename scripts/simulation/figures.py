@@ -3,7 +3,8 @@ table that shows them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,6 +29,7 @@ _COLUMNS = (
     "TTFT s",
     "token ms",
     "whole s",
+    "in SLO",
 )
 
 
@@ -85,51 +87,37 @@ class Figures:
     claims: int
 
 
-def figures(outcome: Outcome, seed: int, slos: dict[str, Slo]) -> Figures:
+def figures(outcome: Outcome, seed: int, slos: Mapping[str, Slo]) -> Figures:
     """Count."""
     records = outcome.records
     total = sum(record.tokens for record in records) or 1
-    groups = [_group("all", records, total, slos)]
-    for name in CLASSES:
-        _append(
-            groups, name, [one for one in records if one.work.request_class == name], total, slos
-        )
-    by_tenant: dict[str, list[Record]] = {}
-    for record in records:
-        by_tenant.setdefault(record.work.tenant, []).append(record)
-    largest = sorted(by_tenant, key=lambda name: -outcome.served.get(name, 0))[:_TENANTS]
-    for name in sorted(largest) if len(by_tenant) > 1 else ():
-        _append(groups, name, by_tenant[name], total, slos)
+    of_tenants = Counter(outcome.served).most_common(_TENANTS)
+    parts = [("all", records)]
+    parts += [(c, [one for one in records if one.work.request_class == c]) for c in CLASSES]
+    if len(outcome.served) > 1:
+        names = sorted(name for name, _ in of_tenants)
+        parts += [(name, [one for one in records if one.work.tenant == name]) for name in names]
     end_s = outcome.end_s or 1e-9
     busy_s, idle_s = slot_times(outcome)
-    engine: dict[str, float] = {}
+    engine: Counter[str] = Counter()
     for metrics in (one.metrics() for one in outcome.engines):
-        for name, value in metrics.items():
-            if name.endswith("_total"):
-                engine[name] = engine.get(name, 0.0) + value
+        engine.update({name: n for name, n in metrics.items() if name.endswith("_total")})
     return Figures(
         outcome.policy,
         seed,
         outcome.end_s,
         outcome.wall_s,
-        groups,
+        [_group(name, some, total, slos) for name, some in parts if some],
         total / end_s,
         busy_s / end_s / outcome.cluster.slots,
         idle_s,
-        max((sample[1] for one in outcome.engines for sample in one.samples.taken), default=0.0),
-        engine,
+        max((sample[1] for one in outcome.engines for sample in one.samples), default=0.0),
+        dict(engine),
         outcome.round_trips,
     )
 
 
-def _append(
-    groups: list[Group], name: str, records: Sequence[Record], total: int, slos: dict[str, Slo]
-) -> None:
-    if records:
-        groups.append(_group(name, records, total, slos))
-
-
-def _group(name: str, records: Sequence[Record], total: int, slos: dict[str, Slo]) -> Group:
+def _group(name: str, records: Sequence[Record], total: int, slos: Mapping[str, Slo]) -> Group:
     answered = [record for record in records if record.answered]
 
     def times(measure: Callable[[Record], float], scale: float = 1.0) -> tuple[float, float]:
@@ -137,11 +125,8 @@ def _group(name: str, records: Sequence[Record], total: int, slos: dict[str, Slo
         return percentile(values, 50), percentile(values, 99)
 
     tokens = sum(record.tokens for record in records)
-    wait, ttft = times(lambda one: one.wait_s), times(lambda one: one.ttft_s)
-    per_token = times(lambda one: one.per_token_s, 1e3)
-    whole = times(lambda one: one.whole_s)
     judged = [record for record in records if record.work.request_class in slos]
-    good = sum(_keeps(record, slos) for record in judged)
+    good = sum(_keeps(record, slos[record.work.request_class]) for record in judged)
     expired = sum(record.expired for record in records)
     refused = sum(record.refused for record in records)
     return Group(
@@ -153,16 +138,15 @@ def _group(name: str, records: Sequence[Record], total: int, slos: dict[str, Slo
         len(records) - len(answered) - expired - refused,
         tokens,
         tokens / total,
-        *wait,
-        *ttft,
-        *per_token,
-        *whole,
-        good / len(judged) if judged else float("nan"),
+        *times(lambda one: one.wait_s),
+        *times(lambda one: one.ttft_s),
+        *times(lambda one: one.per_token_s, 1e3),
+        *times(lambda one: one.whole_s),
+        good / len(judged) if judged else math.nan,
     )
 
 
-def _keeps(record: Record, slos: dict[str, Slo]) -> bool:
-    slo = slos[record.work.request_class]
+def _keeps(record: Record, slo: Slo) -> bool:
     return record.answered and record.ttft_s <= slo.ttft_s and record.per_token_s <= slo.per_token_s
 
 
@@ -204,29 +188,23 @@ def show(console: Console, found: Figures, title: str) -> None:
     table = Table(
         title=title, title_justify="left", caption=_caption(found), caption_justify="left"
     )
-    judged = any(not math.isnan(group.good) for group in found.groups)
-    for column in _COLUMNS + (("in SLO",) if judged else ()):
+    for column in _COLUMNS:
         table.add_column(column, justify="right" if column else "left")
     for place, group in enumerate(found.groups):
-        cells = _cells(group)
-        if judged:
-            cells.append("-" if math.isnan(group.good) else f"{group.good:.1%}")
-        table.add_row(*cells, end_section=place == 0)
+        table.add_row(
+            group.name,
+            f"{group.requests:,}",
+            f"{group.answered:,}",
+            f"{group.tokens:,}",
+            f"{group.share:.1%}",
+            _pair(group.wait_p50_s, group.wait_p99_s),
+            _pair(group.ttft_p50_s, group.ttft_p99_s),
+            _pair(group.per_token_p50_ms, group.per_token_p99_ms),
+            _pair(group.whole_p50_s, group.whole_p99_s),
+            "-" if math.isnan(group.good) else f"{group.good:.1%}",
+            end_section=place == 0,
+        )
     console.print(table)
-
-
-def _cells(group: Group) -> list[str]:
-    return [
-        group.name,
-        f"{group.requests:,}",
-        f"{group.answered:,}",
-        f"{group.tokens:,}",
-        f"{group.share:.1%}",
-        _pair(group.wait_p50_s, group.wait_p99_s),
-        _pair(group.ttft_p50_s, group.ttft_p99_s),
-        _pair(group.per_token_p50_ms, group.per_token_p99_ms),
-        _pair(group.whole_p50_s, group.whole_p99_s),
-    ]
 
 
 def _pair(middle: float, tail: float) -> str:

@@ -91,7 +91,7 @@ def preempted(outcome: Outcome) -> float:
 def waiting_inside(outcome: Outcome) -> float:
     """Sequences that wait in the engine: the median over time."""
     (engine,) = outcome.engines
-    samples = engine.samples.taken
+    samples = engine.samples
     return median(
         waits
         for (now_s, _, _, waits), (next_s, *_) in pairwise(samples)
