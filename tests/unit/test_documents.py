@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from scripts.local import openai_page, settings_page
+from scripts.local import pages
 from serve_app.settings import load_settings
 from tests.unit.test_architecture import LAYERS
 
@@ -23,14 +23,10 @@ pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_of_differences_from_openai_is_what_the_code_answers() -> None:
-    shown = openai_page.PAGE.read_text()
-    assert shown == openai_page.page(), "run: .venv/bin/python -m scripts.local.openai_page"
-
-
-def test_the_settings_page_shows_the_settings_tree() -> None:
-    shown = settings_page.PAGE.read_text()
-    assert shown == settings_page.page(), "run: .venv/bin/python -m scripts.local.settings_page"
+@pytest.mark.parametrize("name", sorted({document for document, _, _ in pages.TABLES}))
+def test_the_tables_of_a_document_are_those_of_the_code(name: str) -> None:
+    shown = (pages.DOCS / name).read_text()
+    assert shown == pages.page(name), "run: .venv/bin/python -m scripts.local.pages"
 
 
 def test_every_config_file_of_the_cluster_folder_has_settings_that_load(

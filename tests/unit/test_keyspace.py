@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scripts.local import keys_page
 from serve_app.redis import keyspace
 from serve_app.redis.keyspace import KINDS, Kind, Type
 from tests.tables import each
@@ -58,11 +57,6 @@ def test_the_table_holds_every_name_that_can_be_made() -> None:
         if inspect.isfunction(value) and value.__module__ == keyspace.__name__
     }
     assert functions == {kind.name.__name__ for kind in KINDS}
-
-
-def test_the_page_of_keys_shows_the_table() -> None:
-    shown = keys_page.PAGE.read_text()
-    assert shown == keys_page.page(), "run: .venv/bin/python -m scripts.local.keys_page"
 
 
 def rules_of_the_service(file: str, namespace: str) -> list[str]:

@@ -1,0 +1,99 @@
+"""Writes the tables of documents whose rows are in the code: settings, presets, Redis keys, errors.
+The text around them is the documents' own; a test compares both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused, error_body
+from serve_app.ingress.validation.fields import WITHOUT_EFFECT
+from serve_app.redis.keyspace import KINDS
+from serve_app.settings import Settings
+from serve_app.settings.presets import PRESETS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    """A row for each setting of the tree."""
+    for name, field in section.model_fields.items():
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        child = next(
+            (c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None
+        )
+        if child is not None:
+            yield from settings(child, f"{prefix}{name}.")
+        else:
+            default = field.get_default(call_default_factory=True)
+            shown = "" if default is None else f"`{default}`" if default != "" else ""
+            yield f"| `{prefix}{name}` | {shown} | {field.description or ''} |"
+
+
+def presets() -> Iterator[str]:
+    """A row for each setting that a preset decides."""
+    for setting, field in {
+        "workers.max_running_requests": "sequences",
+        "engine.args.max_num_batched_tokens": "batched_tokens",
+        "engine.args.gpu_memory_utilization": "memory_share",
+        "workers.autoscaling.target_ongoing_requests ÷ workers.max_running_requests": "busy_share",
+    }.items():
+        yield f"| `{setting}` | {' | '.join(str(getattr(p, field)) for p in PRESETS.values())} |"
+
+
+def redis_keys() -> Iterator[str]:
+    """A row for each kind of key."""
+    for kind in KINDS:
+        holds = " ".join(kind.holds.split())
+        yield f"| `{kind.pattern}` | {kind.type} | {holds} | {kind.writers} | {kind.lifetime} |"
+
+
+def errors() -> Iterator[str]:
+    """A row for each reason of a refusal."""
+    for reason in sorted(Reason, key=lambda one: (RequestRefused(one, "").status, one)):
+        refused = RequestRefused(reason, "")
+        kind = error_body(reason, "")["error"]["type"]
+        again = "no" if "x-should-retry" in refused.headers() else "yes"
+        yield f"| `{reason}` | {refused.status} | `{kind}` | {again} |"
+
+
+def without_effect() -> Iterator[str]:
+    """A row for each path that takes fields which do nothing."""
+    for path, names in WITHOUT_EFFECT.items():
+        yield f"| `{path}` | {', '.join(f'`{name}`' for name in sorted(names))} |"
+
+
+TABLES: tuple[tuple[str, str, Callable[[], Iterator[str]]], ...] = (
+    ("settings.md", "| setting | default | meaning |", settings),
+    ("settings.md", f"| setting | {' | '.join(f'`{name}`' for name in PRESETS)} |", presets),
+    ("redis-keys.md", "| name | type | holds | written by | lifetime |", redis_keys),
+    ("compatibility-openai.md", "| `code` | status | `type` | the SDK tries again |", errors),
+    (
+        "compatibility-openai.md",
+        "| path | OpenAI's fields that vLLM does not know |",
+        without_effect,
+    ),
+)
+"""Document, first line of a table, and what gives its rows."""
+
+
+def page(name: str) -> str:
+    """A document as it should be."""
+    text = (DOCS / name).read_text()
+    for document, head, rows in TABLES:
+        if document == name:
+            begin, _, rest = text.partition(f"{head}\n")
+            rule, _, rest = rest.partition("\n")
+            after = re.sub(r"\A(\|.*\n)*", "", rest)
+            text = "\n".join([begin + head, rule, *rows(), after])
+    return text
+
+
+if __name__ == "__main__":
+    for document in dict.fromkeys(name for name, _, _ in TABLES):
+        (DOCS / document).write_text(page(document))
