@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from .traces import Cast
 from .work import Work
 from .workloads import Lengths, schedule
 
-WORKS = (*traces.TIMED, "poisson")
 PROMPT, OUTPUT = Lengths(200), Lengths(150)
 """Of the work that is drawn."""
 
@@ -104,8 +104,7 @@ def _plan(options: Namespace, cluster: Cluster, seed: int) -> Plan:
 
         load = options.load or 0.8
         return Plan(cluster, [loaded(cluster, make, load, options.duration_s, str(seed))])
-    found = list(traces.TIMED[options.work](cast, cluster.engine.block_size))
-    found = found[: options.requests or None]
+    found = list(islice(traces.azure(cast), options.requests))
     # As fast as the trace, or as `--load` says.
     speed = speed_for(found, cluster, options.load) if options.load else 1.0
     return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in found))])
@@ -137,13 +136,12 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     work("--preset", choices=sorted(PRESETS), metavar="NAME", help="a named workload")
     work(
         "--work",
-        choices=WORKS,
-        metavar="NAME",
-        help=f"a trace of $HERMES_DATA, or drawn by the seed: {', '.join(WORKS)}",
+        choices=("azure", "poisson"),
+        help="Azure's conversation trace in $HERMES_DATA, or drawn by the seed",
     )
     work("--load", type=float, help="arrivals as a share of what the cluster can do (poisson: 0.8)")
     work("--duration-s", type=float, default=300.0, help="of poisson (300)")
-    work("--requests", type=positive, default=0, help="of a trace: no more than so many")
+    work("--requests", type=positive, help="of azure: no more than so many")
     work("--seeds", type=counts, default=(1,), metavar="N,N", help="one simulation for each (1)")
     cluster = parser.add_argument_group("the service").add_argument
     cluster(

@@ -1,27 +1,22 @@
-"""Public traces as work. They lie in `$HERMES_DATA/traces` and are never copied into the project.
-
-No trace has classes, and most have no tenants: both are drawn by a seed (`Cast`).
+"""A public trace as work. It lies in `$HERMES_DATA/traces` and is never copied into the project. It
+has no classes and no tenants: both are drawn by a seed (`Cast`).
 """
 
 import csv
-import json
 import os
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from serve_app.errors import SettingsError
 
 from .work import Work
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TICK_S = 3.0
-"""Mooncake's times are multiples of this."""
 
 
 def trace_file(name: str) -> Path:
@@ -46,7 +41,7 @@ class Cast:
     classes: tuple[tuple[str, float], ...] = (("realtime", 2), ("standard", 6), ("batch", 2))
 
     def draw(self, who: object) -> tuple[str, str]:
-        """Tenant and class of a session or request; always the same ones."""
+        """Tenant and class of a request; always the same ones."""
         rng = random.Random(f"{self.seed}/{who}")
         sums = list(accumulate(1 / (place + 1) for place in range(self.tenants)))
         tenant = bisect_right(sums, rng.random() * sums[-1])
@@ -85,43 +80,3 @@ def azure_part(seed: int, count: int, most_tokens: int) -> list[tuple[float, Wor
     first = random.Random(f"{seed}/azure").randrange(max(1, len(timed) - count))
     part = timed[first : first + count]
     return [(at_s - part[0][0], work) for at_s, work in part]
-
-
-def mooncake(
-    cast: Cast, file_name: str, trace_block: int, block_size: int
-) -> Iterator[tuple[float, Work]]:
-    """Mooncake's conversation trace: its blocks say which beginnings are the same."""
-    rng = random.Random(f"{cast.seed}/mooncake")
-    rows: list[tuple[float, dict[str, Any]]] = []
-    for line in trace_file(file_name).read_text().splitlines():
-        row = json.loads(line)
-        rows.append((row["timestamp"] / 1000 + rng.random() * _TICK_S, row))
-    rows.sort(key=lambda one: one[0])
-    ratio = trace_block // block_size
-    for number, (at_s, row) in enumerate(rows):
-        session = row.get("session", "")
-        tenant, name = cast.draw(session or number)
-        full = row["input_length"] // block_size
-        prefix = (name_of * ratio + part for name_of in row["hash_ids"] for part in range(ratio))
-        work = Work(
-            max(1, row["input_length"]),
-            max(1, row["output_length"]),
-            tenant=tenant,
-            session=session,
-            request_class=name,
-            prefix=tuple(islice(prefix, full)),
-        )
-        yield at_s, work
-
-
-Reader = Callable[[Cast, int], Iterator[tuple[float, Work]]]
-TIMED: dict[str, Reader] = {
-    "azure": lambda cast, _: azure(cast),
-    "mooncake": lambda cast, block: mooncake(
-        cast, "mooncake_conversation_sessions.jsonl", 512, block
-    ),
-    "mooncake-div16": lambda cast, block: mooncake(
-        cast, "mooncake_conversation_div16.jsonl", 32, block
-    ),
-}
-"""Traces with times of arrival."""

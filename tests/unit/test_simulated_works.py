@@ -24,11 +24,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     )
-    rows = [
-        {"timestamp": 0, "input_length": 70, "output_length": 5, "hash_ids": [0, 1, 2]},
-        {"timestamp": 3000, "input_length": 64, "output_length": 9, "hash_ids": [0, 7]},
-    ]
-    (folder / "mooncake_conversation_div16.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
 
