@@ -46,6 +46,7 @@ class Reason(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     QUEUE_FULL = "queue_full"
     STORAGE_FULL = "storage_full"
+    RESULTS_FULL = "results_full"
     TENANT_LIMIT = "tenant_limit"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     """OpenAI's word for what is longer than the model's context."""

@@ -45,6 +45,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.UNSUPPORTED_MEDIA_TYPE: _Shape(415, "invalid_request_error"),
     Reason.QUEUE_FULL: _Shape(429, "rate_limit_error", retryable=True),
     Reason.STORAGE_FULL: _Shape(429, "rate_limit_error", retryable=True),
+    Reason.RESULTS_FULL: _Shape(429, "rate_limit_error", retryable=True),
     Reason.CONTEXT_LENGTH_EXCEEDED: _Shape(400, "invalid_request_error"),
     Reason.TENANT_LIMIT: _Shape(429, "rate_limit_error", retryable=True),
     Reason.TOO_MANY_CONNECTIONS: _Shape(429, "rate_limit_error", retryable=True),

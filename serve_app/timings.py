@@ -105,6 +105,9 @@ after 4 s.
 ENDED_WITHIN_S = 300.0
 """A journal outlives its deadline by at least this long, so that a late ending still finds it."""
 
+KEPT_HOUR_MS = 3_600_000
+"""Answers that are kept without a reader are counted by the hour in which they expire."""
+
 # -- request queue --------------------------------------------------------------------------------
 
 CLAIM_BLOCK_MS = 1_000

@@ -71,7 +71,8 @@ class Admission:
         passed to `unsure`.
 
         Raises:
-            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `idempotency_conflict`,
+            RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `results_full`,
+                `idempotency_conflict`,
                 `journal_lost` if the submission continues what is not there.
             RedisUnavailable: Redis cannot be reached.
         """
@@ -128,6 +129,8 @@ class Admission:
         expect: Expect,
         send: Send,
     ) -> Receipt:
+        if facts.detached:
+            self._limits.check_kept(await self._store.kept(facts.tenant))
         place = self._limits.enter(facts.tenant, facts.request_class, len(submission.body))
         begun = partial(self._limits.leave, place)
         forget = expect(request_id)

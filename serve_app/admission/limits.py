@@ -14,6 +14,7 @@ from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.admission.waiting_limits import Ticket, WaitingLimits
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.journal.kept import Kept
 from serve_app.loops import jittered
 from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.settings import Settings
@@ -35,12 +36,32 @@ class AdmissionLimits:
         self.memory = MemoryLimit(settings)
         self.waiting = WaitingLimits(settings)
         self._queue = settings.queue
+        self._kept_share = settings.journal.max_kept_share
+        self._tenants_differ = settings.auth.required
         self._depths: Mapping[str, Depth] = {}
 
     @property
     def unclaimed(self) -> int:
         """Requests in the queues that no ingress had claimed when they were read last."""
         return sum(depth.waiting for depth in self._depths.values())
+
+    def check_kept(self, kept: Kept) -> None:
+        """Refuse a request whose answer would be kept without a reader, if too many are.
+
+        Raises:
+            RequestRefused: `results_full`.
+        """
+        bound_bytes = self._kept_share * self.memory.room_bytes
+        own_bytes = bound_bytes * (self._queue.max_tenant_share if self._tenants_differ else 1)
+        if kept.in_all < bound_bytes and kept.of_tenant < own_bytes:
+            return
+        raise RequestRefused(
+            Reason.RESULTS_FULL,
+            f"The answers that are kept without a reader occupy {kept.in_all:,} bytes, yours "
+            f"{kept.of_tenant:,} of at most {own_bytes:,.0f}; wait until some expire, or send the "
+            "request without Prefer: respond-async.",
+            retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,
+        )
 
     def enter(self, tenant: str, request_class: str, body_bytes: int) -> Place:
         """Count a request that is about to be written to Redis, until `answered` and `leave`.

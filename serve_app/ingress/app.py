@@ -86,5 +86,8 @@ async def _defect(*_: object) -> Response:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    refusal = RequestRefused(Reason.INVALID_REQUEST, str(error.errors()[0]["msg"]))
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    message = f"Invalid value for '{param}': {first['msg']}."
+    refusal = RequestRefused(Reason.INVALID_REQUEST, message, param=param)
     return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")

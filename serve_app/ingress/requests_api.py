@@ -1,10 +1,11 @@
-"""`/v1/requests/{id}`: show a request, read its answer or events from any ingress, cancel it."""
+"""`/v1/requests`: list requests, show one, read its answer or events anywhere, or cancel it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import Reason, State
@@ -18,11 +19,34 @@ from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import FIRST_OPENING_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
+from serve_app.policy.classes import CLASSES
+
+_A_LOOK = 50
+"""Requests of which one round trip reads the state."""
+_LOOKED_AT = 500
+"""Most requests that one call looks at, however few of them are wanted."""
 
 
 def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
-    """The four endpoints."""
+    """The endpoints."""
     router = APIRouter(tags=["requests"])
+
+    @router.get("/v1/requests", summary="Your latest requests, newest first")
+    async def list_requests(
+        request: Request,
+        state: str = "",
+        request_class: Annotated[str, Query(alias="class")] = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: Annotated[str, Query(max_length=64)] = "",
+    ) -> JSONResponse:
+        _check_one_of("state", state, list(State))
+        _check_one_of("class", request_class, CLASSES)
+        wanted = {"state": state, "class": request_class}
+        try:
+            page = await _page(store, request.state.tenant, wanted, limit, after)
+        except RedisUnavailable:
+            raise journal_unavailable() from None
+        return JSONResponse(page)
 
     @router.get(
         "/v1/requests/{request_id}",
@@ -63,6 +87,47 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         return JSONResponse(describe(request_id, entries))
 
     return router
+
+
+def _check_one_of(param: str, value: str, allowed: Sequence[str]) -> None:
+    if value and value not in allowed:
+        raise _invalid(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
+
+
+def _invalid(param: str, why: str) -> RequestRefused:
+    message = f"Invalid value for '{param}': {why}."
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+
+
+async def _page(
+    store: JournalStore, tenant: str, wanted: Mapping[str, str], limit: int, after: str
+) -> dict[str, Any]:
+    """A page in OpenAI's form. `last_id` is where the next one begins; the request of this id has
+    another state or class if none of the last `_LOOKED_AT` ones is wanted.
+    """
+    data: list[dict[str, Any]] = []
+    last, looked_at, more = after, 0, True
+    while more and len(data) < limit and looked_at < _LOOKED_AT:
+        ids = await store.listed(tenant, last, _A_LOOK + 1)
+        if ids is None:
+            raise _invalid("after", f"no request '{after}' is listed (any more)")
+        ids, more = ids[:_A_LOOK], len(ids) > _A_LOOK
+        for request_id, entries in zip(ids, await store.outlines(ids), strict=True):
+            if len(data) == limit:
+                more = True
+                break
+            last, looked_at = request_id, looked_at + 1
+            found = describe(request_id, entries) if entries else None
+            if found and all(found[name] == one for name, one in wanted.items() if one):
+                data.append(found)
+    first_id = data[0]["id"] if data else None
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": first_id,
+        "last_id": last or None,
+        "has_more": more,
+    }
 
 
 def accepted(request_id: str, facts: RequestFacts) -> Response:

@@ -14,7 +14,17 @@ from serve_app.journal import outline
 from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine, Summary
-from serve_app.journal.ids import BEGINNING, REQUEST_ID, EntryId, following, opening_id, seal_id
+from serve_app.journal.ids import (
+    BEGINNING,
+    REQUEST_ID,
+    TERMINAL_ID,
+    EntryId,
+    following,
+    opening_id,
+    seal_id,
+)
+from serve_app.journal.kept import Kept, kept
+from serve_app.journal.listing import listed, listing
 from serve_app.journal.wakes import encode_wakes, wake_of
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key, queue_key
@@ -58,8 +68,8 @@ class JournalStore:
     def first_entry(
         self, request_id: str, line: RequestLine, body: bytes, facts: RequestFacts
     ) -> list[Command]:
-        """The commands that write a request's first entry and its body, with their expiry. Send
-        them in one transaction with the queue entry.
+        """The commands that write a request's first entry and its body, with their expiry, and list
+        it. Send them in one transaction with the queue entry.
         """
         key = self.key(request_id)
         keep_ms = self.keep_ms(facts)
@@ -68,6 +78,7 @@ class JournalStore:
             ("XADD", key, str(first.id), *flatten(first)),
             ("PEXPIRE", key, keep_ms),
             ("SET", self.body_key(request_id), body, "PX", keep_ms),
+            *listing(self._settings, request_id, facts),
         ]
 
     async def read(self, request_id: str, after: EntryId = BEGINNING) -> list[Entry] | None:
@@ -114,6 +125,31 @@ class JournalStore:
             replies += all_answered(await self._link.call(outline.more_questions(key, epochs)))
             found = outline.put_together(replies)
         return found or None
+
+    async def outlines(self, request_ids: Sequence[str]) -> list[list[Entry] | None]:
+        """Like `outline` for many journals, in one round trip if none has several attempts.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        if not request_ids:
+            return []
+        questions = [outline.first_questions(self.key(one)) for one in request_ids]
+        replies = iter(all_answered(await self._link.call([one for q in questions for one in q])))
+        found: list[list[Entry] | None] = []
+        for request_id, asked in zip(request_ids, questions, strict=True):
+            entries = outline.put_together([next(replies) for _ in asked])
+            several = outline.epochs_left(entries)
+            found.append(await self.outline(request_id) if several else entries or None)
+        return found
+
+    async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
+        """See `listing.listed`."""
+        return await listed(self._settings, self._link, tenant, after, at_most)
+
+    async def kept(self, tenant: str) -> Kept:
+        """See `kept.kept`."""
+        return await kept(self._link, self._settings.namespace, tenant, self._clock.now_ms())
 
     async def read_request(self, request_id: str) -> Entry | None:
         """The request itself, with its body if that still exists; None if there is no such journal
@@ -242,6 +278,8 @@ class JournalStore:
         if facts is not None:
             wakes = encode_wakes([wake_of(request_id, terminal)])
             after.append(("PUBLISH", facts.wake, wakes))
+            if facts.detached:  # of its answer nothing is kept
+                after.append(("XTRIM", key, "MINID", str(TERMINAL_ID)))
             if queued := entries[0].queue_entry:  # nobody waits for a claim of it any more
                 line = queue_key(self._settings.namespace, facts.model, facts.request_class)
                 after += [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]

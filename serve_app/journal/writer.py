@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from serve_app import timings
+from serve_app.contract import State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal import opening
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, decode_facts, flatten
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, TERMINAL_ID, EntryId
+from serve_app.journal.kept import keeping
 from serve_app.journal.standing import Standing, last_entries, standing, was_ours
 from serve_app.journal.wakes import Wake, encode_wakes, wake_of
 from serve_app.loops import Loops, backoff
@@ -94,6 +96,7 @@ class JournalWriter:
         channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
         attempt.retention_s = (asked and asked.retention_s) or self._settings.journal.retention_s
+        attempt.detached_tenant = asked.tenant if asked and asked.detached else ""
         attempt.history.add(entries[-1])
         if (
             request_id in self._attempts
@@ -269,13 +272,25 @@ class JournalWriter:
         """The attempt's own terminal entry is accepted."""
         attempt.accepted(terminal)
         self._announce(attempt, terminal)
-        self._retain(attempt, compacted=terminal.packed is not None)
+        self._retain(attempt, terminal)
         self._forget(attempt, fenced=False)
 
-    def _retain(self, attempt: Attempt, compacted: bool) -> None:
-        if compacted:
+    def _retain(self, attempt: Attempt, terminal: Entry) -> None:
+        """Trim the journal, and let it expire. Of a detached request that failed, only this
+        remains.
+        """
+        settings, detached = self._settings, attempt.detached_tenant
+        trimmed = terminal.packed is not None or (
+            detached and terminal.state is not State.COMPLETED
+        )
+        if trimmed:
             self._after.append(("XTRIM", attempt.key, "MINID", str(TERMINAL_ID)))
         self._after.append(("PEXPIRE", attempt.key, int(attempt.retention_s * 1000)))
+        if detached and (summary := terminal.summary):
+            size = sum(map(len, terminal.fields.values())) if trimmed else attempt.bytes
+            until_ms = summary.ended_ms + int(attempt.retention_s * 1000)
+            longest_s = settings.journal.max_retention_s
+            self._after += keeping(settings.namespace, detached, size, until_ms, longest_s)
         self._something_to_do.set()
 
     def _forget(self, attempt: Attempt, fenced: bool) -> None:

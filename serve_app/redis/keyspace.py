@@ -43,6 +43,18 @@ def later_request_key(namespace: str, first_id: str) -> str:
     return f"{namespace}:i:{first_id}"
 
 
+def requests_key(namespace: str, tenant: str) -> str:
+    """The ids of a tenant's latest requests, by their admission in Unix milliseconds."""
+    return f"{namespace}:r:{tenant}"
+
+
+def kept_key(namespace: str, tenant: str) -> str:
+    """Bytes of a tenant's (without a name: of all) answers that are kept without a reader, by the
+    hour in which they expire.
+    """
+    return f"{namespace}:k:{tenant}"
+
+
 def readers_key(namespace: str, request_id: str) -> str:
     """The ingresses that hold a connection of a request's client, as long as they live."""
     return f"{namespace}:a:{request_id}"
@@ -94,7 +106,8 @@ class Type(StrEnum):
     STREAM = "stream"
     STRING = "string"
     SORTED_SET = "sorted set"
-    ANY = "stream, string or sorted set"
+    HASH = "hash"
+    ANY = "stream, string, sorted set or hash"
     CHANNEL = "channel"
 
 
@@ -139,6 +152,19 @@ KINDS = (
         Type.STRING,
         "ingress (admission)",
         "a minute longer than its request's journal",
+    ),
+    Kind(
+        requests_key,
+        Type.SORTED_SET,
+        "ingress (admission)",
+        "the longest that a journal of the newest one can be kept; the last "
+        "`journal.listed_requests` ids",
+    ),
+    Kind(
+        kept_key,
+        Type.HASH,
+        "worker",
+        "two hours longer than `journal.max_retention_s` after the last such answer",
     ),
     Kind(readers_key, Type.SORTED_SET, "ingress", "two minutes"),
     Kind(wake_channel, Type.CHANNEL, "worker, ingress (endings)", "while the ingress is alive"),

@@ -19,6 +19,9 @@ from serve_app.redis.keyspace import trial_channel, trial_key
 _RELEASE, _REACQUIRE = Lock.LUA_RELEASE_SCRIPT, Lock.LUA_REACQUIRE_SCRIPT
 
 
+_PARTS = ("journal", "queue", "text", "set", "sums")
+
+
 class Trial(NamedTuple):
     """What to send, in this order. `listening` needs a connection of its own, on which the message
     of the one `PUBLISH` must arrive.
@@ -35,18 +38,19 @@ def trial(namespace: str, process: str, db: int) -> Trial:
         process: a name that no other process uses.
         db: the database of the connections.
     """
-    keys = [trial_key(namespace, process, part) for part in ("journal", "queue", "text", "set")]
-    journal, queue, text, leases = keys
+    keys = [trial_key(namespace, process, part) for part in _PARTS]
+    journal, queue, text, leases, sums = keys
     channel = trial_channel(namespace, process)
     commands: list[Command] = [
         ("SELECT", db),
         ("PING",),
         ("TIME",),
         ("UNLINK", *keys),  # of a trial that was interrupted
-        *_acceptance(journal, queue, text),
+        *_acceptance(journal, queue, text, leases),
         *_journal(journal, text),
         *_queue(queue, journal),
         *_leases(leases),
+        *_sums(sums),
         *_lock(text),
         ("PUBLISH", channel, "x"),
         ("UNLINK", *keys),
@@ -54,7 +58,7 @@ def trial(namespace: str, process: str, db: int) -> Trial:
     return Trial([("SUBSCRIBE", channel), ("PING",)], commands)
 
 
-def _acceptance(journal: str, queue: str, text: str) -> list[Command]:
+def _acceptance(journal: str, queue: str, text: str, listed: str) -> list[Command]:
     """A request is accepted by a script, which sends these."""
     return [
         ("EVAL", "return 1", 0),
@@ -63,6 +67,9 @@ def _acceptance(journal: str, queue: str, text: str) -> list[Command]:
         ("SET", text, "x", "PX", timings.REDIS_TRIAL_MS),
         ("XADD", queue, "MAXLEN", 10, "*", "f", "x"),
         ("PEXPIRE", queue, timings.REDIS_TRIAL_MS),
+        ("ZADD", listed, 1, "x"),
+        ("ZREMRANGEBYRANK", listed, 0, -2),
+        ("PEXPIRE", listed, timings.REDIS_TRIAL_MS),
     ]
 
 
@@ -111,10 +118,16 @@ def _leases(leases: str) -> list[Command]:
     return [
         ("ZADD", leases, 1, "x"),
         ("PEXPIRE", leases, timings.REDIS_TRIAL_MS),
+        ("ZREVRANK", leases, "x"),
+        ("ZREVRANGE", leases, 0, 0),
         ("ZRANGEBYSCORE", leases, 0, "+inf"),
         ("ZREMRANGEBYSCORE", leases, "-inf", 0),
         ("ZREM", leases, "x"),
     ]
+
+
+def _sums(sums: str) -> list[Command]:
+    return [("HINCRBY", sums, 1, 1), ("HGETALL", sums), ("HDEL", sums, 1)]
 
 
 def _lock(lock: str) -> list[Command]:

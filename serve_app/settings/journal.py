@@ -29,6 +29,17 @@ class JournalSettings(Section):
     max_retention_s: float = Field(
         7 * 86_400.0, gt=0, description="Longest time that x-hermes-retention-seconds can set"
     )
+    max_kept_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of what requests may use of Redis's memory (`redis.max_memory_share`) "
+        "that answers kept without a reader may occupy, and of that a tenant "
+        "`queue.max_tenant_share`; beyond it `Prefer: respond-async` is refused (`results_full`)",
+    )
+    listed_requests: int = Field(
+        10_000, ge=0, description="Latest requests of a tenant that GET /v1/requests lists"
+    )
     transcript_compression_level: int = Field(
         1, ge=0, le=9, description="zlib level for finished answers; 0 stores them uncompressed"
     )

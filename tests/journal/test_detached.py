@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -139,3 +140,38 @@ async def test_it_has_a_deadline_of_a_day_unless_it_asks_for_less(
             assert found["deadline_at_ms"] - found["admitted_at_ms"] == limit_s * 1000
             kept_s = await w.redis.pttl(w.store.key(found["id"])) / 1000
             assert kept_s > limit_s + DAY_S - 60, "a late ending finds it, too"
+
+
+async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
+    w: World, redis_url: str, namespace: str, later: Callable[[float], None]
+) -> None:
+    share = {"journal": {"max_kept_share": 1e-7}}  # less than any answer
+    async with in_process(settings_of(redis_url, namespace, **share)) as at:
+        first = await post(at, **{"x-hermes-retention-seconds": "3600"})
+        await at.http.get(f"/v1/requests/{first.headers['x-request-id']}/response")
+        await eventually(partial(_is_counted, w))
+        refused = await post(at)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "results_full")
+        assert (await post(at, prefer="")).status_code == 200, "whoever waits is served"
+        later(2 * 3600.0)
+        assert (await post(at)).status_code == 202, "it has expired"
+
+
+async def _is_counted(w: World) -> bool:
+    kept = await w.store.kept("default")
+    return kept.of_tenant == kept.in_all > 0
+
+
+async def test_of_an_answer_that_was_given_up_only_the_ending_is_kept(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as at:
+        request_id = (await post(at)).headers["x-request-id"]
+        await at.http.delete(f"/v1/requests/{request_id}")
+        assert await w.redis.xlen(w.store.key(request_id)) == 1
+        found = await described(at, request_id)
+        assert (found["state"], found["reason"], found["class"]) == (
+            "cancelled",
+            "cancelled",
+            "standard",
+        )

@@ -1,0 +1,62 @@
+"""How many bytes of Redis the answers occupy that are kept for hours and days because nobody waited
+for them: counted per tenant and in total, by the hour in which they expire.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serve_app import timings
+from serve_app.redis.connection import Command
+from serve_app.redis.keyspace import kept_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
+
+_STREAM_BYTES = 4_700
+"""What Redis needs for a stream besides the fields (docs/redis.md)."""
+_ALL = ""
+"""No tenant has this name."""
+
+
+class Kept(NamedTuple):
+    """Bytes that are kept."""
+
+    of_tenant: int
+    in_all: int
+
+
+def keeping(
+    namespace: str, tenant: str, size: int, until_ms: int, longest_s: float
+) -> list[Command]:
+    """The commands that count an answer with `size` bytes in its fields until it expires.
+
+    Args:
+        longest_s: the longest that any answer is kept.
+    """
+    hour, commands = until_ms // timings.KEPT_HOUR_MS + 1, list[Command]()
+    for key in (kept_key(namespace, tenant), kept_key(namespace, _ALL)):
+        commands += [
+            ("HINCRBY", key, hour, size + _STREAM_BYTES),
+            ("PEXPIRE", key, int(longest_s * 1000) + 2 * timings.KEPT_HOUR_MS),
+        ]
+    return commands
+
+
+async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kept:
+    """What is kept now; forgets the hours that have passed.
+
+    Raises:
+        RedisUnavailable: Redis cannot be reached.
+    """
+    keys = [kept_key(namespace, one) for one in (tenant, _ALL)]
+    pages = all_answered(await link.call([("HGETALL", key) for key in keys]))
+    sums, passed = [], list[Command]()
+    for key, page in zip(keys, pages, strict=True):
+        sizes = dict(zip(map(int, page[::2]), map(int, page[1::2]), strict=True))
+        over = [hour for hour in sizes if hour * timings.KEPT_HOUR_MS <= now_ms]
+        sums.append(sum(sizes.values()) - sum(sizes[hour] for hour in over))
+        if over:
+            passed.append(("HDEL", key, *over))
+    if passed:
+        await link.call(passed)
+    return Kept(*sums)
