@@ -2,7 +2,7 @@
 
 The journal's first entry names the queue entry, whose id only Redis knows, so that whoever ends the
 request can remove both. A transaction cannot depend on its own replies, nor on what an idempotency
-key stands for, so this is the project's only Lua script.
+key stands for, so this is a Lua script.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class Attempt:
         "epoch",
         "history",
         "key",
+        "met_full",
         "nonce",
         "request_id",
         "retention_s",
@@ -74,6 +75,8 @@ class Attempt:
         self.history = History()
         self.unaccepted: deque[Entry] = deque()
         self.announced = ""
+        self.met_full = False
+        """Whether Redis was full when it refused an entry last."""
         self.bytes = 0
         """How much was appended: response bytes, and the engine's outputs once they are entries."""
         self._mark = mark
@@ -102,6 +105,11 @@ class Attempt:
             or self._ending
             or self._quit
         )
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing comes behind what waits to be appended."""
+        return self._finished
 
     @property
     def last_built(self) -> EntryId:

@@ -11,6 +11,7 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause, Reason, State
 from serve_app.journal import outline
+from serve_app.journal.appending import append, append_though_full
 from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine, Summary
@@ -33,6 +34,7 @@ from serve_app.redis.replies import (
     Reply,
     all_answered,
     answered,
+    is_full,
     is_id_taken,
     is_of_another_type,
 )
@@ -232,7 +234,7 @@ class JournalStore:
             return False
         # Redis rejects this if a newer epoch has begun; nobody waits for this attempt then.
         voided = Entry.void(EntryId(epoch, opening.seq + 1), nonce, Cause.NOT_OPENED)
-        await self._link.call([("XADD", key, "NOMKSTREAM", str(voided.id), *flatten(voided))])
+        await self._link.call([append(key, voided)])
         return True
 
     async def end(
@@ -241,7 +243,7 @@ class JournalStore:
         """Append the terminal entry from outside of an attempt: cancelled, expired, lost. The queue
         entry goes with it.
 
-        The body is deleted first: if Redis is full, that may free the memory for the entry.
+        A full Redis takes the entry, too.
 
         Args:
             entries: the journal as read before (its outline is enough), for the summary and the
@@ -261,13 +263,11 @@ class JournalStore:
         terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
         key = self.key(request_id)
         since = following(entries[-1].id if entries else BEGINNING)
-        _, reply, raw = await self._link.call(
-            [
-                ("UNLINK", self.body_key(request_id)),
-                ("XADD", key, "NOMKSTREAM", str(terminal.id), *flatten(terminal)),
-                ("XRANGE", key, since, "+"),
-            ]
-        )
+        look = ("XRANGE", key, since, "+")
+        delete = ("UNLINK", self.body_key(request_id))
+        _, reply, raw = await self._link.call([delete, append(key, terminal), look])
+        if is_full(reply):
+            reply, raw = await self._link.call([append_though_full(key, terminal), look])
         if reply is None or is_id_taken(reply):
             return None
         answered(reply)

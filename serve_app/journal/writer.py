@@ -17,8 +17,9 @@ from serve_app import timings
 from serve_app.contract import State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal import opening
+from serve_app.journal.appending import append, append_though_full
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import Entry, decode_facts, flatten
+from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.kept import keeping
@@ -28,7 +29,7 @@ from serve_app.loops import Loops, backoff
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import body_key, journal_key
-from serve_app.redis.replies import Reply, is_demoted, is_refused_for_now
+from serve_app.redis.replies import Reply, is_demoted, is_full, is_refused_for_now
 from serve_app.redis.shared import SharedConnection
 from serve_app.settings import Settings
 
@@ -158,7 +159,8 @@ class JournalWriter:
         self._dirty = {}
         others = len(commands)
         for attempt, entry in batch:
-            commands.append(("XADD", attempt.key, "NOMKSTREAM", str(entry.id), *flatten(entry)))
+            command = append_though_full if attempt.met_full and attempt.finished else append
+            commands.append(command(attempt.key, entry))
         try:
             replies = await connection.ask(commands, self._within_s) if commands else []
         except BaseException:  # a wake-up may be lost; a trim or an expiry may not
@@ -170,6 +172,7 @@ class JournalWriter:
         try:
             for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
                 if is_refused_for_now(reply):
+                    attempt.met_full = is_full(reply)
                     self._put_aside(attempt)
                     refused = f"refused for now: {reply}"
                     if is_demoted(reply):

@@ -73,6 +73,11 @@ def is_demoted(reply: Reply) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith(_DEMOTED)
 
 
+def is_full(reply: Reply) -> bool:
+    """Whether Redis has reached its `maxmemory`."""
+    return isinstance(reply, Exception) and str(reply).startswith("OOM ")
+
+
 def is_of_another_type(reply: Reply) -> bool:
     """Whether the key has another type than the command expects, so that it is not one of ours."""
     return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.clock import RedisClock
-from serve_app.contract import State
+from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import transcript
 from serve_app.journal.facts import AttemptFacts, RequestFacts
@@ -112,11 +112,12 @@ async def test_a_journal_takes_the_memory_that_the_document_states(
         )
 
 
-async def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause(
+async def test_a_full_redis_refuses_new_requests_and_takes_every_end(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
     async with world(private_redis.url, namespace) as w:
         hub = await w.hub()
+        waiting = [await w.admit(f"req_waits_{number}") for number in range(2)]
         follower = hub.follow_new(await w.admit())
         reading = asyncio.create_task(everything(follower))
         writer = await w.writer()
@@ -130,13 +131,16 @@ async def test_a_full_redis_refuses_new_requests_and_costs_a_running_one_a_pause
         assert not await w.redis.exists(w.store.key("req_2"))
         for number in range(2, 6):
             add(attempt, number)
-            await asyncio.sleep(0.05)
+            await eventually(lambda: writer._refusals > 3)
+        assert await w.ids() == ["0-1", "1-0", "1-1"], "what a request writes waits"
         finish(attempt)
-        await eventually(lambda: writer._failures > 3)
-        assert await w.ids() == ["0-1", "1-0", "1-1"]
-        assert not attempt.closed.done()
-        await w.operator.config_set("maxmemory", ROOM_BYTES)
         await attempt.closed
+        for name, state in zip(waiting, (State.CANCELLED, State.EXPIRED), strict=True):
+            assert await w.store.end(name, state, Reason.DEADLINE, await w.entries(name))
+            assert (await w.ending(name))[0] is state
+        with pytest.raises(RedisUnavailable, match="OOM command not allowed"):
+            await w.admit("req_2")
+        await w.operator.config_set("maxmemory", ROOM_BYTES)
         assert await reading == events(1, 5)
         last = (await w.entries())[-1]
         assert (last.id, transcript(last)) == (TERMINAL_ID, events(1, 5))
