@@ -8,10 +8,6 @@ from scripts.simulation.engines import EngineParameters
 from serve_app.contract import EngineReport
 
 
-class EngineStopped(Exception):
-    """The engine failed, and what it worked on is lost."""
-
-
 class VirtualEngine:
     """One engine, which makes step after step while it has sequences."""
 
@@ -20,17 +16,13 @@ class VirtualEngine:
         self.model = EngineModel(parameters)
         self.samples: list[tuple[float, float, int, int]] = []
         """After each step: seconds, share of the KV cache used, sequences running and waiting."""
-        self.gone: dict[str, float] = {}
-        """The counters of models that a fault ended."""
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Sequence, tuple[asyncio.Future[None], Callable[[], None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._stopped = self._hangs = False
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's names; counters include what was before a fault."""
-        now = self.model.metrics()
-        return {name: value + self.gone.get(name, 0.0) for name, value in now.items()}
+        """Under vLLM's names."""
+        return self.model.metrics()
 
     def report(self) -> EngineReport:
         """What it says of itself, as the worker's lease would carry it."""
@@ -40,41 +32,20 @@ class VirtualEngine:
         """Generate all tokens of a sequence.
 
         Raises:
-            EngineStopped: the engine failed before.
             ValueError: the sequence can never fit.
         """
         await asyncio.sleep(self.model.parameters.timing.request_ms / 1e3)
-        if self._stopped:
-            raise EngineStopped
         self.model.add(sequence)
         future: asyncio.Future[None] = self._loop.create_future()
         self._calls[sequence] = future, on_first_token
-        if self._timer is None and not self._hangs:
+        if self._timer is None:
             self._begin()
         await future
 
     def stop(self) -> None:
-        """A fault: the engine's process ends, and all of its work with it."""
-        self.hang()
-        self._stopped = True
-        for name, value in self.model.metrics().items():
-            if name.endswith("_total"):
-                self.gone[name] = self.gone.get(name, 0.0) + value
-        self.model = EngineModel(self.model.parameters)
-        calls, self._calls = self._calls, {}
-        for future, _ in calls.values():
-            future.set_exception(EngineStopped())
-
-    def hang(self) -> None:
-        """A fault: no step ends any more; what arrives is taken and waits, until `stop`."""
-        self._hangs = True
+        """Make no further step."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-
-    def restart(self) -> None:
-        """The engine is back, with an empty cache."""
-        self._stopped = self._hangs = False
 
     def _begin(self) -> None:
         step = self.model.schedule()

@@ -19,8 +19,7 @@ from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import EngineReport, WorkerLease, Written
 from serve_app.dispatch.dispatcher import Dispatcher
-from serve_app.dispatch.waits import Waits, WhyItWaits
-from serve_app.loops import backoff
+from serve_app.dispatch.waits import WhyItWaits
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.placement import Placement
@@ -29,7 +28,7 @@ from serve_app.request_queue.entry import QueueEntry, decode_entry, encode_entry
 from workers.window import Window
 
 from . import virtual_time
-from .engine import EngineStopped, VirtualEngine
+from .engine import VirtualEngine
 from .engine_model import Sequence as EngineSequence
 from .engines import EngineParameters
 from .policies import POLICIES
@@ -202,34 +201,22 @@ class VirtualIngress:
             record.expired = True
             self._service.ended(record)
             return None
-        refused = 0
-        while not await self._attempt(entry, record):
-            refused += 1
-            self.waits.now(entry.key, entry.request_id, Waits.AGAIN, self._loop.time())
-            await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, refused))
-            self.waits.over(entry.key)
+        await self._attempt(entry, record)
         self._service.ended(record)
         return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
 
-    async def _attempt(self, entry: QueueEntry, record: Record) -> bool:
-        """Returns whether the request has all of its tokens."""
+    async def _attempt(self, entry: QueueEntry, record: Record) -> None:
+        """Place the request, and stay with it to its last token."""
         if self._version != self.replicas.version:
             self._version = self.replicas.version
             self._placement.rebuild(self.replicas.able())
-        try:
-            name = self._placement.choose(entry.session or entry.request_id)
-        except LookupError:
-            return False
+        name = self._placement.choose(entry.session or entry.request_id)
         record.attempts += 1
         record.engine = name
         self._placement.began(entry.request_id, name)
         self.replicas.place(entry.request_id, name)
         try:
             await self._service.generate(record, name)
-            return True
-        except EngineStopped:
-            self.replicas.avoid(entry.request_id, self._loop.time())
-            return False
         finally:
             self._placement.ended(entry.request_id)
             self.replicas.release(entry.request_id)
@@ -274,7 +261,7 @@ class VirtualService:
         assert self._leases is not None
         self._leases.cancel()
         for engine in self.engines:
-            engine.hang()
+            engine.stop()
         for ingress in self._ingresses:
             await ingress.dispatcher.stop()
 
@@ -304,11 +291,7 @@ class VirtualService:
         return end
 
     async def generate(self, record: Record, replica: str) -> None:
-        """As the worker's `execute`: the engine continues after the tokens that are there.
-
-        Raises:
-            EngineStopped: the engine failed.
-        """
+        """As the worker's `execute`."""
         self.started.append(record.request_id)
         engine, work = self._by_name[replica], record.work
         already = record.tokens
@@ -341,29 +324,13 @@ class VirtualService:
             await next(iter(self._ends.values()))
 
     def scale(self, replicas: int) -> None:
-        """So many engines run from now on. New ones begin empty; what those do that leave moves on
-        to others.
+        """So many engines are served from now on. New ones begin empty; those that leave end what
+        they have begun.
         """
         for name in [one.name for one in self.engines if one.name in self._leased][replicas:]:
             self._leased.discard(name)
-            self._read_members()
-            self._by_name[name].stop()
         for _ in range(replicas - len(self._leased)):
             self._add_engine()
-        self._read_members()
-
-    async def fault(self, kind: str, number: int, back_after_s: float) -> None:
-        """`stop` or `hang` an engine. A hanging engine is found out when its lease has expired."""
-        engine = self.engines[number]
-        if kind == "hang":
-            engine.hang()
-            await asyncio.sleep(timings.LEASE_MS / 1000)
-        engine.stop()
-        self._leased.discard(engine.name)
-        self._read_members()
-        await asyncio.sleep(back_after_s)
-        engine.restart()
-        self._leased.add(engine.name)
         self._read_members()
 
     def outcome(self, wall_s: float) -> Outcome:
@@ -422,23 +389,11 @@ Source = Callable[[VirtualService], Awaitable[None]]
 """Submits work until it is done. What it has submitted may still run then."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What happens to an engine."""
-
-    kind: str
-    """`stop` or `hang`."""
-    at_s: float
-    engine: int = 0
-    back_after_s: float = 30.0
-
-
 def simulate(
     cluster: Cluster,
     sources: Sequence[Source],
     policy: str = "hermes",
     until_s: float | None = None,
-    faults: Sequence[Fault] = (),
 ) -> Outcome:
     """Run until all work has ended, or until `until_s`; what waits or runs then stays open."""
     began_s = time.perf_counter()
@@ -451,12 +406,9 @@ def simulate(
 
     async def main() -> Outcome:
         async with VirtualService(cluster, policy) as service:
-            striking = [asyncio.create_task(_strike(service, fault)) for fault in faults]
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_s):
                     await work(service)
-            for task in striking:
-                task.cancel()
         return service.outcome(time.perf_counter() - began_s)
 
     return virtual_time.run(main())
@@ -464,8 +416,3 @@ def simulate(
 
 async def _as_coroutine(source: Source, service: VirtualService) -> None:
     await source(service)
-
-
-async def _strike(service: VirtualService, fault: Fault) -> None:
-    await asyncio.sleep(fault.at_s)
-    await service.fault(fault.kind, fault.engine, fault.back_after_s)

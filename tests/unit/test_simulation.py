@@ -12,7 +12,7 @@ import pytest
 from scripts.simulation import virtual_time
 from scripts.simulation.engines import EngineParameters, Timing
 from scripts.simulation.figures import figures
-from scripts.simulation.service import Cluster, Fault, Outcome, simulate
+from scripts.simulation.service import Cluster, Outcome, simulate
 from scripts.simulation.workloads import (
     Kind,
     Lengths,
@@ -89,19 +89,6 @@ def test_urgent_requests_wait_for_a_flood_only_without_an_order_of_work() -> Non
     }
     assert waits["hermes"]["realtime"] < waits["hermes"]["batch"]
     assert waits["hermes"]["realtime"] < waits["fcfs"]["realtime"] / 2
-
-
-@pytest.mark.parametrize("kind", ["stop", "hang"])
-def test_an_engine_that_fails_loses_no_token(kind: str) -> None:
-    sources = [open_loop(poisson(10, 20, "1"), BATCH, "1")]
-    outcome = simulate(Cluster(ENGINE, 2, 16), sources, faults=[Fault(kind, 5.0, 0, 5.0)])
-    again = [one for one in outcome.records if one.attempts > 1]
-    assert again, "nothing was running on it"
-    assert all(one.tokens == one.work.output_tokens for one in outcome.records)
-    if kind == "hang":
-        assert max(one.whole_s for one in again) > 3.0, "a hang is found out by the lease"
-    generated = sum(one.metrics()["vllm:generation_tokens_total"] for one in outcome.engines)
-    assert generated == sum(one.work.output_tokens for one in outcome.records)
 
 
 def test_turns_of_a_conversation_reach_the_engine_that_knows_them() -> None:
