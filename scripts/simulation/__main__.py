@@ -1,13 +1,11 @@
-"""`scripts/simulate`: the command line, the work that it names, and what is printed and written."""
+"""`scripts/simulate`: the command line, and what is printed and written."""
 
 import json
 import math
-import random
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,11 @@ from rich.console import Console
 from scripts.benchmark.options import counts, make_parser, positive
 from serve_app.errors import SettingsError
 
-from . import traces
 from .engines import engine_names
 from .figures import Figures, figures, show
 from .policies import POLICIES
-from .presets import DEFAULT_ENGINE, PRESETS, Plan, cluster_of, loaded, speed_for
-from .service import Cluster, simulate
-from .traces import Cast
-from .work import Work
-from .workloads import Lengths, schedule
-
-PROMPT, OUTPUT = Lengths(200), Lengths(150)
-"""Of the work that is drawn."""
+from .presets import DEFAULT_ENGINE, PRESETS, cluster_of
+from .service import simulate
 
 _ABOUT = """\
 The service's order of work in virtual time: its own dispatcher, scheduler and placement on modelled
@@ -48,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _simulate(options: Namespace, console: Console) -> list[Figures]:
-    chosen = PRESETS.get(options.preset)
+    chosen = PRESETS[options.preset]
     cluster = cluster_of(
         chosen,
         options.engine,
@@ -59,11 +50,11 @@ def _simulate(options: Namespace, console: Console) -> list[Figures]:
     )
     runs: list[Figures] = []
     for seed in options.seeds:
-        plan = chosen.make(cluster, seed) if chosen else _plan(options, cluster, seed)
+        plan = chosen.make(cluster, seed)
         for policy in options.policy or ["hermes"]:
             outcome = simulate(plan.cluster, plan.sources, policy, plan.until_s)
             found = figures(outcome, seed, dict(plan.slos))
-            title = f"{options.preset or options.work} · {policy} · seed {seed}"
+            title = f"{options.preset} · {policy} · seed {seed}"
             show(console, found, f"{title} · {cluster.engine.name}")
             runs.append(found)
     return runs
@@ -88,28 +79,6 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _plan(options: Namespace, cluster: Cluster, seed: int) -> Plan:
-    """The work that `--work` names: a trace, or arrivals drawn by the seed.
-
-    Raises:
-        SettingsError: the file of the trace is absent.
-    """
-    cast = Cast(seed)
-    if options.work == "poisson":
-
-        def make(rng: random.Random) -> Work:
-            tenant, request_class = cast.draw(rng.random())
-            prompt, output = PROMPT.draw(rng), OUTPUT.draw(rng)
-            return Work(prompt, output, tenant=tenant, request_class=request_class)
-
-        load = options.load or 0.8
-        return Plan(cluster, [loaded(cluster, make, load, options.duration_s, str(seed))])
-    found = list(islice(traces.azure(cast), options.requests))
-    # As fast as the trace, or as `--load` says.
-    speed = speed_for(found, cluster, options.load) if options.load else 1.0
-    return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in found))])
-
-
 def _epilog() -> str:
     presets = "\n".join(f"  {name:<24}{one.about}" for name, one in sorted(PRESETS.items()))
     return f"""\
@@ -121,7 +90,7 @@ engines: {", ".join(engine_names())}, or a file of your own (NAME.json)
 examples:
   scripts/simulate --preset flood --policy hermes --policy fcfs
   scripts/simulate --preset mixed --seeds 1,2,3 --json out.json
-  scripts/simulate --work azure --load 0.9 --requests 5000 --policy hermes --policy fcfs
+  scripts/simulate --preset azure --policy hermes --policy fcfs
   scripts/simulate --preset clients --policy hermes --policy fcfs --policy oracle
   scripts/simulate --preset conversations --engine estimate-h100-llama-8b --replicas 2
   scripts/simulate --preset two-tenants --engine estimate-h100-llama-8b --slots 128
@@ -133,15 +102,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     """Every option with its help."""
     parser = make_parser("scripts/simulate", _ABOUT, _epilog())
     work = parser.add_argument_group("the work").add_argument
-    work("--preset", choices=sorted(PRESETS), metavar="NAME", help="a named workload")
-    work(
-        "--work",
-        choices=("azure", "poisson"),
-        help="Azure's conversation trace in $HERMES_DATA, or drawn by the seed",
-    )
-    work("--load", type=float, help="arrivals as a share of what the cluster can do (poisson: 0.8)")
-    work("--duration-s", type=float, default=300.0, help="of poisson (300)")
-    work("--requests", type=positive, help="of azure: no more than so many")
+    work("--preset", choices=sorted(PRESETS), metavar="NAME", required=True, help="a workload")
     work("--seeds", type=counts, default=(1,), metavar="N,N", help="one simulation for each (1)")
     cluster = parser.add_argument_group("the service").add_argument
     cluster(
@@ -170,10 +131,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     )
     output = parser.add_argument_group("output").add_argument
     output("--json", type=Path, dest="json_path", metavar="FILE", help="all figures")
-    options = parser.parse_args(arguments)
-    if (options.preset is None) == (options.work is None):
-        parser.error("give one of --preset and --work")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

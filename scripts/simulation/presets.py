@@ -212,7 +212,7 @@ def _clients(cluster: Cluster, seed: int) -> Plan:
     "azure", "3,000 requests of Azure's trace, all of one tenant and class; 90 % load", slots=128
 )
 def _azure(cluster: Cluster, seed: int) -> Plan:
-    timed = traces.azure_part(seed, 3000, cluster.engine.longest())
+    timed = traces.azure(seed, 3000, cluster.engine.longest())
     speed = speed_for(timed, cluster, 0.9)
     return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in timed))])
 
@@ -256,6 +256,11 @@ def _held_batch(cluster: Cluster, seed: int) -> Plan:
         ),
     ]
     return Plan(cluster, sources, 300)
+
+
+@preset("steady", "chats at 60 % load, two minutes")
+def _steady(cluster: Cluster, seed: int) -> Plan:
+    return Plan(cluster, [loaded(cluster, CHAT, 0.6, 120, f"{seed}/steady")])
 
 
 @preset("conversations", "conversations with thinking in between; their beginning is in the cache")

@@ -31,7 +31,7 @@ def test_an_absent_trace_is_one_clear_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HERMES_DATA", str(tmp_path))
-    assert main(["--work", "azure"]) == 2
+    assert main(["--preset", "azure"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "is absent: scripts/fetch-data brings it" in line
 
@@ -40,7 +40,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = data / "out.json"
-    words = ["--work", "azure", "--policy", "hermes", "--policy", "fcfs"]
+    words = ["--preset", "azure", "--policy", "hermes", "--policy", "fcfs"]
     assert main([*words, "--json", str(figures)]) == 0
     assert "azure · fcfs · seed 1" in capsys.readouterr().out
     hermes, fcfs = json.loads(figures.read_text())["runs"]
