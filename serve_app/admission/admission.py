@@ -24,6 +24,7 @@ from serve_app.journal.facts import RequestFacts
 from serve_app.journal.store import JournalStore
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
+from serve_app.policy.work import output_bytes
 from serve_app.redis.connection import Command
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.queue import RequestQueue
@@ -131,7 +132,10 @@ class Admission:
     ) -> Receipt:
         if facts.detached:
             self._limits.check_kept(await self._store.kept(facts.tenant))
-        place = self._limits.enter(facts.tenant, facts.request_class, len(submission.body))
+        work = submission.work
+        writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
+        size = len(submission.body), writes_bytes
+        place = self._limits.enter(facts.tenant, facts.request_class, *size)
         begun = partial(self._limits.leave, place)
         forget = expect(request_id)
         try:

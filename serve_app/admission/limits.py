@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from serve_app import timings
@@ -39,6 +39,7 @@ class AdmissionLimits:
         self._kept_share = settings.journal.max_kept_share
         self._tenants_differ = settings.auth.required
         self._depths: Mapping[str, Depth] = {}
+        self._outputs_bytes: dict[Ticket, int] = {}
 
     @property
     def unclaimed(self) -> int:
@@ -63,8 +64,13 @@ class AdmissionLimits:
             retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,
         )
 
-    def enter(self, tenant: str, request_class: str, body_bytes: int) -> Place:
+    def enter(
+        self, tenant: str, request_class: str, body_bytes: int, output_bytes: int = 0
+    ) -> Place:
         """Count a request that is about to be written to Redis, until `answered` and `leave`.
+
+        Args:
+            output_bytes: what its answer may take there.
 
         Raises:
             RequestRefused: `queue_full`, `tenant_limit`, `storage_full`.
@@ -79,10 +85,13 @@ class AdmissionLimits:
             )
         ticket = self.waiting.enter(tenant, request_class, body_bytes)
         try:
-            return Place(ticket, self.memory.take(body_bytes))
+            output_bytes = self.memory.most_of_one(output_bytes)
+            place = Place(ticket, self.memory.take(body_bytes, output_bytes))
         except RequestRefused:
             self.waiting.leave(ticket)
             raise
+        self._outputs_bytes[ticket] = output_bytes
+        return place
 
     def answered(self, place: Place) -> None:
         """Redis has accepted or rejected the request, or its answer is lost."""
@@ -90,20 +99,28 @@ class AdmissionLimits:
 
     def leave(self, place: Place) -> None:
         """The request no longer waits. A second call changes nothing."""
+        self._outputs_bytes.pop(place.ticket, None)
         self.waiting.leave(place.ticket)
 
-    async def watch(self, depths: QueueDepths, ingresses: Callable[[], int]) -> None:
+    async def watch(
+        self,
+        depths: QueueDepths,
+        ingresses: Callable[[], int],
+        running: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
         """Keep the limits up to date, forever. Requests admitted between two reads are few compared
         with the limits.
 
         Args:
             ingresses: how many ingresses share the limits.
+            running: what the answers take of the requests that this ingress has started.
         """
         while True:
             try:
                 self.memory.looking()
                 self._depths, memory = await depths.look()
-                self.memory.told(memory, ingresses())
+                started = map(self.memory.most_of_one, running())
+                self.memory.told(memory, ingresses(), [*self._outputs_bytes.values(), *started])
                 self.waiting.divide(ingresses(), self.memory.room_bytes)
             except RedisUnavailable as error:
                 log.debug("cannot read the queues' depths: %s", error)

@@ -25,6 +25,7 @@ from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.capacity import Claim, allowance, hardly_any_elsewhere, in_long, long_slots
 from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
 from serve_app.policy.waiting import Running
+from serve_app.policy.work import output_bytes
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -78,6 +79,11 @@ class Dispatcher:
     def _must_wait(self) -> bool:
         """Whether a request that came now would wait."""
         return self._scheduler.full or len(self._scheduler) > 0
+
+    def outputs_bytes(self) -> list[int]:
+        """See `output_bytes`, for each request that this dispatcher has started."""
+        entries = [one.entry for one in self._scheduler.running]
+        return [output_bytes(one.kind, one.max_output_tokens, one.sequences) for one in entries]
 
     def lease(self, complete: bool, unclaimed: int = 0) -> IngressLease:
         """What other ingresses need to know to divide the engines' capacity: requests that use no

@@ -17,6 +17,7 @@ _MEDIA_TOKENS = 1_000
 """About what a model reads for a picture, however many bytes it has."""
 _MEDIA_BYTES = 16 << 10
 """A shorter text there is an address or a name."""
+_STREAMED_TOKEN_BYTES, _TOKEN_BYTES, _EMBEDDING_BYTES = 330, 75, 32 << 10
 _WRITING = ("chat/completions ", "completions ", "responses ")
 _PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
 """Where the requests of a path may have several prompts."""
@@ -40,6 +41,16 @@ class Work(NamedTuple):
     def cost_tokens(self) -> int:
         """The most tokens that it reads and writes; without a limit, a guess."""
         return self.prompt_tokens + (self.max_output_tokens or _FIRST_GUESS_TOKENS)
+
+
+def output_bytes(kind: str, max_output_tokens: int, sequences: int) -> int:
+    """The memory of Redis that an answer may take while it is written (docs/redis.md). Without a
+    limit, its length is a guess.
+    """
+    if not writes_tokens(kind):
+        return sequences * _EMBEDDING_BYTES
+    each_bytes = _STREAMED_TOKEN_BYTES if " s" in kind else _TOKEN_BYTES
+    return sequences * each_bytes * (max_output_tokens or _FIRST_GUESS_TOKENS)
 
 
 def work_of(path: str, body: bytes, request: Mapping[str, Any]) -> Work:

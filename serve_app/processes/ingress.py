@@ -243,6 +243,11 @@ class IngressProcess:
         longest = [one.max_model_len for one in members.engines if one.name in mine]
         self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
         self.base.telemetry.engines_ready(len(mine))
+        self.limits.memory.workers = len(mine)
 
     async def _watch_limits(self) -> None:
-        await self.limits.watch(self._depths, lambda: len(self.membership.members.ingresses))
+        await self.limits.watch(
+            self._depths,
+            lambda: len(self.membership.members.ingresses),
+            self.dispatcher.outputs_bytes,
+        )

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.journal.writer import JournalWriter
 from serve_app.policy.classes import CLASSES
-from tests.journal.in_process import Door, door
+from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import OPENED, PrivateRedis
 from tests.waiting import eventually
 
@@ -62,6 +62,27 @@ async def test_large_requests_cannot_fill_redis_and_deleting_makes_room(
             await eventually(lambda: memory.seen is not seen)  # noqa: B023
         d.posted(LARGE)
         await d.waiting(2)
+
+
+async def test_at_the_brim_every_accepted_request_ends(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    """What the engine would write at a time is more than Redis holds: 40 answers of 230 kB."""
+    args = {"tokens_per_s": 1_000, "max_output_tokens": 0}
+    settings = settings_of(private_redis.url, namespace, engine={"kind": "simulated", "args": args})
+    async with in_process(settings) as d:
+        used: int = (await d.ingress.base.redis.info("memory"))["used_memory"]
+        await limit(d, private_redis, used + 4 * MIB)
+        body = {"model": "hermes-tiny", "prompt": "Hi", "max_tokens": 700, "stream": True}
+        posts = [d.http.post("/v1/completions", json=body) for _ in range(40)]
+        answers = await asyncio.gather(*posts)
+        assert "errorstat_OOM" not in await d.ingress.base.redis.info("errorstats")
+        accepted = [answer for answer in answers if answer.status_code == 200]
+        reasons = {one.headers["x-hermes-reason"] for one in answers if one not in accepted}
+        assert reasons == {"storage_full"}
+        assert len(accepted) > 10
+        for answer in accepted:
+            assert answer.text.count('"finish_reason":"length"') == 1
 
 
 async def test_a_request_that_is_worked_on_waits_no_more(redis_url: str, namespace: str) -> None:

@@ -72,6 +72,35 @@ def test_what_was_admitted_counts_until_a_look_has_surely_seen_it() -> None:
     assert refused(found.take, 48 * MIB) is None
 
 
+def test_what_the_engines_can_write_at_a_time_is_reserved_whole_and_the_rest_packed() -> None:
+    found = storage(100)
+    found.workers = 1
+    found.told(found.seen, 1)
+    taken = 0
+    while refused(found.take, 0, 5 * MIB) is None:
+        taken += 1
+    places = Settings().workers.max_running_requests
+    packed = (800 - 5 * places) * 30 // 5
+    assert places + 0.9 * packed < taken < places + packed
+    found.told(found.seen, 1, [5 * MIB] * taken)
+    assert refused(found.take, 0, 5 * MIB) is Reason.STORAGE_FULL, "they write still"
+    found.told(found.seen, 1, [5 * MIB] * (taken - 100))
+    assert refused(found.take, 0, 5 * MIB) is None
+    found.told(found.seen, 2, [5 * MIB] * places)
+    assert refused(found.take, 0, 5 * MIB) is None, "half of the places are another ingress's"
+
+
+@each(
+    "output_mib, most_mib",
+    [(1, 1), (80, 64), (10_000, 64)],
+)
+def test_no_answer_is_so_long_that_it_could_never_be_asked_for(
+    output_mib: int, most_mib: int
+) -> None:
+    assert storage(0).most_of_one(output_mib * MIB) == most_mib * MIB
+    assert storage(0, limit=100 * MIB).most_of_one(output_mib * MIB) <= 20 * MIB
+
+
 def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound() -> None:
     found = MemoryLimit(Settings())
     found.told(None, 1)
