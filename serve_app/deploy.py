@@ -16,9 +16,12 @@ from ray.serve import Application
 from ray.serve._private import http_util
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import RequestRouter
 
 from serve_app.cluster import replicas as of_process
+from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import Answer, WorkerLost
+from serve_app.errors import SettingsError
 from serve_app.ingress.client_ids import make_up
 from serve_app.policy.capacity import share
 from serve_app.processes.heap import freeze_heap
@@ -35,6 +38,10 @@ replicas run, not how many.
 
 POLICY = "serve_app.policy.scaling:replicas_wanted"
 """Serve's autoscaling policy."""
+
+_REPLACED = ("SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER", "generate_request_id")
+"""In `http_util`, by an ingress."""
+
 _SHORT_REQUESTS = 128
 """Additional concurrent requests for short ones: probes, states, `DELETE`."""
 
@@ -134,6 +141,7 @@ def build(args: dict[str, Any]) -> Application:
         SettingsError: a setting is unknown, malformed or impossible; one line names the setting and
             the fix.
     """
+    _check_ray()
     settings = load_settings(args)
     if settings.engine.kind == "vllm":
         from workers.vllm_arguments import engine_arguments
@@ -160,6 +168,21 @@ def build(args: dict[str, Any]) -> Application:
         },
     )
     return ingress.bind(args, workers)
+
+
+def _check_ray() -> None:
+    """Check that Ray Serve still has what is replaced: otherwise nothing would call ours.
+
+    Raises:
+        SettingsError: it has not.
+    """
+    for owner, names in ((RequestRouter, OVERRIDDEN), (http_util, _REPLACED)):
+        for name in names:
+            if not hasattr(owner, name):
+                raise SettingsError(
+                    f"Ray {ray.__version__} has no {owner.__name__}.{name}, which the service "
+                    "replaces: install the pinned version"
+                )
 
 
 def _readable_here(settings: Settings) -> Settings:

@@ -16,6 +16,17 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 log = logging.getLogger("hermes.router")
 
+OVERRIDDEN = (
+    "_select_from_candidate_replicas",
+    "_update_running_replicas",
+    "choose_replicas",
+    "create_replica_wrapper",
+    "initialize_state",
+    "on_request_completed",
+    "update_replicas",
+)
+"""The methods of Serve's router that this one replaces or calls."""
+
 
 class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Routes `execute(request_id, epoch, session, cause)` by its session, and counts what this

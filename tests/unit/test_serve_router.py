@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ray.serve._private import http_util
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import RequestRouter
 
 from serve_app.cluster import replicas as of_process
-from serve_app.cluster.serve_router import SessionRouter
+from serve_app.cluster.serve_router import OVERRIDDEN, SessionRouter
 from serve_app.contract import Cause
-from serve_app.deploy import _worker_options
+from serve_app.deploy import _REPLACED, _worker_options, build
+from serve_app.errors import SettingsError
 from serve_app.settings import Settings
+from tests.tables import each
 from tests.waiting import eventually
 
 
@@ -111,3 +116,23 @@ def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_rou
     for name in [name for name in sys.modules if name.split(".")[0] == "serve_app"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert config.get_request_router_class().__name__ == "SessionRouter"
+
+
+REPLACED = [(RequestRouter, name) for name in OVERRIDDEN] + [
+    (http_util, name) for name in _REPLACED
+]
+
+
+@each("owner, name", REPLACED)
+def test_a_ray_without_what_is_replaced_is_refused_at_the_start(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        other.delattr(owner, name)
+        with pytest.raises(SettingsError, match=rf"^Ray .* has no \S+\.{name}, which"):
+            build({"engine": {"kind": "simulated"}})
+
+
+def test_what_replaces_a_method_of_serves_is_on_that_list() -> None:
+    methods = {name for name, value in vars(SessionRouter).items() if inspect.isfunction(value)}
+    assert methods & {*dir(RequestRouter)} <= {*OVERRIDDEN}
