@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 from scripts.local import environment, preflight, surroundings
 from scripts.local.environment import ROOT
 
+_OWN_VARIABLES = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_TMPDIR", "RAY_SERVE_HAPROXY_", "TMPDIR")
+
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Define the command line."""
@@ -118,6 +120,8 @@ def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
+    if name.startswith(_OWN_VARIABLES):
+        raise argparse.ArgumentTypeError(f"{name} is set by quickstart itself: remove it")
     return name, value
 
 
@@ -127,6 +131,8 @@ def _assignment(text: str) -> tuple[tuple[str, ...], object]:
     names = tuple(name.split("."))
     if not equals or not all(part.isidentifier() for part in names):
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE, such as engine.kind=vllm")
+    if names == ("redis", "url"):
+        raise argparse.ArgumentTypeError("quickstart does not read redis.url: give --redis-url")
     try:
         return names, json.loads(value)
     except ValueError:
@@ -226,7 +232,8 @@ def up(options: argparse.Namespace, device: str) -> int:
             kept_logs=options.kept_logs,
         )
         tell("ready")
-        print(usage(running.url, running.model, options), flush=True)
+        chats = service.takes_chats(running.url, running.model)
+        print(usage(running.url, running.model, options, chats), flush=True)
         if options.detach:
             return 0
         service.look_after(running, tell)
@@ -300,12 +307,7 @@ def down(state_dir: Path) -> int:
     return 0
 
 
-def usage(url: str, model: str, options: argparse.Namespace) -> str:
-    """Example commands to print."""
-    end = preflight.down_command(options.state_dir) if options.detach else "Ctrl-C"
-    return f"""
-  hermes-serve is ready on {url}   (docs: {url}/docs, metrics: {url}/metrics)
-
+_CHAT = """\
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{model}", "stream": true,
          "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
@@ -315,7 +317,29 @@ def usage(url: str, model: str, options: argparse.Namespace) -> str:
   for chunk in client.chat.completions.create(model="{model}", stream=True,
           messages=[{{"role": "user", "content": "What is continuous batching?"}}]):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
+"""
+_COMPLETION = """\
+  Warning: this model has no chat template, so it completes text and answers no chat. With one of
+  yours it does: --set engine.args.chat_template=/path/to/template.jinja
 
+  curl -N {url}/v1/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "stream": true, "max_tokens": 100, "prompt": "Once upon a time"}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  for chunk in client.completions.create(model="{model}", stream=True, max_tokens=100,
+          prompt="Once upon a time"):
+      print(chunk.choices[0].text, end="", flush=True)
+"""
+
+
+def usage(url: str, model: str, options: argparse.Namespace, chats: bool = True) -> str:
+    """Example commands to print; `chats`: whether the model takes messages."""
+    end = preflight.down_command(options.state_dir) if options.detach else "Ctrl-C"
+    return f"""
+  hermes-serve is ready on {url}   (docs: {url}/docs, metrics: {url}/metrics)
+
+{(_CHAT if chats else _COMPLETION).format(url=url, model=model)}
   {end} ends it and everything it started.
 """
 

@@ -64,6 +64,21 @@ def is_ready(locks: Sequence[Path]) -> bool:
     )
 
 
+def moved() -> str:
+    """Why `.venv` cannot be used although it is complete: in a clone that was moved or copied, its
+    commands start the old one. Empty if it can.
+    """
+    file = VENV / "pyvenv.cfg"
+    made = (
+        re.search(r"^command = .* (/\S+)$", file.read_text(), re.MULTILINE)
+        if file.exists()
+        else None
+    )
+    if made is None or Path(made[1]).resolve() == VENV.resolve():
+        return ""
+    return f"{VENV} was made as {made[1]}, whose commands it starts: remove it, and start again"
+
+
 def make_ready(locks: Sequence[Path]) -> None:
     """Install what is missing, including what an earlier run left incomplete.
 

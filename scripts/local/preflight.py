@@ -117,6 +117,7 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
         )
     if find_spec("ensurepip") is None and not environment.is_ready(locks):
         found.append(f"Python's venv is not complete here. {environment.VENV_FIX}")
+    found += filter(None, [environment.moved()])
     if earlier := _earlier(state_dir):
         found.append(earlier)
     elif taken := _port_problem(port):

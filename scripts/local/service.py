@@ -234,6 +234,25 @@ def readiness(url: str) -> dict[str, Any]:
     return {}
 
 
+def takes_chats(url: str, model: str) -> bool:
+    """Whether the model answers messages, asked for one token: without a chat template it only
+    completes text.
+    """
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+    asked = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=60):
+            return True
+    except urllib.error.HTTPError as error:
+        return b"chat template" not in error.read()
+    except OSError:
+        return True  # nobody knows
+
+
 def is_whole(ready: Mapping[str, Any]) -> bool:
     """Whether `/readyz` reports every replica."""
     return bool(

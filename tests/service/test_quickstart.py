@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -159,9 +160,32 @@ def redis_may_be_killed(service: Service, url: str, told: Callable[[], str]) -> 
     assert kept["state"] == "completed", "what was done before stands in the file"
 
 
+@pytest.mark.nightly  # another start, of a real engine
+def test_a_model_without_a_chat_template_comes_with_an_example_that_works(
+    alone: None, tmp_path: Path
+) -> None:
+    model = tmp_path / "my model"
+    shutil.copytree(ROOT / "workers" / "tiny_model", model)
+    (model / "chat_template.jinja").unlink()
+    port = str(ports.free_port())
+    words = ("--model", str(model), "--replicas", "1", "--port", port)
+    with quickstart(tmp_path, *words) as child:
+
+        def told() -> str:
+            assert child.poll() is None, (tmp_path / "told").read_text()
+            return (tmp_path / "told").read_text()
+
+        until("it is ready", lambda: "Ctrl-C ends it" in told(), 600)
+        assert "Warning: this model has no chat template" in told()
+        curl = told()[told().index("  curl ") : told().index("  from openai")]
+        said = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, check=True)
+        assert said.stdout.endswith("data: [DONE]\n\n")
+        assert "error" not in said.stdout
+
+
 @pytest.mark.nightly  # a second start
 def test_what_does_not_start_says_why_and_keeps_its_logs(alone: None, tmp_path: Path) -> None:
-    words = ("--engine", "simulated", "--set", "order.nonsense=1")
+    words = ("--engine", "simulated", "--set", "engine.args.nonsense=1")
     with quickstart(tmp_path, *words) as child:
         assert child.wait(480) == 1
     told = (tmp_path / "told").read_text()

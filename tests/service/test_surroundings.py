@@ -27,6 +27,11 @@ SAYS = [
     ("mkdir 'a b'; cp -r $root/scripts 'a b'; 'a b/scripts/quickstart' \"$@\"", "character ' '"),
     ('mkdir a:b; cp -r $root/scripts a:b; a:b/scripts/quickstart "$@"', "a:b, has a ':'"),
     (
+        "cp -r $root/scripts .; mkdir .venv; cp $root/.venv/pyvenv.cfg .venv; "
+        'scripts/quickstart "$@"',
+        "here/.venv was made as ",
+    ),
+    (
         'mkdir b; ln -s $(which bash dirname readlink) b; PATH=$here/b $quickstart "$@"',
         "Python 3.11 is needed",
     ),
@@ -82,8 +87,7 @@ RAY_START = [
 """With --help, Ray starts nothing."""
 
 STARTS = [
-    "mkdir é+%@1=2; unshare --mount sh -c 'mount --bind $root é+%@1=2; "
-    'exec é+%@1=2/scripts/quickstart "$@" --state-dir ø,1+3%@~\' sh "$@"',
+    '$quickstart "$@" --state-dir ø,1+3%@~=2',
     "export TMPDIR=$here/$(printf 'x%.0s' {1..80}); mkdir $TMPDIR; $quickstart \"$@\"",
     'TMPDIR=/none $quickstart "$@"',
     'unset HOME; $quickstart "$@"',

@@ -96,11 +96,23 @@ def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixtur
         assert f"'{wrong}' is not NAME=VALUE" in capsys.readouterr().err
 
 
-@each("port", ["-1", "0", "65536", "70000", "http"])
-def test_a_number_that_is_no_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each(
+    "option, said",
+    [
+        *(
+            (f"--port={port}", f"'{port}' is no port: choose one from 1 to 65535")
+            for port in ("-1", "0", "65536", "70000", "http")
+        ),
+        ("--env=RAY_TMPDIR=/x", "RAY_TMPDIR is set by quickstart itself: remove it"),
+        ("--set=redis.url=redis://h", "quickstart does not read redis.url: give --redis-url"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused(
+    option: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        options(f"--port={port}")
-    assert f"'{port}' is no port: choose one from 1 to 65535" in capsys.readouterr().err
+        options(option)
+    assert said in capsys.readouterr().err
 
 
 def test_only_the_shared_memory_of_killed_processes_is_removed(tmp_path: Path) -> None:
