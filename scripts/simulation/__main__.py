@@ -1,17 +1,14 @@
 """`scripts/simulate`: the command line, and what is printed and written."""
 
-import json
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from scripts.benchmark.options import counts, make_parser, positive
+from scripts.benchmark.report import write_document
 from serve_app.errors import SettingsError
 
 from .engines import engine_names
@@ -34,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    _write(options, arguments, runs)
+    write_document(options, ["scripts/simulate", *arguments], runs=runs)
     return 0
 
 
@@ -58,25 +55,6 @@ def _simulate(options: Namespace, console: Console) -> list[Figures]:
             show(console, found, f"{title} · {cluster.engine.name}")
             runs.append(found)
     return runs
-
-
-def _write(options: Namespace, arguments: Sequence[str], runs: Sequence[Figures]) -> None:
-    if options.json_path is not None:
-        document = {
-            "command": ["scripts/simulate", *arguments],
-            "runs": [_without_nan(asdict(found)) for found in runs],
-        }
-        options.json_path.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"wrote {options.json_path}", file=sys.stderr)
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: what does not exist is null."""
-    if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _epilog() -> str:

@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused(
 def test_the_key_does_not_come_into_the_report(given: list[str], tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     words = ["--url", "http://h/v1", *given, "--json", str(file)]
-    write_document(parse(words), words, rows=[1])
+    write_document(parse(words), ["scripts/bench", *words], rows=[math.nan])
     assert "secret" not in file.read_text()
     found = json.loads(file.read_text())
-    assert (found["command"][:3], found["rows"]) == (["scripts/bench", *words[:2]], [1])
+    assert (found["command"][:3], found["rows"]) == (["scripts/bench", *words[:2]], [None])
