@@ -22,7 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     start.
     """
     options = parse(arguments)
-    # As Ctrl-C, which an event loop takes for the end of its task.
+    # An event loop takes Ctrl-C for the end of its task; a shell's background jobs would ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with ExitStack() as stack:
         # Short, because sockets live below it.
