@@ -75,7 +75,7 @@ FOLLOWERS_A_LOOK = 500
 ENTRIES_A_LOOK = 64
 """Entries of one journal per such read; a follower with more to read reads pages."""
 PAGE_ENTRIES = 256
-"""Entries per bulk read; the next page is read when these have been consumed."""
+"""Entries per page of a journal; the next page is read when these have been consumed."""
 ENTRY_BYTES = 1 << 20
 """An entry holds about this much of a response and of the engine's outputs, so that no append keeps
 those of other requests waiting: sending a MiB takes about a millisecond.
@@ -86,9 +86,10 @@ PACK_BYTES = 128 * 1024
 """A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
 Short answers never do; packing holds the event loop for 0.2 ms.
 """
-WAKE_BYTES = 64 * 1024
-"""An entry with more response bytes is announced without them, and readers read the stream: Redis
-drops a subscriber for which more than 32 MB wait (cluster/redis.conf).
+LARGE_BYTES = 64 * 1024
+"""What is larger goes over a connection to Redis that nobody else waits for. An entry with more
+response bytes is announced without them, and readers read the stream: Redis drops a subscriber for
+which more than 32 MB wait (cluster/redis.conf).
 """
 SUBSCRIPTION_RETRY_S = 0.1
 """Pause before subscribing again. Until then all streams of the ingress rely on

@@ -147,7 +147,7 @@ class Entry(NamedTuple):
         predecessor, if it is known.
         """
         fields = self.fields
-        if len(self.body) > timings.WAKE_BYTES:
+        if len(self.body) > timings.LARGE_BYTES:
             return {b"p": b""}
         kept = {name: fields[name] for name in _FOR_READERS if name in fields}
         if after is not None:

@@ -19,10 +19,10 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.bulk import BulkReads
 from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry
 from serve_app.journal.reader import JournalReader
+from serve_app.journal.store import JournalStore
 
 log = logging.getLogger("hermes.journal")
 
@@ -31,9 +31,9 @@ class Follower:
     """Follows one journal for one connection."""
 
     __slots__ = (
-        "_bulk",
         "_clock",
         "_idle",
+        "_store",
         "_woken",
         "due_at",
         "fed_at",
@@ -45,7 +45,7 @@ class Follower:
     )
 
     def __init__(
-        self, bulk: BulkReads, request_id: str, reader: JournalReader, clock: Clock = SYSTEM
+        self, store: JournalStore, request_id: str, reader: JournalReader, clock: Clock = SYSTEM
     ) -> None:
         self._clock = clock
         self.request_id = request_id
@@ -62,7 +62,7 @@ class Follower:
         """Sends what the reader holds, outside of the connection's task; False if that task must
         run.
         """
-        self._bulk = bulk
+        self._store = store
         self._idle = False
         self._woken = asyncio.Event()
 
@@ -117,7 +117,7 @@ class Follower:
             RedisUnavailable: Redis cannot be reached.
         """
         self.feed(
-            await self._bulk.page(self.request_id, self.reader.position), timings.PAGE_ENTRIES
+            await self._store.page(self.request_id, self.reader.position), timings.PAGE_ENTRIES
         )
 
     def feed(self, entries: list[Entry] | None, at_most: int = 0) -> None:

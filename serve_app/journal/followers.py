@@ -15,7 +15,6 @@ import msgspec
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.bulk import BulkReads
 from serve_app.journal.follower import Follower
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.reader import JournalReader
@@ -47,7 +46,6 @@ class Followers:
         self._settings = settings
         self._store = store
         self._loops = loops or Loops()
-        self._bulk = BulkReads(settings)
         self._followers: dict[str, set[Follower]] = {}
         self._connection: RespConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,7 +60,6 @@ class Followers:
     async def stop(self) -> None:
         """Close the subscription."""
         await self._loops.end(*self._tasks)
-        await self._bulk.close()
         if self._connection is not None:
             self._connection.abort()
 
@@ -91,7 +88,7 @@ class Followers:
         return follower
 
     def _add(self, request_id: str, reader: JournalReader) -> Follower:
-        follower = Follower(self._bulk, request_id, reader, self._clock)
+        follower = Follower(self._store, request_id, reader, self._clock)
         self._followers.setdefault(request_id, set()).add(follower)
         return follower
 

@@ -1,11 +1,12 @@
-"""The round trip with which a worker opens an attempt: it appends the opening, then reads the
-journal and the request's body.
+"""The question with which a worker opens an attempt: it appends the opening, then reads the journal
+and the request's body. What is longer than at most first attempts is read apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from serve_app import timings
 from serve_app.errors import Fenced
 from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten
@@ -14,17 +15,32 @@ from serve_app.journal.ids import opening_id
 from serve_app.redis.connection import Command
 from serve_app.redis.replies import Reply, all_answered, answered, is_refused_for_now
 
+_ENTRIES = 2
+"""The request and the opening: all that a first attempt finds."""
+
 
 def questions(
     key: str, body_key: str, epoch: int, nonce: bytes, facts: AttemptFacts
 ) -> list[Command]:
-    """The commands to send."""
+    """The commands that open the attempt, and read a short journal and a small body."""
     opening = Entry.opening(epoch, nonce, facts)
     return [
         ("XADD", key, "NOMKSTREAM", str(opening.id), *flatten(opening)),
-        ("XRANGE", key, "-", "+"),
-        ("GET", body_key),
+        ("XRANGE", key, "-", "+", "COUNT", _ENTRIES + 1),
+        ("GETRANGE", body_key, 0, timings.LARGE_BYTES),
     ]
+
+
+def long_questions(key: str, body_key: str) -> list[Command]:
+    """The commands that read all of both."""
+    return [("XRANGE", key, "-", "+"), ("GET", body_key)]
+
+
+def is_whole(replies: Sequence[Reply]) -> bool:
+    """Whether the first answers hold everything. An empty body may be one that is gone."""
+    return not any(isinstance(reply, Exception) for reply in replies[1:]) and (
+        len(replies[1]) <= _ENTRIES and 0 < len(replies[2]) <= timings.LARGE_BYTES
+    )
 
 
 def read_answers(

@@ -1,5 +1,5 @@
-"""Operations on journals outside of a worker's hot path: first entries, reads, endings. They share
-one pipelined connection.
+"""Operations on journals outside of a worker's hot path: first entries, reads, endings. What
+reads the entries of many journals, or all of one, uses the connections for large answers.
 """
 
 from __future__ import annotations
@@ -106,12 +106,22 @@ class JournalStore:
         for request_id, after in wanted:
             key = self.key(request_id)
             commands += [("XRANGE", key, following(after), "+", *page), ("EXISTS", key)]
-        replies = iter(await self._link.call(commands))
+        replies = iter(await self._link.call(commands, large=True))
         journals: list[list[Entry] | None] = []
         for raw, exists in zip(replies, replies, strict=True):
             entries = [entry_from_redis(item) for item in answered(raw)]
             journals.append(entries if entries or answered(exists) else None)
         return journals
+
+    async def page(self, request_id: str, after: EntryId) -> list[Entry] | None:
+        """The next entries after `after`, as many as are read at a time; None if there is no such
+        journal (any more).
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        (entries,) = await self.read_many([(request_id, after)], timings.PAGE_ENTRIES)
+        return entries
 
     async def outline(self, request_id: str) -> list[Entry] | None:
         """The entries that determine a request's state, without any bytes (see `outline`); None if
@@ -137,7 +147,8 @@ class JournalStore:
         if not request_ids:
             return []
         questions = [outline.first_questions(self.key(one)) for one in request_ids]
-        replies = iter(all_answered(await self._link.call([one for q in questions for one in q])))
+        commands = [one for q in questions for one in q]
+        replies = iter(all_answered(await self._link.call(commands, large=True)))
         found: list[list[Entry] | None] = []
         for request_id, asked in zip(request_ids, questions, strict=True):
             entries = outline.put_together([next(replies) for _ in asked])
@@ -162,7 +173,8 @@ class JournalStore:
         """
         first = str(REQUEST_ID)
         raw, body = await self._link.call(
-            [("XRANGE", self.key(request_id), first, first), ("GET", self.body_key(request_id))]
+            [("XRANGE", self.key(request_id), first, first), ("GET", self.body_key(request_id))],
+            large=True,
         )
         found = with_body([entry_from_redis(item) for item in answered(raw)], answered(body))
         return found[0] if found else None
@@ -179,7 +191,8 @@ class JournalStore:
             [
                 ("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")
                 for request_id in request_ids
-            ]
+            ],
+            large=True,
         )
         tails = {
             request_id: _of_one(raw) for request_id, raw in zip(request_ids, replies, strict=True)
@@ -187,7 +200,7 @@ class JournalStore:
         more = [(name, str(at)) for name, tail in tails.items() if tail for at in _before(tail[0])]
         if more:
             replies = await self._link.call(
-                [("XRANGE", self.key(name), at, at) for name, at in more]
+                [("XRANGE", self.key(name), at, at) for name, at in more], large=True
             )
             for (name, _), raw in zip(more, replies, strict=True):
                 tails[name] = [*tails[name][:-1], *_of_one(raw), tails[name][-1]]
@@ -200,7 +213,7 @@ class JournalStore:
             RedisUnavailable: Redis cannot be reached.
         """
         (raw,) = await self._link.call(
-            [("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")]
+            [("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")], large=True
         )
         found = answered(raw)
         return entry_from_redis(found[0]) if found else None

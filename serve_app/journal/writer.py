@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from serve_app import timings
 from serve_app.contract import State
-from serve_app.errors import Fenced, RedisUnavailable
+from serve_app.errors import AnswerLost, Fenced, RedisUnavailable
 from serve_app.journal import opening
 from serve_app.journal.appending import append, append_though_full
 from serve_app.journal.attempt import Attempt
@@ -29,6 +29,7 @@ from serve_app.loops import Loops, backoff
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import body_key, journal_key
+from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import Reply, is_demoted, is_full, is_refused_for_now
 from serve_app.redis.shared import SharedConnection
 from serve_app.settings import Settings
@@ -37,10 +38,13 @@ log = logging.getLogger("hermes.journal")
 
 
 class JournalWriter:
-    """Appends for all attempts of this process over one connection."""
+    """Appends for all attempts of this process over one connection. Long journals and large bodies
+    are read over others.
+    """
 
     def __init__(self, settings: Settings, loops: Loops | None = None) -> None:
         self._settings = settings
+        self._link = RedisLink(settings.redis)
         self._within_s = settings.redis.response_timeout_s
         self._loops = loops or Loops()
         self._shared = SharedConnection(self._connect, quiet_s=0.0)  # the loop sets its own pace
@@ -67,6 +71,7 @@ class JournalWriter:
         """Stop flushing and close the connection; entries that are not accepted yet remain so."""
         await self._loops.end(*self._tasks)
         await self._shared.close()
+        await self._link.close()
 
     @property
     def kept_bytes(self) -> int:
@@ -78,20 +83,25 @@ class JournalWriter:
     async def open(
         self, request_id: str, epoch: int, nonce: bytes, facts: AttemptFacts
     ) -> tuple[Attempt, list[Entry]]:
-        """Open attempt `epoch` and read the journal, including its body, in one round trip.
+        """Open attempt `epoch` and read the journal, including its body: in one round trip, unless
+        they are large.
 
         Raises:
             Fenced: the journal is gone or has ended, or a newer epoch or another writer owns it.
             RedisUnavailable: Redis cannot be reached.
         """
-        if request_id in self._attempts and self._attempts[request_id].epoch >= epoch:
-            raise Fenced(f"{request_id} is already worked on here")
+        self._check_free(request_id, epoch)
         connection = await self._shared.get()
         key = journal_key(self._settings.namespace, request_id)
-        questions = opening.questions(
-            key, body_key(self._settings.namespace, request_id), epoch, nonce, facts
-        )
+        its_body = body_key(self._settings.namespace, request_id)
+        questions = opening.questions(key, its_body, epoch, nonce, facts)
         replies = await connection.ask(questions, self._within_s)
+        if not opening.is_whole(replies):
+            long = opening.long_questions(key, its_body)
+            replies[1:] = await self._link.call(long, large=True)
+            self._check_free(request_id, epoch)
+            if not connection.usable:  # what was appended over it may be lost, and not restored
+                raise AnswerLost("connection to Redis lost while reading a long journal")
         entries = opening.read_answers(request_id, epoch, nonce, replies)
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
@@ -106,6 +116,10 @@ class JournalWriter:
         self._attempts[request_id] = attempt
         self._announce(attempt, entries[-1])
         return attempt, entries
+
+    def _check_free(self, request_id: str, epoch: int) -> None:
+        if request_id in self._attempts and self._attempts[request_id].epoch >= epoch:
+            raise Fenced(f"{request_id} is already worked on here")
 
     def abandon(self, attempt: Attempt) -> None:
         """The attempt cannot continue: append nothing more. A later epoch takes over."""

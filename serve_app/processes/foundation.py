@@ -33,7 +33,7 @@ class Foundation:
         self.tracing = Tracing(settings.telemetry, service, name)
         self.clock = RedisClock()
         self.redis = connect_redis(settings.redis)
-        self.link = RedisLink(settings.redis)
+        self.link = RedisLink(settings.redis, settings.ingress.max_bulk_reads)
         self.lease_redis = connect_redis(settings.redis, timings.LEASE_STEADY_S)
         """A separate client, so that bulk reads do not delay the renewal of the lease."""
         self.store = JournalStore(settings, self.link, self.clock)

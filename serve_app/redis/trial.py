@@ -81,6 +81,7 @@ def _journal(journal: str, text: str) -> list[Command]:
         ("EXISTS", journal),
         ("XTRIM", journal, "MINID", "1-0"),
         ("GET", text),
+        ("GETRANGE", text, 0, 1),
         ("MGET", text, journal),
     ]
 

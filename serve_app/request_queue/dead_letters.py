@@ -141,7 +141,7 @@ class DeadLetters:
             start = f"({page[-1][0].decode()}"
 
     async def _call(self, *command: Any) -> Any:
-        (reply,) = await self._link.call([command])
+        (reply,) = await self._link.call([command], large=True)  # letters hold bodies
         return answered(reply)
 
 

@@ -70,7 +70,10 @@ class IngressSettings(Section):
         "tenant may use, if API keys are required",
     )
     max_bulk_reads: int = Field(
-        4, ge=1, description="Long parts of journals that one ingress reads at the same time"
+        4,
+        ge=1,
+        description="Connections of a process for what is large: bodies, and parts of journals. "
+        "Each carries one at a time",
     )
     stalled_reader_s: float = Field(
         60.0,

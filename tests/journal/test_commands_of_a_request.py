@@ -20,7 +20,7 @@ MANY = 10
 ADMITTED = ("eval", "xadd", "xadd", "pexpire", "set", "zremrangebyrank", "pexpire")
 ADMITTED_BY_KEY = (*ADMITTED, "get", "xrevrange")
 CLAIMED = ("xreadgroup",)
-OPENED = ("xadd", "xrange", "get")
+OPENED = ("xadd", "xrange", "getrange")
 ANSWERED = ("xadd", "publish")
 """The last bytes, and the attempt's seal."""
 ENDED = ("xadd", "publish", "xtrim", "pexpire")

@@ -209,6 +209,55 @@ async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soo
         await membership.leave()
 
 
+async def test_what_is_large_holds_up_nothing_small_and_ends_for_its_caller_alone(
+    w: World, namespace: str
+) -> None:
+    async with Cable(w.settings.redis.url) as cable:
+        settings = w.settings.redis.model_copy(
+            update={"url": cable.url, "response_timeout_s": 0.3, "connect_timeout_s": PATIENCE_S}
+        )
+        link = RedisLink(settings, large_at_once=1)
+        key = w.store.body_key("large")
+        cable.cut("SET", HANGING)
+        large = asyncio.create_task(link.call([("SET", key, b"x" * (timings.LARGE_BYTES + 1))]))
+        await cable.hung.wait()
+        waiting = asyncio.create_task(link.call([("GET", key)], large=True))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await eventually(lambda: answered(link))
+        with pytest.raises(AnswerLost):
+            await large
+        await asyncio.wait([waiting])
+        assert await link.call([("GET", key)], large=True) == [None]
+        await link.close()
+
+
+@pytest.mark.parametrize("long", ["a large body", "an earlier attempt"])
+async def test_an_opening_that_reads_much_holds_up_no_token(
+    w: World, namespace: str, long: str
+) -> None:
+    body = b"x" * (timings.LARGE_BYTES + 1) if long == "a large body" else b"{}"
+    await w.admit("req_2", body=body)
+    await w.admit()
+    epoch = 1 if long == "a large body" else 2
+    for earlier in range(1, epoch):
+        await (await w.writer()).open("req_2", earlier, b"nonce", OPENED)
+    async with Cable(w.settings.redis.url) as cable, world(cable.url, namespace) as its:
+        writer = await its.writer()
+        attempt = await its.opened(writer)
+        cable.cut("GET", HANGING, after=1)  # the first reads the beginning, with the opening
+        opening = asyncio.create_task(writer.open("req_2", epoch, b"nonce-2", OPENED))
+        await cable.hung.wait()
+        add(attempt, 1)
+        await complete(attempt)
+        assert not opening.done()
+        cable.drop()
+        with pytest.raises(RedisUnavailable):
+            await opening
+        _, entries = await writer.open("req_2", epoch + 1, b"nonce-3", OPENED)
+        assert entries[0].body == body
+        assert [str(entry.id) for entry in entries[1:]] == [f"{n}-0" for n in range(1, epoch + 2)]
+
+
 async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_and_no_entry(
     w: World, namespace: str
 ) -> None:

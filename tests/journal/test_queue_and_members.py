@@ -288,8 +288,8 @@ async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admission
     (entry,) = await w.queue().claim(1)
     replies, call = [], w.link.call
 
-    async def watched(commands: Sequence[Command]) -> list[Reply]:
-        replies.append(await call(commands))
+    async def watched(commands: Sequence[Command], large: bool = False) -> list[Reply]:
+        replies.append(await call(commands, large))
         return replies[-1]
 
     w.link.call = watched  # type: ignore[method-assign]

@@ -117,7 +117,6 @@ STEPS = st.lists(
 async def play(steps: list[str]) -> None:
     journal = Journal()
     followers = Followers(Settings(), journal, "ingress-1")  # type: ignore[arg-type]
-    followers._bulk = journal  # type: ignore[assignment]
     patient, other = Client(followers), Client(followers)
 
     def tell(entry: Entry) -> None:
