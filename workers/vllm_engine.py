@@ -23,6 +23,7 @@ from workers import asgi
 from workers.engine import EngineFailed, Progress
 from workers.engine_usage import EngineUsage
 from workers.recorder import Recorder
+from workers.request_body import as_vllm_takes
 from workers.vllm_arguments import engine_arguments
 
 log = logging.getLogger("hermes.worker")
@@ -133,8 +134,7 @@ class VllmEngine:
                 recorder, f"The model cannot serve {line.path}; its tasks: {self._tasks}."
             )
             return
-        if line.path.endswith("/responses"):  # vLLM reads this header for chat and completions only
-            body = _with_request_id(body, request_id)
+        body = as_vllm_takes(line.path, body, request_id)
         try:
             await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
         except Exception:
@@ -237,13 +237,3 @@ async def _refuse(recorder: Recorder, message: str) -> None:
     headers = [(b"content-type", b"application/json")]
     await recorder.send({"type": "http.response.start", "status": 404, "headers": headers})
     await recorder.send({"type": "http.response.body", "body": body})
-
-
-def _with_request_id(body: bytes, request_id: str) -> bytes:
-    try:
-        request = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body
-    if not isinstance(request, dict):
-        return body
-    return msgspec.json.encode({**request, "request_id": f"resp_{request_id}"})

@@ -1,0 +1,83 @@
+"""What OpenAI's schema allows is handed to vLLM as vLLM takes it, and all else as it came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.tables import each
+from workers.request_body import as_vllm_takes
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+USER = {"role": "user", "content": "Hi"}
+
+
+def sent(path: str, body: dict[str, Any]) -> Any:
+    found = json.loads(as_vllm_takes(path, json.dumps(body).encode(), "req_1"))
+    assert found.pop("request_id", None) == ("resp_req_1" if path == RESPONSES else None)
+    return found
+
+
+def test_a_body_without_null_is_not_read() -> None:
+    for body in (b'{"messages": [],  "n": 1}', b"[]", b"not JSON"):
+        assert as_vllm_takes(CHAT, body, "req_1") is body
+
+
+@each("path", [CHAT, "/v1/completions", RESPONSES])
+def test_null_is_as_good_as_nothing(path: str) -> None:
+    message = {**USER, "name": None}
+    nested = {"const": None, "enum": [None]}
+    body = {"n": None, "messages": [message], "tools": [{"type": "t", "strict": None}], "x": nested}
+    want = {"messages": [USER], "tools": [{"type": "t"}], "x": nested}
+    assert sent(path, body) == want
+    assert sent(path, {"max_tokens": None}) == {"max_tokens": None}, "that is no default of vLLM's"
+
+
+@each(
+    "item, want",
+    [
+        (USER, {"type": "message", **USER}),
+        ({"type": "message", **USER}, {"type": "message", **USER}),
+        ({"type": "reasoning", "id": "r", "summary": []}, None),
+        ({"type": "function_call_output", "call_id": "c", "output": "x", "id": None}, ...),
+        ({"id": "msg_1"}, None),
+        ("text", None),
+    ],
+)
+def test_a_message_needs_no_type(item: Any, want: Any) -> None:
+    if want is ...:
+        want = {k: v for k, v in item.items() if v is not None}
+    assert sent(RESPONSES, {"input": [item]}) == {"input": [want or item]}
+    assert sent(CHAT, {"input": [item], "n": None})["input"] in ([item], [want])
+
+
+@each(
+    "parts, text",
+    [
+        ([{"type": "output_text", "text": "a", "annotations": []}], "a"),
+        ([{"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"}], "ab"),
+        ([{"type": "refusal", "refusal": "No."}], "No."),
+        ([{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "b"}], "No.b"),
+        ([], ""),
+        ([{"type": "wat", "text": "a"}], None),
+        ([{"type": "output_text", "text": 3}], None),
+        (["a"], None),
+        ("a", None),
+    ],
+)
+def test_an_answer_is_its_whole_text(parts: Any, text: str | None) -> None:
+    for item in (
+        {"role": "assistant", "content": parts},
+        {
+            "type": "message",
+            "id": "m",
+            "status": "completed",
+            "role": "assistant",
+            "content": parts,
+        },
+    ):
+        whole = {"type": "message", "role": "assistant", "content": text}
+        (found,) = sent(RESPONSES, {"input": [item]})["input"]
+        assert found == ({"type": "message", **item} if text is None else whole)
+    unfinished = {**item, "status": "incomplete"}
+    assert sent(RESPONSES, {"input": [unfinished]}) == {"input": [unfinished]}, "it is continued"
