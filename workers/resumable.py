@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -28,6 +30,7 @@ from workers.engine import Progress
 from workers.engine_plugin import PRIOR
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
+from workers.schemas import NotObeyed, prepared, prepared_in_tag
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
 """vLLM cannot send it to the engine's process, and reports an error of its own."""
@@ -42,6 +45,7 @@ class RecordingClient:
         rerun_tokens: how many tokens of a request may be generated a second time.
         prompts_vary: whether a later attempt may make another prompt of the same request.
         by_priority: whether the engine's scheduler goes by priorities; vLLM refuses them otherwise.
+        grammars: the engine's backend for structured outputs.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class RecordingClient:
         rerun_tokens: int,
         prompts_vary: bool = False,
         by_priority: bool = False,
+        grammars: str = "",
     ) -> None:
         self._engine = engine
         self._progress = progress
         self._rerun_tokens = rerun_tokens
         self._prompts_vary = prompts_vary
         self._by_priority = by_priority
+        self._grammars = grammars
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -114,6 +120,7 @@ class RecordingClient:
         params.output_kind = RequestOutputKind.DELTA
         if params.extra_args and PRIOR in params.extra_args:  # only ours counts, never a client's
             params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
+        _prepare_schemas(params, self._grammars)
         generation = recorder.next_generation()
         prompt = _salted(prompt, recorder.tenant)
         deltas = self._deltas(recorder, generation, prompt, params, request_id, options)
@@ -164,6 +171,8 @@ class RecordingClient:
             new = continuation.continued(options)
         async with aclosing(new):
             async for output in new:
+                if first and not output.outputs[0].token_ids:
+                    _check_compiled(output, params)
                 async with recorder.one_at_a_time:
                     _record(output, recorder, generation, first, first and self._prompts_vary)
                     yield output
@@ -202,6 +211,44 @@ def _begin_again(recorder: Recorder, why: str) -> None:
     if recorder.recorded.seen:
         recorder.lose(Because.PARAMETER, f"{why} cannot be carried over to another engine")
     recorder.restart()
+
+
+def _prepare_schemas(params: SamplingParams, backend: str) -> None:
+    """Hand the engine only JSON schemas that its backend obeys.
+
+    Raises:
+        VLLMValidationError: it would not.
+    """
+    shape = params.structured_outputs
+    if shape is None or backend != "xgrammar":
+        return
+    try:
+        if shape.json is not None:
+            shape.json = prepared(_decoded(shape.json))
+        if shape.structural_tag is not None:
+            tag = prepared_in_tag(_decoded(shape.structural_tag))
+            shape.structural_tag = json.dumps(tag, ensure_ascii=False)
+    except NotObeyed as error:
+        raise VLLMValidationError(str(error)) from None
+
+
+def _decoded(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise VLLMValidationError("The JSON schema is not valid JSON.") from None
+
+
+def _check_compiled(output: RequestOutput, params: SamplingParams) -> None:
+    """The engine ends a request whose grammar it cannot compile as if by a defect.
+
+    Raises:
+        VLLMValidationError: that is so.
+    """
+    if params.structured_outputs is not None and output.outputs[0].finish_reason == "error":
+        raise VLLMValidationError(
+            "The schema, grammar or regex cannot be compiled; please make it smaller or simpler."
+        )
 
 
 def _salted(prompt: Any, tenant: str) -> Any:

@@ -107,6 +107,7 @@ class VllmEngine:
             self._settings.workers.rerun_tokens,
             prompts_vary="strftime_now" in template or args.trust_request_chat_template,
             by_priority=args.scheduling_policy == "priority",
+            grammars=self._engine.vllm_config.structured_outputs_config.backend,
         )
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:

@@ -1,0 +1,176 @@
+"""Every answer that a schema's grammar allows obeys the schema, or the schema is refused by the
+keyword that would not be obeyed. xgrammar alone, without a model.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import jsonschema
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+from tests.engine.grammars import answers
+from tests.tables import Failures, each
+from workers.schemas import NotObeyed, prepared, prepared_in_tag
+
+WALKS = 6
+OBJ, STR, INT, NUM = ({"type": name} for name in ("object", "string", "integer", "number"))
+ARR = {"type": "array"}
+CLOSED = {**OBJ, "additionalProperties": False}
+
+
+def kind(name: str) -> dict[str, Any]:
+    """An object that its `kind` tells from others."""
+    properties = {"kind": {"const": name}, "v": {**STR, "maxLength": 2}}
+    return {**CLOSED, "properties": properties, "required": ["kind"]}
+
+
+OBEYED: list[dict[str, Any]] = [
+    {},
+    {"title": "t", "description": "d", "default": 1, "examples": [1], "x-own": {}, **INT},
+    {"const": {"a": [None, '\n"\\']}},
+    {"enum": [1, "a", None, [], {"b": 1}]},
+    {**INT, "enum": [1, 2]},
+    {"type": ["integer", "null"], "enum": [1, None]},
+    {**INT, "minimum": -3, "maximum": 12},
+    {**INT, "exclusiveMinimum": 0, "exclusiveMaximum": 5},
+    {**INT, "minimum": 1e3, "maximum": 2e3},
+    {**NUM, "minimum": 0.5, "maximum": 1.25},
+    {**NUM, "exclusiveMinimum": -0.5, "maximum": 0},
+    {**NUM, "minimum": -1e300},
+    {**STR, "minLength": 2, "maxLength": 3},
+    {**STR, "minLength": 1},
+    {**STR, "maxLength": 0},
+    {**STR, "pattern": "^a[0-9]{2}b?$"},
+    {**STR, "pattern": "x|y"},
+    {**STR, "pattern": '^[^"]{1,3}$'},
+    {**STR, "pattern": "^[\\u4e00-\\u9fa5]$"},
+    *({**STR, "format": name} for name in ("date", "email", "uuid", "ipv4", "date-time")),
+    {"type": ["string", "null"], "maxLength": 2},
+    {"type": ["integer", "string"], "minimum": 3, "maxLength": 1},
+    {**ARR, "items": INT},
+    {**ARR, "items": {**STR, "maxLength": 1}, "minItems": 2, "maxItems": 3},
+    {**ARR, "prefixItems": [STR, INT], "items": False, "minItems": 2},
+    {**ARR, "items": False},
+    {**OBJ, "properties": {"a": INT, "b": STR}, "required": ["b"]},
+    {"properties": {"a": INT}, "required": ["a"]},
+    {**CLOSED, "properties": {"": INT, 'a"b': {"type": "null"}, "é": INT}, "required": ["", "é"]},
+    {**OBJ, "properties": {"a": INT}, "additionalProperties": {"type": "boolean"}},
+    {**OBJ, "additionalProperties": INT, "propertyNames": STR},
+    {**OBJ, "patternProperties": {"^x[0-9]$": INT}},
+    {
+        **CLOSED,
+        "properties": {"a": INT, "b": INT, "c": INT},
+        "minProperties": 1,
+        "maxProperties": 2,
+    },
+    {"anyOf": [INT, {"type": "null"}]},
+    {"oneOf": [{"const": 1}, {"enum": ["a", 2]}]},
+    {"oneOf": [kind("x"), kind("y")], "discriminator": {"propertyName": "kind"}},
+    {"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}], "$defs": {"x": kind("x"), "y": INT}},
+    {"allOf": [{"$ref": "#/definitions/a"}], "description": "d", "definitions": {"a": INT}},
+    {**CLOSED, "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+    {**CLOSED, "properties": {"a": {"$ref": "#/properties/b"}, "b": INT}, "required": ["a"]},
+]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"minimum": 3}, "minimum"),
+    ({"maxLength": 2}, "maxLength"),
+    ({"required": ["a"]}, "required"),
+    ({**OBJ, "properties": {"a": INT}, "required": ["b"]}, "required"),
+    ({**STR, "const": 1}, "type"),
+    ({**INT, "enum": [1, "a"]}, "type"),
+    ({"enum": ["abc"], "maxLength": 2}, "maxLength"),
+    ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": INT}}, "minimum"),
+    ({"anyOf": [{"required": ["a"]}], **OBJ}, "anyOf"),
+    ({"anyOf": []}, "anyOf"),
+    ({"allOf": [INT, {"minimum": 3}]}, "allOf"),
+    ({"oneOf": [INT, NUM]}, "oneOf"),
+    ({"oneOf": [kind("x"), kind("x")]}, "oneOf"),
+    *(
+        ({"type": ["integer", "array", "object"], word: value}, word)
+        for word, value in {
+            **{"not": {}, "if": {}, "multipleOf": -1, "uniqueItems": True, "contains": {}},
+            **{"dependentRequired": {}, "unevaluatedProperties": False, "$dynamicRef": "#"},
+        }.items()
+    ),
+    ({"$ref": "#"}, "$ref"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "$ref"),
+    ({"$ref": "http://example.com"}, "$ref"),
+    ({**INT, "minimum": 0, "exclusiveMinimum": True}, "exclusiveMinimum"),
+    ({**INT, "maximum": 2**64 - 1}, "maximum"),
+    ({**NUM, "minimum": "1"}, "minimum"),
+    ({**NUM, "minimum": 1e-7}, "minimum"),
+    ({**NUM, "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.100001}, "exclusiveMinimum"),
+    ({**STR, "minLength": -1}, "minLength"),
+    ({**STR, "minLength": 1, "pattern": "a"}, "pattern"),
+    ({**STR, "pattern": '^"$'}, "pattern"),
+    ({**STR, "pattern": "^\\n$"}, "pattern"),
+    ({**STR, "pattern": "^(?!a)"}, "pattern"),
+    ({**STR, "format": "json-pointer"}, "format"),
+    ({**STR, "format": "wat"}, "format"),
+    ({"type": []}, "type"),
+    ({**OBJ, "properties": {"a": INT}, "patternProperties": {"b": STR}}, "patternProperties"),
+    ({**OBJ, "propertyNames": {"maxLength": 2}}, "propertyNames"),
+]
+
+
+def nested(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same inside of others; what it refers to stays where it is."""
+    definitions: dict[str, Any] = {
+        name: schema[name] for name in ("$defs", "definitions") if name in schema
+    }
+    inner = {k: v for k, v in schema.items() if k not in definitions}
+    items = {**ARR, "items": {"anyOf": [inner, {"type": "null"}]}, "maxItems": 2}
+    return {**definitions, **CLOSED, "properties": {"list": items}, "required": ["list"]}
+
+
+def check_obeyed(schema: dict[str, Any]) -> None:
+    taken = prepared(schema)
+    validate_xgrammar_grammar(
+        SamplingParams(structured_outputs=StructuredOutputsParams(json=taken))
+    )
+    validator, seen = jsonschema.Draft202012Validator(schema), 0
+    for text in answers(taken, WALKS):
+        validator.validate(json.loads(text))
+        seen += 1
+    assert seen, "no walk came to its end"
+
+
+def refers_to_its_root(schema: dict[str, Any]) -> bool:
+    return '"#"' in json.dumps(schema) or '"#/properties' in json.dumps(schema)
+
+
+def test_every_answer_obeys_its_schema() -> None:
+    with Failures() as failures:
+        for schema, inside in product(OBEYED, (False, True)):
+            if inside and refers_to_its_root(schema):
+                continue
+            with failures.of(schema, inside):
+                check_obeyed(nested(schema) if inside else schema)
+
+
+@each("schema, keyword", REFUSED)
+def test_what_would_not_be_obeyed_is_refused_by_its_keyword(
+    schema: dict[str, Any], keyword: str
+) -> None:
+    for whole in (schema, schema if refers_to_its_root(schema) else nested(schema)):
+        with pytest.raises(NotObeyed) as caught:
+            prepared(whole)
+        assert f"'{keyword}'" in str(caught.value)
+    tool = {"type": "json_schema", "json_schema": schema}
+    with pytest.raises(NotObeyed):
+        prepared_in_tag({"format": {"elements": [tool]}})
+    with pytest.raises(NotObeyed):
+        prepared_in_tag({"structures": [{"begin": "<", "schema": schema, "end": ">"}]})
+
+
+@each("schema", [True, None, 3, {"type": "wat"}, {"properties": []}, {"items": [1]}])
+def test_what_is_no_schema_is_left_to_xgrammar(schema: Any) -> None:
+    assert prepared(schema) == schema

@@ -1,0 +1,310 @@
+"""Which JSON schemas xgrammar obeys, and how they are handed to it. Pure.
+
+xgrammar leaves out what it does not know, and vLLM's own check finds a part of that: the answer
+would then break its schema under a status 200. So a schema may only consist of what was tried
+(`tests/engine/test_schemas.py`); anything else is named.
+
+Source: xgrammar 0.2.8, `json_schema_converter.cc`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NoReturn
+
+_FORMS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""One of these alone decides about a value: xgrammar ignores what stands beside it."""
+_BRANCHES = ("anyOf", "oneOf", "allOf")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_KEYWORDS: dict[str, tuple[str, ...]] = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "integer": _NUMBERS,
+    "number": _NUMBERS,
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "object": (
+        *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+        *("patternProperties", "propertyNames"),
+    ),
+    "boolean": (),
+    "null": (),
+}
+"""What each type may have; of another type it says nothing."""
+_OF_SOME_TYPE = frozenset(word for words in _KEYWORDS.values() for word in words)
+_NEVER = frozenset(
+    "not if then else dependentRequired dependentSchemas dependencies contains minContains "
+    "maxContains uniqueItems multipleOf unevaluatedItems unevaluatedProperties $dynamicRef "
+    "$recursiveRef".split()
+)
+_ASSERTIONS = _OF_SOME_TYPE | _NEVER | {"type", *_FORMS}
+"""The keywords that say something about a value. All others describe."""
+_FORMATS = frozenset(
+    "email date time date-time duration ipv4 ipv6 hostname uuid uri uri-reference "
+    "uri-template".split()
+)
+"""In its other formats xgrammar does not escape quotes."""
+_NEGATED_CLASS = re.compile(r"\[\^(?:\\.|[^\]\\])*\]", re.DOTALL)
+_ESCAPED_IN_JSON = re.compile(
+    r"[\x00-\x1f\"]|\\(?:[\\\"ntrfv0c]|(?:x|u00)(?:[01][0-9a-fA-F]|22|5[cC]))"
+)
+"""Characters of a pattern that JSON writes with a backslash, and xgrammar as they are."""
+_ASSERTING_GROUP = re.compile(r"(?<!\\)\(\?(?!:)")
+_MOST_REPEATS = 128
+"""xgrammar compiles no pattern with more. Longer texts have its own rule for lengths."""
+_PLAIN = r'[^"\\\x00-\x1f]'
+"""A character that JSON writes as it is."""
+_DECIMALS, _NARROW = 6, 1e-5
+"""xgrammar rounds the limits of numbers to so many decimals; between two that are then one it
+writes nothing.
+"""
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "array": (list,),
+    "object": (dict,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_Nodes = dict[str, dict[str, Any]]
+
+
+class NotObeyed(Exception):
+    """The answers would not obey the schema; the message names the keyword and its place."""
+
+
+def prepared(schema: Any) -> Any:
+    """The schema as xgrammar is given it: a copy in which the lengths of short texts are patterns,
+    because by its own rule for lengths xgrammar lets control characters into a text.
+
+    What is no schema is returned as it is: xgrammar refuses it.
+
+    Raises:
+        NotObeyed: xgrammar would not obey it.
+    """
+    made = copy.deepcopy(schema)
+    nodes = dict(_nodes(made, "#"))
+    for place, node in nodes.items():
+        _check(node, place, nodes)
+    for place in nodes:
+        _check_references(place, nodes, frozenset())
+    for node in nodes.values():
+        _write_lengths_as_pattern(node)
+    return made
+
+
+def prepared_in_tag(tag: Any) -> Any:
+    """A structural tag, by which vLLM forces tool calls, with its schemas prepared.
+
+    Raises:
+        NotObeyed: as `prepared`.
+    """
+    if isinstance(tag, list):
+        return [prepared_in_tag(one) for one in tag]
+    if not isinstance(tag, dict):
+        return tag
+    holder = "json_schema" if tag.get("type") == "json_schema" else "schema" * ("begin" in tag)
+    return {k: prepared(v) if k == holder else prepared_in_tag(v) for k, v in tag.items()}
+
+
+def _nodes(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema within a schema, by its JSON pointer."""
+    if not isinstance(node, dict):
+        return
+    yield place, node
+    for word in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(inner := node.get(word), dict):
+            for name, child in inner.items():
+                yield from _nodes(child, f"{place}/{word}/{name}")
+    for word in (*_BRANCHES, "prefixItems"):
+        if isinstance(inner := node.get(word), list):
+            for number, child in enumerate(inner):
+                yield from _nodes(child, f"{place}/{word}/{number}")
+    for word in ("items", "additionalProperties", "propertyNames"):
+        yield from _nodes(node.get(word), f"{place}/{word}")
+
+
+def _refuse(what: str, place: str) -> NoReturn:
+    raise NotObeyed(f"{what} in the JSON schema (at {place}) is not supported here.")
+
+
+def _check(node: Mapping[str, Any], place: str, nodes: _Nodes) -> None:
+    asserted = [word for word in node if word in _ASSERTIONS]
+    for word in asserted:
+        if word in _NEVER:
+            _refuse(f"'{word}'", place)
+    form = next((word for word in _FORMS if word in asserted), None)
+    if form is None:
+        _check_typed(node, place, asserted)
+        return
+    for word in asserted:
+        if word != form and not (word == "type" and _are_of_type(node, form)):
+            _refuse(f"'{word}' beside '{form}'", place)
+    branches = node[form]
+    if form in _BRANCHES and isinstance(branches, list):
+        if not branches or (form == "allOf" and len(branches) > 1):
+            _refuse(f"'{form}' of {'several' if branches else 'no'} schemas", place)
+        if form == "oneOf" and not _exclude_each_other(branches, nodes):
+            _refuse("'oneOf' of schemas that do not exclude each other by type or constant", place)
+
+
+def _check_typed(node: Mapping[str, Any], place: str, asserted: Sequence[str]) -> None:
+    types = _types(node)
+    if node.get("type") == []:
+        _refuse("An empty 'type'", place)
+    words = [word for word in asserted if word != "type"]
+    if not types and words:
+        _refuse(f"'{words[0]}' without 'type'", place)
+    if "string" in types:
+        _check_text(node, place)
+    if "number" in types or "integer" in types:
+        _check_number(node, place)
+    if "object" in types:
+        _check_object(node, place)
+
+
+def _check_number(node: Mapping[str, Any], place: str) -> None:
+    limits = {word: node[word] for word in _NUMBERS if word in node}
+    for word, limit in limits.items():
+        if type(limit) not in (int, float) or (type(limit) is int and abs(limit) >= 2**63):
+            _refuse(f"A '{word}' that is no number of 64 bits", place)
+        if round(limit, _DECIMALS) != limit:
+            _refuse(f"'{word}' with more than {_DECIMALS} decimals", place)
+    lower = [limit for word, limit in limits.items() if "inimum" in word]
+    upper = [limit for word, limit in limits.items() if "aximum" in word]
+    if lower and upper and 0 < min(upper) - max(lower) < _NARROW:
+        _refuse(f"'{next(iter(limits))}' less than {_NARROW} from the other limit", place)
+
+
+def _types(node: Mapping[str, Any]) -> list[str]:
+    """The types that xgrammar takes a schema for; without `type`, by its other keywords."""
+    named = node.get("type")
+    if named is not None:
+        return [one for one in (named if isinstance(named, list) else [named]) if one in _KEYWORDS]
+    if "properties" in node:
+        return ["object"]
+    return ["array"] if "items" in node or "prefixItems" in node else []
+
+
+def _check_text(node: Mapping[str, Any], place: str) -> None:
+    limits = [word for word in ("pattern", "format", "minLength", "maxLength") if word in node]
+    if len(limits) > 1 and limits != ["minLength", "maxLength"]:
+        _refuse(f"'{limits[1]}' beside '{limits[0]}'", place)
+    for word in limits[-2:]:
+        if isinstance(node[word], int) and node[word] < 0:
+            _refuse(f"A negative '{word}'", place)
+    if node.get("format", "date") not in _FORMATS:
+        _refuse(f"The 'format' {str(node['format'])[:100]}", place)
+    if isinstance(pattern := node.get("pattern"), str):
+        _check_pattern(pattern, place)
+
+
+def _check_pattern(pattern: str, place: str) -> None:
+    if _ASSERTING_GROUP.search(pattern):
+        _refuse("A 'pattern' with a group '(?', but for '(?:',", place)
+    if _ESCAPED_IN_JSON.search(_NEGATED_CLASS.sub("", pattern)):
+        _refuse("A 'pattern' with quotes, backslashes or control characters", place)
+
+
+def _check_object(node: Mapping[str, Any], place: str) -> None:
+    properties, required = node.get("properties"), node.get("required")
+    if isinstance(required, list):
+        known = properties if isinstance(properties, dict) else {}
+        for name in required:
+            if isinstance(name, str) and name not in known:
+                _refuse(f"'required' of '{name[:100]}', which 'properties' do not have,", place)
+    patterns, names = node.get("patternProperties"), node.get("propertyNames")
+    if patterns is not None:
+        if properties or node.get("additionalProperties") or names or len(patterns) != 1:
+            _refuse("'patternProperties' of several patterns or beside other properties", place)
+        for pattern in patterns:
+            _check_pattern(pattern, place)
+    more = names.keys() - {"type", "pattern", "enum"} if isinstance(names, dict) else ()
+    if more or (properties and names not in (None, {}, {"type": "string"})):
+        _refuse("'propertyNames' beside 'properties' or with more than a pattern", place)
+
+
+def _are_of_type(node: Mapping[str, Any], form: str) -> bool:
+    """Whether a constant, or all of several, are of the schema's type."""
+    if form not in ("const", "enum"):
+        return False
+    kinds = [kind for name in _types(node) for kind in _TYPES[name]]
+    return all(type(value) in kinds for value in _constants(node) or ())
+
+
+def _constants(node: Mapping[str, Any]) -> list[Any] | None:
+    """The only values that a schema allows, if it lists them."""
+    if "const" in node:
+        return [node["const"]]
+    values = node.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _exclude_each_other(branches: Sequence[Any], nodes: _Nodes) -> bool:
+    return all(
+        _exclude(_resolved(one, nodes), _resolved(other, nodes))
+        for one, other in combinations(branches, 2)
+    )
+
+
+def _exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether no value can obey both: by types, by constants, or by a property that both require
+    and that has other constants in each.
+    """
+    ours, theirs = _constants(one), _constants(other)
+    if ours is not None and theirs is not None:
+        return not any(value in theirs for value in ours)
+    types = [{"number" if name == "integer" else name for name in _types(x)} for x in (one, other)]
+    if all(types) and not types[0] & types[1]:
+        return True
+    if types != [{"object"}, {"object"}]:
+        return False
+    required = [set(x.get("required") or ()) for x in (one, other)]
+    return any(
+        (mine := _constants(one["properties"][name])) is not None
+        and (others := _constants(other["properties"][name])) is not None
+        and not any(value in others for value in mine)
+        for name in sorted(required[0] & required[1])
+    )
+
+
+def _resolved(node: Any, nodes: _Nodes) -> Mapping[str, Any]:
+    for _ in range(len(nodes)):
+        if not isinstance(node, dict) or "$ref" not in node:
+            break
+        node = nodes.get(node["$ref"])
+    return node if isinstance(node, dict) else {}
+
+
+def _check_references(place: str, nodes: _Nodes, through: frozenset[str]) -> None:
+    """Refuse references to nowhere, and those that come back before anything is written.
+
+    Args:
+        through: the schemas that have led to this one, for the same value.
+    """
+    node = nodes[place]
+    if place in through:
+        _refuse("A '$ref' to itself", place)
+    if "$ref" in node and node["$ref"] not in nodes:
+        _refuse(f"The '$ref' {str(node['$ref'])[:100]}, which is no place in it,", place)
+    following = [node["$ref"]] if "$ref" in node else []
+    for word in _BRANCHES:
+        branches = node.get(word)
+        if isinstance(branches, list):
+            places = [f"{place}/{word}/{number}" for number in range(len(branches))]
+            following += [one for one in places if one in nodes]
+    for one in following:
+        _check_references(one, nodes, through | {place})
+
+
+def _write_lengths_as_pattern(node: dict[str, Any]) -> None:
+    if "string" not in _types(node) or not {"minLength", "maxLength"} & node.keys():
+        return
+    least, most = node.get("minLength", 0), node.get("maxLength", "")
+    if not all(type(one) is int and one <= _MOST_REPEATS for one in (least, most or 0)):
+        return
+    if most == "" or most >= least:
+        node.pop("minLength", None), node.pop("maxLength", None)
+        node["pattern"] = f"^{_PLAIN}{{{least},{most}}}$"
