@@ -9,77 +9,50 @@ goes first, and of one sequence its end before its beginning. It has no clock an
 
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from serve_app.contract import EngineReport
 
-from .engines import EngineParameters, Timing
+from .engines import EngineParameters
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A prompt and the tokens that follow it.
 
     The content of a block is an id: equal ids mean that the block and all before it hold the same
     text. The ids of the first blocks are `prefix`; block `i` after them has `base + i`.
-
-    Args:
-        output_tokens: how many tokens it will generate.
-        priority: for vLLM's priority scheduling; lower goes first.
-        base: a number that no other text uses for its blocks.
-        prefix: ids of the blocks at the beginning that other requests may share.
     """
 
-    __slots__ = (
-        "arrived",
-        "base",
-        "blocks",
-        "computed",
-        "held",
-        "hit_tokens",
-        "output_tokens",
-        "preemptions",
-        "prefix",
-        "priority",
-        "private",
-        "produced",
-        "prompt_tokens",
-        "registered",
-        "running",
-        "started",
-    )
-
-    def __init__(
-        self,
-        prompt_tokens: int,
-        output_tokens: int,
-        priority: int = 0,
-        base: int = 0,
-        prefix: tuple[int, ...] = (),
-    ) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.priority = priority
-        self.base = base
-        self.prefix = prefix
-        self.arrived = 0
-        """Position in the order of arrival."""
-        self.computed = 0
-        """Tokens whose KV is in the cache."""
-        self.produced = 0
-        """Tokens generated."""
-        self.blocks = 0
-        """Blocks of KV that it occupies."""
-        self.held: list[int] = []
-        """Content of those blocks that others can use, in order."""
-        self.private = 0
-        """Number of the other blocks."""
-        self.registered = 0
-        """Blocks at the beginning whose content is known to the cache, or is a duplicate there."""
-        self.running = False
-        self.started = False
-        self.hit_tokens = 0
-        """Tokens that the prefix cache held when it began."""
-        self.preemptions = 0
+    prompt_tokens: int
+    output_tokens: int
+    """How many tokens it will generate."""
+    priority: int = 0
+    """For vLLM's priority scheduling; lower goes first."""
+    base: int = 0
+    """A number that no other text uses for its blocks."""
+    prefix: tuple[int, ...] = ()
+    """Ids of the blocks at the beginning that other requests may share."""
+    arrived: int = 0
+    """Position in the order of arrival."""
+    computed: int = 0
+    """Tokens whose KV is in the cache."""
+    produced: int = 0
+    """Tokens generated."""
+    blocks: int = 0
+    """Blocks of KV that it occupies."""
+    held: list[int] = field(default_factory=list)
+    """Content of those blocks that others can use, in order."""
+    private: int = 0
+    """Number of the other blocks."""
+    registered: int = 0
+    """Blocks at the beginning whose content is known to the cache, or is a duplicate there."""
+    running: bool = False
+    started: bool = False
+    hit_tokens: int = 0
+    """Tokens that the prefix cache held when it began."""
+    preemptions: int = 0
 
     @property
     def tokens(self) -> int:
@@ -215,29 +188,6 @@ class Step(NamedTuple):
     duration_s: float
 
 
-def timed(
-    timing: Timing, chunks: list[tuple[Sequence, int]], decoding: list[Sequence], fresh: int
-) -> Step:
-    """A step with its duration. `fresh`: how many sequences begin in it."""
-    prefill = pairs = 0
-    for sequence, tokens in chunks:
-        prefill += tokens
-        pairs += tokens * sequence.computed + tokens * tokens // 2
-    context = sum(sequence.computed for sequence in decoding) if timing.context_token_ns else 0
-    duration_s = (
-        timing.step_ms * 1e-3
-        + (
-            timing.prefill_token_us * prefill
-            + timing.decode_sequence_us * len(decoding)
-            + timing.new_sequence_us * fresh
-        )
-        * 1e-6
-        + timing.context_token_ns * context * 1e-9
-        + timing.prefill_context_token_ps * pairs * 1e-12
-    )
-    return Step(chunks, decoding, duration_s)
-
-
 class EngineModel:
     """An engine between two steps: `add` what arrives, `schedule` a step, then say that it has
     ended (`complete`).
@@ -315,7 +265,7 @@ class EngineModel:
         if not chunks and not decoding:
             # The only one whose turn came was preempted; vLLM makes an empty step.
             return self.schedule() if preempted else None
-        return timed(self.parameters.timing, chunks, decoding, fresh)
+        return Step(chunks, decoding, self._duration_s(chunks, decoding, fresh))
 
     def complete(self, step: Step) -> list[Sequence]:
         """A step has ended. Returns the sequences that ended with it."""
@@ -340,6 +290,27 @@ class EngineModel:
             self._succeeded += len(ended)
             self.running = [sequence for sequence in self.running if sequence.running]
         return ended
+
+    def _duration_s(
+        self, chunks: list[tuple[Sequence, int]], decoding: list[Sequence], fresh: int
+    ) -> float:
+        """How long a step takes in which `fresh` sequences begin."""
+        timing, prefill, pairs = self.parameters.timing, 0, 0
+        for sequence, tokens in chunks:
+            prefill += tokens
+            pairs += tokens * sequence.computed + tokens * tokens // 2
+        context = sum(sequence.computed for sequence in decoding) if timing.context_token_ns else 0
+        each_us = (
+            timing.prefill_token_us * prefill
+            + timing.decode_sequence_us * len(decoding)
+            + timing.new_sequence_us * fresh
+        )
+        return (
+            timing.step_ms * 1e-3
+            + each_us * 1e-6
+            + timing.context_token_ns * context * 1e-9
+            + timing.prefill_context_token_ps * pairs * 1e-12
+        )
 
     def _continue_running(
         self, chunks: list[tuple[Sequence, int]], decoding: list[Sequence]

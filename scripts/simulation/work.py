@@ -22,11 +22,6 @@ class Work(NamedTuple):
     kind: str = ""
     """As `serve_app.policy.work.Work`: what else shows of its length."""
 
-    @property
-    def most_tokens(self) -> int:
-        """The most that it may generate."""
-        return self.max_tokens or self.output_tokens
-
 
 @dataclass(slots=True)
 class Record:
