@@ -1,7 +1,6 @@
 """The command line: every option with its help, and which of them make sense together."""
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,8 @@ from .batchers import DEFAULT, Specification
 from .batchers import parse as parse_batchers
 
 PEERS = ("bare-vllm", "ray-serve-llm", "ray-direct")
-TINY_MODEL = str(Path(__file__).resolve().parents[2] / "workers/tiny_model")
 SLOTS = 4
 """With --long-among-short: requests that the engine runs at a time."""
-_ENGINE_ARGS = json.dumps({"dtype": "float32", "enforce_eager": True, "max_model_len": 4096})
 
 _ABOUT = """\
 Load on OpenAI endpoints, and an honest account of what it cost: throughput, latencies, errors and
@@ -136,13 +133,6 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
         help=f"start it too: {', '.join(PEERS)}",
     )
     add("--replicas", type=positive, default=1, help="of each kind, --serve and ray-direct (1)")
-    add("--model-path", default=TINY_MODEL, help="the weights to serve (workers/tiny_model)")
-    add(
-        "--engine-args",
-        type=json.loads,
-        default=_ENGINE_ARGS,
-        help="engine options of the peers, as JSON (%(default)s)",
-    )
     add(
         "--micro",
         action="store_true",

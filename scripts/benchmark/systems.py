@@ -22,9 +22,9 @@ from scripts.local.ports import free_port, is_taken
 
 from . import ray_direct
 from .client import SystemFailed, fetch
-from .options import TINY_MODEL
 
 _LOCK = Path(__file__).with_name("ray-serve-llm.lock")
+_MODEL = str(ROOT / "workers" / "tiny_model")
 _TORCH = "torch==2.13.0"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _FOLDER = "HERMES_BENCH_FOLDER"
@@ -76,8 +76,6 @@ def start_own(options: Namespace, folder: Path) -> System:
         settings = ["engine.kind=simulated", rate, *settings]
     words = [f"--replicas={options.replicas}", f"--ingress-replicas={options.replicas}"]
     words += [f"--set={setting}" for setting in settings]
-    if options.model_path != TINY_MODEL:
-        words.append(f"--model={options.model_path}")
     changes = quickstart.changes(quickstart.arguments(words), "cpu")
     config, kept_logs = ROOT / "cluster" / "local_cpu.yaml", ROOT / ".hermes" / "bench-logs"
     try:
@@ -142,12 +140,8 @@ def start_bare_vllm(options: Namespace, folder: Path) -> System:
     peer, port, model = Peer("bare-vllm", folder), free_port(), options.model or "bench-model"
     # The module and not the `vllm` command, which fails under the CPU distribution's other name.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", options.model_path, "--served-model-name", model]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    for name, value in options.engine_args.items():
-        if value is not False:
-            command.append(f"--{name.replace('_', '-')}")
-            command += [] if value is True else [str(value)]
+    command += ["--model", _MODEL, "--served-model-name", model, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype=float32", "--enforce-eager", "--max-model-len=4096"]
     return peer.serving(lambda: peer.start(command), port, model)
 
 
@@ -171,9 +165,9 @@ def start_ray_serve_llm(options: Namespace, folder: Path) -> System:
     head += [f"--{name}-port={free_port()}" for name in listening]
     app = {
         "model": model,
-        "source": options.model_path,
+        "source": _MODEL,
         "port": port,
-        "engine": options.engine_args,
+        "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096},
     }
     script = str(Path(__file__).with_name("ray_serve_llm_app.py"))
 
