@@ -15,7 +15,14 @@ from serve_app.contract import Reason
 from serve_app.redaction import redacted
 
 LASTING = frozenset(
-    {Reason.INVALID_REQUEST, Reason.POISON, Reason.LOOP_HELD, Reason.ANSWER_TOO_LARGE}
+    {
+        Reason.INVALID_REQUEST,
+        Reason.CONTEXT_LENGTH_EXCEEDED,
+        Reason.NOT_FOUND,
+        Reason.POISON,
+        Reason.LOOP_HELD,
+        Reason.ANSWER_TOO_LARGE,
+    }
 )
 """Failures that a repeat would meet again. Only these are returned to a repeat with the same
 `Idempotency-Key`; after any other failure the repeat is a new request.
@@ -140,13 +147,16 @@ class RequestRefused(HermesError):
             )  # OpenAI's clients read this one first
         if self.reason is Reason.INVALID_API_KEY:
             headers["www-authenticate"] = "Bearer"
-        if not _SHAPES[self.reason].retryable:
-            headers["x-should-retry"] = "false"
-        return headers
+        return headers | retry_headers(self.reason)
 
     def body(self) -> bytes:
         """OpenAI's error body as JSON."""
         return msgspec.json.encode(error_body(self.reason, self.message, self.param))
+
+
+def retry_headers(reason: Reason) -> dict[str, str]:
+    """What keeps OpenAI's clients from sending again what cannot succeed."""
+    return {} if _SHAPES[reason].retryable else {"x-should-retry": "false"}
 
 
 def error_body(reason: Reason, message: str, param: str | None = None) -> dict[str, Any]:
@@ -162,17 +172,3 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
             "code": str(reason),
         }
     }
-
-
-def in_openais_shape(body: bytes, reason: Reason) -> bytes:
-    """Translate an error of vLLM's server, whose types (`BadRequestError`) and numeric codes
-    OpenAI's clients do not know. Other bodies are returned unchanged.
-    """
-    try:
-        error = msgspec.json.decode(body)["error"]
-        message, param, code = error["message"], error.get("param"), error.get("code")
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
-        return body
-    return (
-        body if isinstance(code, str) else msgspec.json.encode(error_body(reason, message, param))
-    )

@@ -78,7 +78,8 @@ class Engine(Protocol):
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
     ) -> None:
-        """Answer one HTTP request through `recorder`. Cancelling the task aborts the generation.
+        """Answer one HTTP request through `recorder`, whose `failure` says why there is no answer.
+        Cancelling the task aborts the generation.
 
         Raises:
             EngineFailed: the engine died or broke; `recorder.broken` is set.

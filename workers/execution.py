@@ -16,8 +16,9 @@ import msgspec
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Answer, Because, Cause, Outcome, Reason, State, Written
-from serve_app.errors import Fenced, RedisUnavailable
+from serve_app.errors import Fenced, RedisUnavailable, RequestRefused
 from serve_app.journal.attempt import Attempt
+from serve_app.journal.ending import MESSAGES
 from serve_app.journal.entries import Entry, decode_facts, decode_line, has_ended
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.outline import written
@@ -247,34 +248,25 @@ class Execution:
         recorder.end(State.FAILED, lost.reason, None)
 
     def _conclude(self, serving: asyncio.Task[None], recorder: Recorder) -> None:
-        error = serving.exception()
+        error, failure = serving.exception(), recorder.failure
         if recorder.broken or isinstance(error, EngineFailed):
             raise EngineFailed(str(error))
         if recorder.lost:
             self._lose(recorder, recorder.lost)
             return
-        if error is not None:
-            extra = about(recorder.request_id, recorder.tenant, Reason.ENGINE_ERROR)
-            log.error(
-                "request %s failed in the engine's server: %r",
-                recorder.request_id,
-                error,
-                extra=extra,
-            )
-            recorder.end(State.FAILED, Reason.ENGINE_ERROR, None)
-        elif recorder.status < 400:
+        if error is None and recorder.answered:
             recorder.end(State.COMPLETED, None, self._settings.transcript_compression_level)
-        else:
-            kind = Reason.INVALID_REQUEST if recorder.status < 500 else Reason.ENGINE_ERROR
-            extra = about(recorder.request_id, recorder.tenant, kind)
-            log.info(
-                "request %s answered %d: %s",
-                recorder.request_id,
-                recorder.status,
-                kind,
-                extra=extra,
-            )
-            recorder.refuse(kind)
+            return
+        failure = failure or RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
+        log.log(
+            logging.INFO if recorder.failure else logging.ERROR,
+            "request %s failed: %s: %s",
+            recorder.request_id,
+            failure.reason,
+            failure if error is None else repr(error),
+            extra=about(recorder.request_id, recorder.tenant, failure.reason),
+        )
+        recorder.refuse(failure)
 
     async def _who_fenced(self, request_id: str, ours: Written | None = None) -> Answer:
         """Whether the terminal entry (the request has ended) or another attempt fenced this one.

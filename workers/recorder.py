@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-import msgspec
-
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Because, Reason, State, Written
-from serve_app.errors import in_openais_shape
+from serve_app.errors import RequestRefused
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.events import SEPARATOR, EventNumberer
+from serve_app.journal.events import EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.observability.metrics import Telemetry
@@ -65,14 +63,15 @@ class Recorder:
         "_opened_s",
         "_outputs",
         "_passed",
-        "_recording",
         "_repeated",
+        "_stream_failed",
         "_streamed",
         "_telemetry",
         "_turns",
         "_values",
         "broken",
         "completed",
+        "failure",
         "first_output_ms",
         "head",
         "lost",
@@ -99,8 +98,8 @@ class Recorder:
         self.one_at_a_time = asyncio.Lock()
         self.recorded = recorded or Recorded()
         self.head: Head | None = None
-        self.status = 0
-        """HTTP status; of a stream that has failed, the one that it would have had."""
+        self.failure: RequestRefused | None = None
+        """What the engine's server has failed with, once it has."""
         self.first_output_ms: int | None = None
         self.output_tokens = self.prompt_tokens = 0
         self._attempt = attempt
@@ -109,8 +108,8 @@ class Recorder:
         self._telemetry = telemetry
         self._clock = clock
         self._numberer = EventNumberer()
-        self._recording = False
         self._streamed = False
+        self._stream_failed = False
         self._generations = 0
         self._values = 0
         self._passed = 0
@@ -150,6 +149,11 @@ class Recorder:
         return self._facts.admitted_ms / 1000
 
     @property
+    def answered(self) -> bool:
+        """Whether the engine's server has answered, and not with an error."""
+        return self.head is not None and self.head.status < 400 and not self._stream_failed
+
+    @property
     def written(self) -> Written:
         """What the request has written so far."""
         whole = self.completed and self.first_output_ms is not None
@@ -174,7 +178,6 @@ class Recorder:
 
     def replay(self, output: Output) -> None:
         """A recorded output is passed to the serving layer again."""
-        self._recording = True
         self.output_tokens += len(output.token_ids)
 
     async def turn(self, number: int) -> None:
@@ -256,7 +259,6 @@ class Recorder:
             self.prompt_tokens = prompt_tokens
         elif index >= 0:
             cached_tokens = None
-        self._recording = True
         self._outputs.append(
             [index, text, list(token_ids), finish_reason, stop_reason, cached_tokens, *more]
         )
@@ -266,7 +268,6 @@ class Recorder:
 
     def pulled(self) -> None:
         """The serving layer asks for the next output, so the previous record is complete."""
-        self._recording = False
         self._flush()
 
     async def send(self, message: Any) -> None:
@@ -276,17 +277,15 @@ class Recorder:
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
             self.head = Head(message["status"], [(k, v) for k, v in headers if k in _KEPT_HEADERS])
-            self.status, self._streamed = self.head.status, self.head.streamed
+            self._streamed = self.head.streamed
             return
         body: bytes = message.get("body", b"")
         if not body:
             return
         assert self.head is not None
-        if self.status >= 400 and self._streamed:
-            return  # the stream has failed, and its end is ours
-        if self._streamed and body.startswith(_ERROR_EVENT):
-            self._fail_stream(body)
-            return
+        self._stream_failed |= self._streamed and body.startswith(_ERROR_EVENT)
+        if not self.answered:
+            return  # an error, whose words are ours
         if len(body) > self._left_bytes:
             self._stop(AnswerTooLarge())
         body = self._new_part(self._numberer.number(body) if self._streamed else body)
@@ -297,26 +296,6 @@ class Recorder:
         else:
             step = timings.ENTRY_BYTES
             self._body += [body[at : at + step] for at in range(0, len(body), step)]
-        if (
-            not self._recording
-            and self._streamed
-            and message.get("more_body", False)
-            and not self.output_tokens
-        ):
-            # Events before the first output, such as `response.created`, do not wait for it.
-            self._flush()
-
-    def _fail_stream(self, event: bytes) -> None:
-        """vLLM's server has failed in the middle of a stream. If no client can have seen any of it,
-        the answer is the one that a request without `stream` gets: a status and JSON.
-        """
-        problem = event.removeprefix(b"data: ").split(SEPARATOR)[0]
-        code = msgspec.json.decode(problem)["error"].get("code")
-        self.status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        self._outputs, self._body = [], []
-        if not self._head_kept:
-            self.head = Head(self.status, [("content-type", "application/json")])
-            self._body, self._numberer = [problem], EventNumberer()
 
     def _new_part(self, body: bytes) -> bytes:
         """The part of `body` that is not in the journal yet."""
@@ -347,16 +326,31 @@ class Recorder:
         self.lost = None
         self._outputs, self._body = [], []
 
-    def refuse(self, reason: Reason) -> None:
-        """The engine's server has refused the request or failed: its error is the answer, and ends
-        the request.
+    def refuse(self, failure: RequestRefused) -> None:
+        """The engine's server has refused the request or failed, which ends the request. If no
+        client can have seen any of a stream, the answer is the one that a request without `stream`
+        gets: a status and JSON.
         """
-        if self._body:
-            self._body = [in_openais_shape(b"".join(self._body), reason)]
-        self.end(State.FAILED, reason, None)
+        self._outputs, self._body = [], []
+        if not self._head_kept:
+            self.head = Head(failure.status, [("content-type", "application/json")])
+            self._body, self._numberer = [failure.body()], EventNumberer()
+        elif self.recorded.head is not None:
+            self.head = self.recorded.head  # what was sent stays true
+        self.end(State.FAILED, failure.reason, None, failure.message)
 
-    def end(self, state: State, reason: Reason | None, compression_level: int | None) -> None:
-        """Everything was sent: append the rest together with the ending."""
+    def end(
+        self,
+        state: State,
+        reason: Reason | None,
+        compression_level: int | None,
+        message: str = "",
+    ) -> None:
+        """Everything was sent: append the rest together with the ending.
+
+        Args:
+            message: what the caller is told, if it is not what the reason says.
+        """
         if isinstance(self.lost, CannotContinue):
             self._telemetry.lost(self.lost.because)
         self.completed = state is State.COMPLETED
@@ -369,6 +363,7 @@ class Recorder:
             first_output_ms=self.first_output_ms,
             output_tokens=self.output_tokens,
             why=self.lost.why if self.lost else "",
+            message=message,
         )
         self._attempt.finish(state, reason, summary, compression_level)
         self._telemetry.processed(

@@ -73,9 +73,15 @@ async def attempt(
     outer = recording.current.set(recorder)
     try:
         await engine.serve(request_id, line, entries[0].body, recorder)
+    except Exception:
+        if recorder.failure is None:
+            raise
     finally:
         recording.current.reset(outer)
-    recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
+    if recorder.failure is not None:
+        recorder.refuse(recorder.failure)
+    else:
+        recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
     return entries, recorder
 
 
@@ -98,12 +104,12 @@ async def check_replay(engine: Engine, model: str, logprobs: bool) -> None:
         body = {"model": model, "stream": True, "temperature": 0, "ignore_eos": True, **fields}
         journal = [first_entry(path, body, facts)]
         whole, first = await attempt(engine, journal, "req_rehearsal", telemetry)
-        if 400 <= first.status < 500:  # such as a model without a chat template
+        if first.failure and first.failure.status < 500:  # as of a model without a chat template
             continue
         _, second = await attempt(engine, whole[:-1], "req_rehearsal", telemetry)
         wrong = second.lost.why if second.lost else ""
-        if max(first.status, second.status) >= 400:
-            wrong = f"vLLM's server answers {first.status}, and from the journal {second.status}"
+        if failure := first.failure or second.failure:
+            wrong = f"vLLM's server fails: {failure.message}"
         elif b"%d" % _ADMITTED not in body_of(whole):
             wrong = "the response does not have the time of its request"
         if wrong:

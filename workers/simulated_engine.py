@@ -146,8 +146,8 @@ class SimulatedEngine:
         """
         request = msgspec.json.decode(body)
         if line.path not in ("/v1/chat/completions", "/v1/completions"):
-            refusal = RequestRefused(Reason.NOT_FOUND, f"The simulated engine has no {line.path}.")
-            await respond(recorder, refusal.status, "application/json", refusal.body())
+            message = f"The simulated engine has no {line.path}."
+            recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
         shape = ResponseFormat(
             request_id,

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import EngineReport, Reason
-from serve_app.errors import SettingsError, error_body
+from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
-from workers import asgi
+from workers import asgi, vllm_failures
 from workers.engine import EngineFailed, Progress
 from workers.engine_usage import EngineUsage
 from workers.recorder import Recorder
@@ -114,6 +114,7 @@ class VllmEngine:
             by_priority=args.scheduling_policy == "priority",
             grammars=self._engine.vllm_config.structured_outputs_config.backend,
         )
+        vllm_failures.install()
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:
             await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))
@@ -139,17 +140,18 @@ class VllmEngine:
         if (
             line.path not in self._paths
         ):  # vLLM omits the routes that the model cannot serve, without saying why
-            await _refuse(
-                recorder, f"The model cannot serve {line.path}; its tasks: {self._tasks}."
-            )
+            message = f"The model cannot serve {line.path}; its tasks: {self._tasks}."
+            recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
         body = as_vllm_takes(line.path, body, request_id)
+        vllm_failures.asked.set((line.path, body))
         try:
             await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
-        except Exception:
+        except Exception as error:
             self._check(recorder)
             if recorder.lost:  # the recorder ended the work, whatever vLLM's server reported
                 return
+            vllm_failures.note(error)
             raise
         self._check(recorder)
 
@@ -238,11 +240,3 @@ def _digest(args: Any, engine: Any, template: str) -> str:
         "chat_template": template,
     }
     return hashlib.blake2b(msgspec.json.encode(shaping), digest_size=8).hexdigest()
-
-
-async def _refuse(recorder: Recorder, message: str) -> None:
-    """A 404 in OpenAI's format."""
-    body = msgspec.json.encode(error_body(Reason.INVALID_REQUEST, message))
-    headers = [(b"content-type", b"application/json")]
-    await recorder.send({"type": "http.response.start", "status": 404, "headers": headers})
-    await recorder.send({"type": "http.response.body", "body": body})

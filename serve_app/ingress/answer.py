@@ -22,7 +22,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
-from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused, retry_headers
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.journal.ending import MESSAGES
 from serve_app.journal.events import HEARTBEAT, SEPARATOR, after_event, body_event, error_events
@@ -262,12 +262,14 @@ class Answer:
         ending, head = reader.ending, reader.head
         assert ending is not None
         as_events = self._started or self._as_events
-        if head is not None and not head.streamed and (ending.state is State.COMPLETED or held):
-            if not as_events:
-                await self._send(send, head, held, more=False)
-                return
+        completed = ending.state is State.COMPLETED
+        whole = head is not None and not head.streamed and (completed or held)
+        if head is not None and whole and not as_events:
+            await self._send(send, head, held, more=False)
+            return
+        if whole and (completed or not self._streamed):
             last, tail = 0, body_event(held)
-        elif ending.state is not State.COMPLETED:
+        elif not completed:
             if not as_events:
                 raise RequestRefused(ending.reason or Reason.INTERNAL, ending.message)
             last = reader.last_event
@@ -326,6 +328,7 @@ class Answer:
             headers["x-hermes-queue-ms"] = str(max(0, reader.attempt.opened_ms - self._admitted_ms))
         if reader.ending is not None and reader.ending.reason:
             headers["x-hermes-reason"] = reader.ending.reason
+            headers |= retry_headers(reader.ending.reason)
         return headers
 
 

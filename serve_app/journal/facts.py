@@ -65,6 +65,8 @@ class Summary(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     why: str = ""
     """Why an answer could not be continued; completes a sentence that ends with "because"."""
+    message: str = ""
+    """What the caller is told of a failure; empty if that is what its reason says."""
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -99,14 +99,18 @@ def test_the_sdk_raises_its_proper_exceptions(service: Running) -> None:
                     create(**{"model": service.model, **fields})
                 assert type(caught.value) is exception
                 reason = "invalid_request" if exception is bad else "model_not_found"
+                if TOO_LONG in str(fields):
+                    reason = "context_length_exceeded"
                 check_error(caught.value.response, caught.value.status_code, reason)
 
 
 def test_a_streamed_request_is_refused_before_its_stream_begins(service: Running) -> None:
     with engine_stays_idle(service):
-        for messages in ([], [{"role": "user", "content": TOO_LONG}]):
+        for content, reason in ((3, "invalid_request"), (TOO_LONG, "context_length_exceeded")):
+            messages = [{"role": "user", "content": content}]
             body = {"model": service.model, "messages": messages, "stream": True}
-            error = check_error(service.http.post(CHAT, json=body), 400, "invalid_request")
+            error = check_error(service.http.post(CHAT, json=body), 400, reason)
+            assert error["param"].startswith("messages")
     assert "4096" in error["message"], "the limit of the context"
 
 

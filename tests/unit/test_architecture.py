@@ -30,6 +30,7 @@ PURE = (
     "serve_app.clock",
     "serve_app.timings",
     "serve_app.errors",
+    "serve_app.field_errors",
     "serve_app.redaction",
     "serve_app.dispatch.waits",
     "serve_app.contract",
@@ -77,6 +78,7 @@ OWNERS = {
         "workers.engine_plugin",
         "workers.continuation",
         "workers.determinism",
+        "workers.vllm_failures",
     ),
     "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),
     "prometheus_client": (
@@ -114,6 +116,7 @@ LAYERS = (
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",
+        "serve_app.field_errors",
         "serve_app.errors",
         "serve_app.redaction",
         "serve_app.clock",

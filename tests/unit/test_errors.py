@@ -8,7 +8,7 @@ import random
 import pytest
 
 from serve_app.contract import Reason, State
-from serve_app.errors import HermesError, RequestRefused, error_body, in_openais_shape
+from serve_app.errors import HermesError, RequestRefused, error_body
 from serve_app.journal.ending import Ending
 from tests.tables import each
 
@@ -58,15 +58,3 @@ def test_retry_after_is_whole_seconds_never_zero_and_not_the_same_for_all(
 
 def test_a_completed_request_has_nothing_to_say() -> None:
     assert Ending(State.COMPLETED, None, None).message == ""
-
-
-def test_an_error_of_vllms_server_gets_openais_shape_and_nothing_else_is_touched() -> None:
-    theirs = {"message": "Too long.", "type": "BadRequestError", "param": "max_tokens", "code": 400}
-    found = json.loads(
-        in_openais_shape(json.dumps({"error": theirs}).encode(), Reason.INVALID_REQUEST)
-    )
-    assert found == error_body(Reason.INVALID_REQUEST, "Too long.", "max_tokens")
-    ours = json.dumps(error_body(Reason.NOT_FOUND, "No.")).encode()
-    errors = (b'{"error": "text"}', b'{"error": null}', b'{"error": {}}', b'"error"')
-    for body in (ours, b"", b"no JSON", b"[]", *errors):
-        assert in_openais_shape(body, Reason.INVALID_REQUEST) == body

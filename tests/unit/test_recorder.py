@@ -10,7 +10,9 @@ import pytest
 
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
+from serve_app.errors import RequestRefused
 from serve_app.journal.attempt import Attempt
+from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry, decode_facts, transcript
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.observability.metrics import Telemetry
@@ -109,11 +111,13 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     assert summary.first_output_ms is not None
 
 
-async def test_events_before_the_first_output_do_not_wait_for_it(s: Scene) -> None:
+async def test_events_before_the_first_output_wait_for_it(s: Scene) -> None:
+    """Until then the engine may refuse the request, and nothing may be sent that is no error."""
     await s.start()
     await s.body(b"event: response.created\ndata: {}\n\n")
-    entry = s.written()
-    assert entry.body == b"id: 1\nevent: response.created\ndata: {}\n\n"
+    assert s.silent
+    await s.recorded("a", 1)
+    assert s.written().body == b"id: 1\nevent: response.created\ndata: {}\n\nid: 2\ndata: a\n\n"
 
 
 async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
@@ -168,6 +172,7 @@ async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -
     s = Scene(Recorded(body=b"id: 1\ndata: a\n\n", events=1, head=head))
     await s.start()
     await s.body(b"data: a\n\ndata: b\n\n")
+    s.recorder.pulled()
     assert s.written().body == b"id: 2\ndata: b\n\n"
 
 
@@ -195,24 +200,22 @@ async def test_a_response_that_is_too_large_is_not_written() -> None:
     assert s.silent
 
 
-VLLMS = b'{"error":{"message":"No such type.","type":"BadRequestError","param":null,"code":%d}}'
-OURS = {"message": "No such type.", "type": "invalid_request_error", "param": None}
+VLLMS = b'data: {"error":{"message":"No.","type":"BadRequestError","param":null,"code":400}}\n\n'
+REFUSED = RequestRefused(Reason.CONTEXT_LENGTH_EXCEEDED, "Too long.", param="messages")
 
 
-@pytest.mark.parametrize("code", [400, 500])
-async def test_a_stream_that_fails_before_anything_was_sent_has_the_status_of_the_error(
-    s: Scene, code: int
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+async def test_what_fails_before_anything_was_sent_has_the_failures_status_and_words(
+    s: Scene, kind: str
 ) -> None:
-    await s.start()
-    await s.body(b"data: %b\n\n" % VLLMS % code)
-    await s.body(b"data: [DONE]\n\n")
-    assert s.recorder.head is not None
-    assert s.recorder.status == s.recorder.head.status == code
-    s.recorder.refuse(Reason.INVALID_REQUEST)
+    await s.start(kind)
+    await s.body(b"event: response.created\ndata: {}\n\n")
+    await s.body(VLLMS)
+    s.recorder.refuse(REFUSED)
     seal = s.written()
-    assert (seal.head, seal.events, seal.state) == (s.recorder.head, 0, State.FAILED)
-    error = json.loads(seal.body)["error"]
-    assert error == {**OURS, "code": "invalid_request"}
+    assert seal.head == Head(400, [("content-type", "application/json")])
+    assert (seal.events, seal.state, seal.reason) == (0, State.FAILED, REFUSED.reason)
+    assert seal.body == REFUSED.body()
 
 
 async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_vllms(
@@ -222,10 +225,12 @@ async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_v
     await s.recorded("a")
     first = s.written()
     s.output("b", 2)
-    await s.body(b"data: %b\n\n" % VLLMS % 500)
+    await s.body(VLLMS)
     await s.body(b"data: [DONE]\n\n")
-    assert s.recorder.status == 500
-    s.recorder.refuse(Reason.ENGINE_ERROR)
+    assert not s.recorder.answered
+    s.recorder.refuse(REFUSED)
     seal = s.written()
     assert (seal.body, seal.events, seal.state) == (b"", first.events, State.FAILED)
-    assert (seal.head, seal.reason) == (first.head, Reason.ENGINE_ERROR), "what was sent stays true"
+    assert (seal.head, seal.reason) == (first.head, REFUSED.reason), "what was sent stays true"
+    ending = Ending(State.FAILED, seal.reason, decode_facts(seal, Summary))
+    assert ending.message == "Too long."

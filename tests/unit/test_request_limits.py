@@ -281,8 +281,9 @@ def test_a_text_to_tokenize_is_shorter_than_others() -> None:
         (CHAT, {"max_completion_tokens": 101, "max_tokens": 5}, "max_completion_tokens"),
         (COMPLETIONS, {"prompt": "a text", "max_tokens": 101}, "max_tokens"),
         (RESPONSES, {"max_output_tokens": 101}, "max_output_tokens"),
-        (COMPLETIONS, {"prompt": [7] * 101}, "prompt"),
-        (COMPLETIONS, {"prompt": [[7], [7] * 101]}, "prompt"),
+        (COMPLETIONS, {"prompt": [7] * 100, "max_tokens": 0}, "prompt"),
+        (COMPLETIONS, {"prompt": [[7], [7] * 100]}, "prompt"),
+        (COMPLETIONS, {"prompt": [7] * 60, "max_tokens": 41}, "prompt"),
     ],
 )
 def test_what_is_longer_than_any_engines_context_is_refused_before_it_waits(
@@ -294,7 +295,7 @@ def test_what_is_longer_than_any_engines_context_is_refused_before_it_waits(
     assert caught.value.status == 400
     assert caught.value.param == param
     assert b'"code":"context_length_exceeded"' in caught.value.body()
-    assert "101" in caught.value.message
+    assert "100 tokens" in caught.value.message
     check_context(path, asked, 101)
     check_context(path, asked, 0)
 
@@ -304,7 +305,8 @@ def test_what_is_longer_than_any_engines_context_is_refused_before_it_waits(
     [
         (CHAT, {"max_completion_tokens": 5, "max_tokens": 101}),
         (COMPLETIONS, {"prompt": "many words " * 1000, "max_tokens": 100}),
-        (COMPLETIONS, {"prompt": [7] * 60, "max_tokens": 60}),
+        (COMPLETIONS, {"prompt": [7] * 60, "max_tokens": 40}),
+        (COMPLETIONS, {"prompt": [7] * 99}),
         (COMPLETIONS, {"prompt": [7] * 500, "truncate_prompt_tokens": 50}),
         (COMPLETIONS, {"prompt": ["a", "b"] * 100}),
         ("/v1/embeddings", {"input": [7] * 500, "max_tokens": 500}),

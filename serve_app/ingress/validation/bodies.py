@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.field_errors import refusal_of
 from serve_app.ingress.validation.fields import OF_VLLM
 from serve_app.ingress.validation.limits import check_limits
 from serve_app.ingress.validation.structure import NotJson, read, too_many
@@ -26,11 +27,8 @@ INFERENCE_PATHS = (
 )
 
 _DEFAULT_LIMITS = RequestLimits()
-_MAX_PLACE_CHARS = 200
 _INT32 = 2**31 - 1
 """The range of the engine's tensors."""
-# How pydantic names a branch of a union in an error's location; other names contain brackets.
-_UNION_BRANCHES = ("str", "int", "bool", "float")
 
 
 class _Loose(BaseModel):
@@ -101,6 +99,7 @@ class _Sampling(_Common):
 class _Message(_Loose):
     role: str
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 class _Function(_Loose):
@@ -125,8 +124,13 @@ class _Completion(_Sampling):
     max_tokens: _Count | None = None
 
 
+class _Item(_Loose):
+    type: str | None = None
+    role: str | None = None
+
+
 class _Responses(_Sampling):
-    input: str | list[Any]
+    input: str | Annotated[list[_Item], Field(fail_fast=True)]
     max_tool_calls: _Count | None = None
 
 
@@ -191,7 +195,7 @@ def parse(
     try:
         _SHAPES.get(path, _Loose).model_validate(request)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal_of(error.errors(include_url=False), request) from None
     if (field := _PROMPTS.get(path)) and field in request:
         _check_prompt(request[field], field, chats=path == "/v1/embeddings")
     return request
@@ -233,23 +237,3 @@ def _no_prompt(place: str) -> RequestRefused:
         f"Invalid value for '{place}': it must be a text, a list of texts, or (lists of) token ids."
     )
     return RequestRefused(Reason.INVALID_REQUEST, message, param=place)
-
-
-def _refusal(error: ValidationError) -> RequestRefused:
-    # The deepest error: it belongs to the best-fitting branch of a union.
-    first = max(
-        error.errors(include_url=False, include_input=False), key=lambda item: len(item["loc"])
-    )
-    place = ""
-    for part in first["loc"]:
-        if isinstance(part, int):
-            place += f"[{part}]"
-        elif part.isidentifier() and part not in _UNION_BRANCHES:
-            place += f".{part}" if place else part
-    place = place[:_MAX_PLACE_CHARS]
-    message = f"Invalid value for '{place}': {first['msg']}."
-    if first["type"] == "missing":
-        message = f"Missing required parameter: '{place}'."
-    if first["type"] == "too_short":
-        message = f"Invalid '{place}': empty array. Expected an array with at least one element."
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=place or None)

@@ -1,9 +1,7 @@
 """Requests that are longer than the model's context, before they wait for an engine. Pure.
 
-Only what vLLM itself would refuse for certain is refused: a limit on the answer that exceeds the
-context, and a prompt of token ids that does. A text is tokenised by the worker, so its length is
-not known here. A prompt and a limit that only together exceed the context are no error: vLLM then
-writes as much as there is room for.
+The limit on the answer is known here, and the length of a prompt of token ids, alone and together.
+A text is tokenised by the worker, which refuses in the same way (`workers/vllm_failures.py`).
 """
 
 from __future__ import annotations
@@ -35,17 +33,22 @@ def check_context(path: str, request: Mapping[str, Any], most_tokens: int) -> No
     """
     if not most_tokens:
         return
+    answer = 1
     for name in _LIMITS.get(path, ()):
         limit = request.get(name)
-        if limit is None:
-            continue
-        if isinstance(limit, int) and limit > most_tokens:
-            raise _refused(f"{name} is {limit}", most_tokens, name)
-        break
+        if isinstance(limit, int):
+            answer = limit
+            if limit > most_tokens:
+                raise _refused(f"{name} is {limit}", most_tokens, name)
+            break
     if path == "/v1/completions" and request.get("truncate_prompt_tokens") is None:
         for size in _sizes(request.get("prompt")):
-            if size > most_tokens:
-                raise _refused(f"the prompt has {size} tokens", most_tokens, "prompt")
+            if size + max(answer, 1) > most_tokens:
+                raise _refused(
+                    f"the prompt has {size} tokens and the answer may have {answer}",
+                    most_tokens,
+                    "prompt",
+                )
 
 
 def _sizes(prompt: Any) -> Iterator[int]:

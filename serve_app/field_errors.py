@@ -1,0 +1,119 @@
+"""What is wrong with a field of a request, in one sentence: from pydantic's errors, whose words and
+places are Python's. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+
+_MAX_PLACE_CHARS = 200
+_KINDS = ("type", "role")
+"""Fields that tell the branches of a union from each other."""
+_MUST_BE = {
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+    "list_type": "an array",
+    "iterable_type": "an array",
+    "tuple_type": "an array",
+    "set_type": "an array",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+}
+"""By the type of pydantic's error. Of other errors its own sentence is taken."""
+
+Error = Mapping[str, Any]
+
+
+def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> RequestRefused:
+    """The refusal of a request.
+
+    Of a union's branches those count whose type or role is that of the request, and of their errors
+    the deepest.
+
+    Args:
+        errors: pydantic's, at least one.
+        body: the request, to tell its fields from the names of pydantic's branches.
+        root: the field in which the errors are; None if their places begin at the request.
+    """
+    placed = [(error, _place(error["loc"], body, error["type"] == "missing")) for error in errors]
+    others = [error for error in errors if _is_of_another_branch(error)]
+    branches = {tuple(error["loc"][:-1]) for error in others}
+    fitting = [one for one in placed if not _is_within(one[0], branches)]
+    wrong = [one for one in placed if one[0] in others]
+    depth = max((len(place) for _, place in fitting), default=0)
+    if not fitting or any(len(place) > depth for _, place in wrong):
+        fitting = wrong
+    deepest = max((place for _, place in fitting), key=len)
+    here = [error for error, place in fitting if place == deepest]
+    place = _written(deepest)[:_MAX_PLACE_CHARS] or root
+    return RequestRefused(Reason.INVALID_REQUEST, _sentence(here, place), param=place)
+
+
+def _is_of_another_branch(error: Error) -> bool:
+    """Whether it only says that a branch of a union is for another type or role."""
+    *branch, name = error["loc"] or ("",)
+    # pydantic's wrappers have one name in all branches.
+    named = bool(branch) and not str(branch[-1]).startswith("function-")
+    return error["type"] == "literal_error" and name in _KINDS and named
+
+
+def _is_within(error: Error, branches: Set[tuple[Any, ...]]) -> bool:
+    loc = tuple(error["loc"])
+    return any(loc[:end] in branches for end in range(len(loc) + 1))
+
+
+def _place(loc: Sequence[Any], body: Any, missing: bool) -> list[str | int]:
+    """The fields of the request in pydantic's location; the last of it may be missing there."""
+    place: list[str | int] = []
+    for number, part in enumerate(loc):
+        inside = isinstance(part, int) and isinstance(body, list) and part < len(body)
+        if inside or (isinstance(body, dict) and isinstance(part, str) and part in body):
+            place.append(part)
+            body = body[part]
+        elif missing and number == len(loc) - 1:
+            place.append(part)
+    return place
+
+
+def _written(place: Sequence[str | int]) -> str:
+    text = ""
+    for part in place:
+        if isinstance(part, str) and not part.isidentifier():
+            break  # the client's own name, such as a token of `logit_bias`
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _sentence(errors: Sequence[Error], place: str | None) -> str:
+    found = list(dict.fromkeys(_what_is_wrong(error) for error in errors))
+    if errors[0]["type"] == "missing" and place:
+        return f"Missing required parameter: '{place}'."
+    if errors[0]["type"] == "too_short" and place:
+        return f"Invalid '{place}': empty array. Expected an array with at least one element."
+    must_be = [text for text in found if text.startswith("it must be ")]
+    if must_be == found:
+        found = ["it must be " + " or ".join(text.removeprefix("it must be ") for text in found)]
+    what = found[0] if len(found) == 1 else "it has none of the forms that are allowed here"
+    return f"Invalid value for '{place}': {what}." if place else f"Invalid request: {what}."
+
+
+def _what_is_wrong(error: Error) -> str:
+    kind = error["type"]
+    if kind in _MUST_BE:
+        return f"it must be {_MUST_BE[kind]}"
+    if kind == "literal_error":
+        return f"it must be {error['ctx']['expected']}"
+    text: str = error["msg"]
+    return text.removeprefix("Value error, ").replace("Input should", "it should", 1).rstrip(".")

@@ -1,0 +1,228 @@
+"""Whose fault a failure of vLLM's server is, and what the client is told: decided where the
+exception is. vLLM's own answer has types, numeric codes and words that OpenAI's clients do not
+know, and its status does not tell a request that cannot be served from a defect.
+
+vLLM makes all errors with one function, `create_error_response`, or in the handlers of its app;
+`install` puts itself in front of both. It also refuses what vLLM would cut: an answer that has no
+room in the context.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.field_errors import refusal_of
+from serve_app.journal.ending import MESSAGES
+from workers.recorder import Recorder, current
+
+log = logging.getLogger("hermes.worker")
+
+asked: ContextVar[tuple[str, bytes]] = ContextVar("hermes_asked", default=("", b""))
+"""Path and body of the request that the running task serves."""
+
+_READ = {"/v1/completions": "prompt", "/v1/responses": "input", "/tokenize": "prompt"}
+"""The field that the model reads; that of other paths is `messages`."""
+_NO_FIELD = {"input_tokens", "input_text", "type"}
+"""What vLLM calls a field although it is a part of what the model reads."""
+_FIELDS = {"response_id": "previous_response_id"}
+_TOO_LONG = re.compile(r"maximum (?:context|model) length|exceeds the max_model_len")
+_NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: |Check failed: .* is false: |: \{'json': .*")
+"""Where and when xgrammar's code failed, and an object of Python's."""
+_PYTHON = re.compile(r"NoneType|object has no|object is not|<class |pydantic|Traceback")
+_SHAPES = ("structured_outputs", "response_format", "text", "tools")
+_OF_SHAPE = re.compile(r"schema|grammar|regex|structured|structural", re.IGNORECASE)
+"""Fields that give the answer a shape, and what vLLM then speaks of."""
+_OF_WHAT_IS_READ = re.compile(r"prompt|conversation|multimodal|vocabulary")
+_WORDS = {"None": "null", "True": "true", "False": "false"}
+_OPAQUE = "The model's server cannot process the request as it is."
+
+
+def install() -> None:
+    """Note the failures of the app that is built next."""
+    from vllm.entrypoints.serve.exception_handling import error_response, register
+    from vllm.entrypoints.serve.utils import api_utils
+
+    _replace(error_response.create_error_response, _noting)
+    _replace(register.validation_exception_handler, _handling)
+    _replace(register.http_exception_handler, _handling)
+    _replace(api_utils.get_max_tokens, _refusing_the_sum)
+
+
+def note(error: BaseException) -> None:
+    """The request that the running task serves fails by this."""
+    recorder = current.get()
+    if isinstance(error, RuntimeError) and error.__context__ is not None:
+        error = error.__context__  # of Starlette, when a stream has begun
+    if recorder is not None and recorder.failure is None and not recorder.lost:
+        path, body = asked.get()
+        recorder.failure = failure_of(error, path, body, recorder)
+
+
+def failure_of(error: BaseException, path: str, body: bytes, recorder: Recorder) -> RequestRefused:
+    """An exception of vLLM's server as the client is told it.
+
+    Before the engine has written anything, only the request can be the reason, unless the
+    exception's class says otherwise.
+    """
+    from vllm.exceptions import (
+        GracefulHTTPError,
+        VLLMClientError,
+        VLLMNotFoundError,
+        VLLMServerError,
+    )
+
+    if isinstance(error, VLLMNotFoundError):
+        return RequestRefused(Reason.NOT_FOUND, _cleaned(error))
+    told = isinstance(error, VLLMClientError)
+    servers = isinstance(error, VLLMServerError | GracefulHTTPError | OSError | MemoryError)
+    if not told and (servers or recorder.output_tokens):
+        log.error("request %s failed in vLLM's server: %r", recorder.request_id, error)
+        return RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
+    if callable(errors := getattr(error, "errors", None)):  # of pydantic and FastAPI
+        return _of_fields(errors(), path, body)
+    if not told and not isinstance(error, ValueError | NotImplementedError):
+        log.error("request %s is not understood by vLLM: %r", recorder.request_id, error)
+        return RequestRefused(Reason.INVALID_REQUEST, _OPAQUE, param=_read(path))
+    return _mistake(_cleaned(error), getattr(error, "parameter", None), path)
+
+
+def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
+    """A mistake of the client in vLLM's words."""
+    if _PYTHON.search(message):
+        message, param = _OPAQUE, param or _read(path)
+    param = _FIELDS.get(param or "", param) or _named_in(message, path)
+    reason = Reason.INVALID_REQUEST
+    if _TOO_LONG.search(message) and param != "truncate_prompt_tokens":
+        reason, param = Reason.CONTEXT_LENGTH_EXCEEDED, param or _read(path)
+    if param in _NO_FIELD:
+        param = _read(path)
+    return RequestRefused(reason, message, param=param)
+
+
+def _named_in(message: str, path: str) -> str | None:
+    """The field of the request that vLLM's sentence begins with or is about."""
+    request = msgspec.json.decode(asked.get()[1])
+    begins = re.match(r"\W?(\w+)", message)
+    if begins and begins[1] in request:
+        return begins[1]
+    if _OF_SHAPE.search(message):
+        return next((name for name in _SHAPES if name in request), None)
+    return _read(path) if _OF_WHAT_IS_READ.search(message) else None
+
+
+def _read(path: str) -> str:
+    return _READ.get(path, "messages")
+
+
+def _cleaned(error: BaseException) -> str:
+    """The exception's words, without its field and value, which vLLM appends."""
+    return _in_one_line(str(error.args[0]) if error.args else str(error)) or _OPAQUE
+
+
+def _in_one_line(text: str) -> str:
+    text = _NOISE.sub("", " ".join(text.split()))
+    return re.sub("|".join(rf"\b{word}\b" for word in _WORDS), lambda it: _WORDS[it[0]], text)
+
+
+def _of_fields(errors: Any, path: str, body: bytes) -> RequestRefused:
+    """From pydantic's errors: of the request, or of a part of it that vLLM reads later."""
+    request = msgspec.json.decode(body)
+    found = [{**one, "loc": [x for x in one["loc"] if x != "body"]} for one in errors]
+    if isinstance(found[0]["loc"][0], int):
+        before = _list_with(found[0], request)
+        found = [{**one, "loc": [*before, *one["loc"]]} for one in found]
+    return refusal_of(found, request, _read(path))
+
+
+def _list_with(error: Mapping[str, Any], request: Mapping[str, Any]) -> Sequence[str | int]:
+    """The list of a message in which vLLM has found an error when it read it."""
+    number, value = error["loc"][0], error["input"]
+    for index, message in enumerate(request.get("messages") or ()):
+        for name in ("content", "tool_calls"):
+            part = message.get(name)
+            item = part[number] if isinstance(part, list | str) and number < len(part) else None
+            if _holds(item, value):
+                return ("messages", index, name)
+    return ()
+
+
+def _holds(item: Any, value: Any) -> bool:
+    inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return item == value or any(_holds(one, value) for one in inner)
+
+
+def _noting(create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create)
+    def created(
+        message: Any, err_type: str = "BadRequestError", status_code: Any = 400, param: Any = None
+    ) -> Any:
+        recorder = current.get()
+        if isinstance(message, Exception):
+            note(message)
+        elif recorder is not None and recorder.failure is None:
+            recorder.failure = _said(int(status_code), message, param)
+        return create(message, err_type, status_code, param)
+
+    return created
+
+
+def _said(status: int, message: str, param: str | None) -> RequestRefused:
+    """An error that vLLM's server answers without an exception."""
+    if status == 404:
+        return RequestRefused(Reason.NOT_FOUND, message, param=_FIELDS.get(param or "", param))
+    if status >= 500 and status != 501:
+        return RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
+    return _mistake(_in_one_line(message), param, asked.get()[0])
+
+
+def _handling(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(handler)
+    async def handled(request: Any, error: Exception) -> Any:
+        note(error)
+        return await handler(request, error)
+
+    return handled
+
+
+def _refusing_the_sum(get: Callable[..., int]) -> Callable[..., int]:
+    """vLLM shortens the answer to what has room; OpenAI refuses, and agents then cut their
+    history.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    @functools.wraps(get)
+    def got(
+        max_model_len: int, max_tokens: int | None, input_length: int, *args: Any, **more: Any
+    ) -> int:
+        asked_for = 1 if max_tokens is None else max_tokens
+        truncated = more.get("truncate_prompt_tokens") is not None
+        if input_length + asked_for > max_model_len and not truncated:
+            raise VLLMValidationError(
+                f"This model's maximum context length is {max_model_len} tokens, but "
+                f"{input_length + asked_for} were requested: {input_length} in the prompt and "
+                f"{asked_for} for the answer. Please reduce either.",
+                parameter="input_tokens",
+            )
+        return get(max_model_len, max_tokens, input_length, *args, **more)
+
+    return got
+
+
+def _replace(function: Callable[..., Any], wrapped: Callable[[Any], Any]) -> None:
+    """In all modules of vLLM, which import it by name; once in a process."""
+    if hasattr(function, "__wrapped__"):
+        return
+    other = wrapped(function)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get(function.__name__) is function:
+            setattr(module, function.__name__, other)
