@@ -1,0 +1,144 @@
+"""Generated requests, valid ones and broken ones, for each path that answers in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+USER: dict[str, Any] = {"role": "user", "content": "Hello"}
+LONG = "hello " * 5_000
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+PARAMETERS = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+FUNCTION = {"name": "f", "parameters": PARAMETERS}
+TOOL = {"type": "function", "function": FUNCTION}
+SCHEMAS: list[Any] = [
+    {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]},
+    {"enum": ["a", "b"]},
+    {"type": "wat"},
+    {"$ref": "#"},
+    {"type": "string", "minLength": -1},
+    {"type": "number", "multipleOf": -1},
+    {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
+    {"type": "string", "pattern": "^a{1000}$"},
+    "no schema",
+    None,
+]
+
+
+def _format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def _answered(*parts: Any, **more: Any) -> list[dict[str, Any]]:
+    return [USER, {"role": "assistant", "content": list(parts), **more}, USER]
+
+
+SAMPLING: dict[str, list[Any]] = {
+    "temperature": [0, 0.7, None, 3, "hot"],
+    "top_p": [0.5, None, 0, [1]],
+    "seed": [7, None, 2**63, "x"],
+    "user": ["a", None, 3],
+    "metadata": [{"a": "b"}, None, 3],
+    "service_tier": ["auto", None, "wat"],
+    "stop": ["e", ["a", "b"], None, "", 3, ["a", 3]],
+    "logit_bias": [{"97": 5}, None, {"100000": 1}, {"a": 1}],
+    "top_k": [5, None, -2],
+    "presence_penalty": [0.5, None, 9],
+    "unknown": [1, None, {}],
+}
+FIELDS: dict[str, dict[str, list[Any]]] = {
+    CHAT: {
+        **SAMPLING,
+        "messages": [
+            [],
+            "Hello",
+            [{"role": "wat", "content": "x"}],
+            [{"role": "user", "content": 3}],
+            [{"role": "user", "content": [{"type": "wat"}]}],
+            [{"role": "user", "content": [{"type": "text", "text": 3}]}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": None}]}],
+            [{"role": "user", "content": LONG}],
+            [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
+            [USER, {"role": "assistant", "content": "x", "tool_calls": None, "audio": None}, USER],
+            [USER, {"role": "assistant", "tool_calls": 3}, USER],
+            [USER, {"role": "assistant", "tool_calls": [{"type": "function"}]}, USER],
+            _answered({"type": "refusal", "refusal": "No."}),
+        ],
+        "max_tokens": [1, 16.0, None, 0, "many", 5_000, 4_090],
+        "n": [2, None, 0, 200],
+        "tools": [[TOOL], None, [], "x", [{"type": "custom"}], [{"type": "function"}]],
+        "tool_choice": ["auto", None, "wat", "required", {"type": "function"}],
+        "response_format": [{"type": "text"}, None, {"type": "wat"}, *map(_format, SCHEMAS)],
+        "structured_outputs": [{"choice": ["a"]}, {"regex": "("}, {"grammar": "wat"}, {}],
+        "logprobs": [True, None, "x"],
+        "top_logprobs": [1, None, 30],
+        "reasoning_effort": ["low", None, "wat"],
+        "chat_template_kwargs": [{}, None, "x"],
+    },
+    COMPLETIONS: {
+        **SAMPLING,
+        "prompt": [[1, 2], ["a", "b"], LONG, [7] * 4_096, [], [[]], "", 3, None, ["a", 3], [10**6]],
+        "max_tokens": [1, None, 0, "many", 5_000, 4_096],
+        "logprobs": [1, None, 30, "x"],
+        "echo": [True, None, "x"],
+        "suffix": ["x", None],
+        "best_of": [1, None, 0],
+        "response_format": [{"type": "text"}, *map(_format, SCHEMAS)],
+        "structured_outputs": [{"choice": ["a", "b"]}, {"regex": "("}],
+    },
+    RESPONSES: {
+        **SAMPLING,
+        "input": [
+            LONG,
+            [],
+            3,
+            [USER],
+            [{"content": "x"}],
+            [{"role": "wat", "content": "x"}],
+            [{"role": "user", "content": [{"type": "wat"}]}],
+            [{"type": "wat"}] * 3,
+            _answered({"type": "output_text", "text": "x"}),
+            _answered({"type": "refusal", "refusal": "No."}),
+            _answered({"type": "refusal", "refusal": "No."}, type="message", id="m", status=None),
+            _answered(),
+            [{"type": "item_reference", "id": "m"}],
+            [{"type": "reasoning", "id": "r", "summary": [], "content": None}, USER],
+        ],
+        "max_output_tokens": [1, 16.0, None, 0, 5_000, 4_090],
+        "truncation": ["auto", "disabled", None, "wat"],
+        "tools": [[{**FUNCTION, "type": "function"}], None, [TOOL], "x", [{"type": "wat"}]],
+        "tool_choice": ["auto", None, "wat", "required"],
+        "text": [{"format": {"type": "text"}}, None, {"format": {"type": "wat"}}]
+        + [{"format": {**_format(one)["json_schema"], "type": "json_schema"}} for one in SCHEMAS],
+        "include": [[], None, ["wat"]],
+        "instructions": ["Be brief.", None, 3],
+        "previous_response_id": [None, "resp_1"],
+        "background": [False, None, True],
+        "parallel_tool_calls": [False, None, 3],
+        "reasoning": [{"effort": "low", "summary": None}, None, {"effort": "wat"}],
+        "store": [False, None],
+    },
+}
+
+
+def usual(path: str) -> dict[str, Any]:
+    """A request that is answered with a few tokens."""
+    asked: dict[str, Any] = {"model": "hermes-tiny", "temperature": 0}
+    if path == CHAT:
+        return {**asked, "messages": [USER], "max_tokens": 6}
+    if path == COMPLETIONS:
+        return {**asked, "prompt": "Hello", "max_tokens": 6}
+    return {**asked, "input": "Hello", "max_output_tokens": 6}
+
+
+def generated(each_path: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and body: every value of every field alone, and then several fields together."""
+    for path, fields in FIELDS.items():
+        alone = [{name: value} for name, values in fields.items() for value in values]
+        random = Random(path)
+        while len(alone) < each_path:
+            names = random.sample(sorted(fields), random.randint(2, 3))
+            alone.append({name: random.choice(fields[name]) for name in names})
+        yield from ((path, {**usual(path), **one}) for one in alone)
