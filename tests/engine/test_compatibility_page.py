@@ -1,0 +1,67 @@
+"""What docs/compatibility-openai.md says is answered otherwise than by OpenAI is what the service
+answers: each row of the table names a request that is sent here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from scripts.local.environment import ROOT
+from tests.engine.both_ways import CHAT, COMPLETIONS, RESPONSES, USER, usual
+from tests.engine.resume_helpers import EngineThread
+from tests.engine.test_both_ways import Started
+from tests.journal.in_process import in_process, settings_of
+from tests.tables import Failures
+
+PAGE = (ROOT / "docs" / "compatibility-openai.md").read_text()
+URL = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
+NOT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+REFUSAL = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "x"}]
+ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("an endpoint that the model cannot", "/v1/embeddings", {"input": "x"}, 404, "not_found"),
+    (
+        "a picture, sound or file named by",
+        *(CHAT, {"messages": [{"role": "user", "content": [URL]}]}, 400, "invalid_request"),
+    ),
+    ("requests beyond the bounds of", CHAT, {"top_logprobs": 99}, 400, "invalid_request"),
+    ("a field that neither OpenAI", CHAT, {"guided_json": {}}, 400, "invalid_request"),
+    ("what vLLM does not know of OpenAI's", CHAT, {"verbosity": "low"}, 200, ""),
+    ("tools of the type `custom`", CHAT, {"tools": [{"type": "custom"}]}, 400, "invalid_request"),
+    ("a text for a number or a boolean", CHAT, {"max_tokens": "64"}, 400, "invalid_request"),
+    ("`64.0` for an integer", CHAT, {"max_tokens": 6.0}, 200, ""),
+    ("a prompt and a `max_tokens`", CHAT, {"max_tokens": 2_040}, 400, "context_length_exceeded"),
+    ("a prompt and a `max_tokens`", COMPLETIONS, {"prompt": [7] * 2_045}, 400, ""),
+    ("a JSON schema with a keyword", CHAT, {"response_format": NOT}, 400, "invalid_request"),
+    (
+        "a stored response or prompt",
+        *(RESPONSES, {"previous_response_id": "resp_1"}, 404, "not_found"),
+    ),
+    ("a stored response or prompt", RESPONSES, {"background": True}, 400, "invalid_request"),
+    (
+        "a refusal, or an answer in several",
+        *(RESPONSES, {"input": [USER, {"role": "assistant", "content": REFUSAL}, USER]}, 200, ""),
+    ),
+]
+
+
+async def ask_each(world: EngineThread, redis_url: str, namespace: str) -> None:
+    settings = settings_of(redis_url, namespace, workers={"stall_s": 600.0})
+    async with in_process(settings, Started(world.engine)) as door:
+        with Failures() as failures:
+            for row, path, fields, status, code in ROWS:
+                with failures.of(row, path):
+                    assert f"\n| {row}" in PAGE
+                    base = {"model": "hermes-tiny"} if path == "/v1/embeddings" else usual(path)
+                    answer = await door.http.post(path, json={**base, **fields})
+                    assert answer.status_code == status, answer.text
+                    assert not code or answer.json()["error"]["code"] == code
+
+
+def test_the_page_says_what_is_answered(
+    world: EngineThread, redis_url: str, namespace: str
+) -> None:
+    world.run(ask_each(world, redis_url, namespace))
