@@ -354,6 +354,8 @@ class Recorder:
         if isinstance(self.lost, CannotContinue):
             self._telemetry.lost(self.lost.because)
         self.completed = state is State.COMPLETED
+        if self._facts.detached and compression_level is None:
+            compression_level = 1  # an error, too, is kept for whoever comes later
         self._attempt.append(self._outputs, self._body, self._numberer.last, self.head)
         summary = Summary(
             request=self._facts,

@@ -37,6 +37,8 @@ def as_vllm_takes(path: str, body: bytes, request_id: str) -> bytes:
     if path == RESPONSES:
         if isinstance(items := request.get("input"), list):
             request["input"] = [_item(item) for item in items]
+        # vLLM would answer at once, and keep the response in this process.
+        request.pop("background", None)
         request["request_id"] = f"resp_{request_id}"  # vLLM reads the header on other paths only
     return msgspec.json.encode(request)
 

@@ -12,8 +12,9 @@ from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answers
 from serve_app.ingress.refusals import send_refusal
 from serve_app.ingress.requests_api import accepted
+from serve_app.ingress.responses_api import queued
 from serve_app.ingress.slow_readers import SlowReaders
-from serve_app.ingress.submissions import Submissions
+from serve_app.ingress.submissions import Submissions, in_background
 from serve_app.ingress.uploads import Receive, Uploads
 from serve_app.ingress.validation.headers import check_content_encoding, check_content_type
 from serve_app.ingress.validation.validator import Validator
@@ -85,10 +86,11 @@ class InferenceEndpoint:
             submission = self._submissions.of(
                 tenant, path, query, headers, body, request, span.traceparent
             )
-            if submission.detached:
+            background = in_background(path, request)
+            if submission.detached and not (background and submission.streamed):
                 request_id, facts = await self._acceptance.accept_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
-                return accepted(request_id, facts)
+                return (queued if background else accepted)(request_id, facts)
             follower, facts = await self._acceptance.accept(submission)
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
         continued = facts.streamed and submission.seen > 0

@@ -54,13 +54,13 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
     )
     async def show(request_id: str, request: Request) -> JSONResponse:
         return JSONResponse(
-            describe(request_id, await _entries(store, request_id, request.state.tenant))
+            describe(request_id, await entries_of(store, request_id, request.state.tenant))
         )
 
     @router.get("/v1/requests/{request_id}/events", summary="The response as server-sent events")
     async def events(request_id: str, request: Request) -> Any:
         seen = last_event_id(request.headers.get("last-event-id"))
-        entries = await _entries(store, request_id, request.state.tenant)
+        entries = await entries_of(store, request_id, request.state.tenant)
         if request.state.head:  # without waiting for an event
             return Response(media_type="text/event-stream")
         return EventStream(streams, request_id, request.state.tenant, seen, entries)
@@ -70,20 +70,20 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         summary="The response as the POST itself would have got it, once it has ended",
     )
     async def response(request_id: str, request: Request) -> Any:
-        entries = await _entries(store, request_id, request.state.tenant)
+        entries = await entries_of(store, request_id, request.state.tenant)
         if request.state.head:
             return Response()
         return EventStream(streams, request_id, request.state.tenant, 0, entries, as_events=False)
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
     async def cancel(request_id: str, request: Request) -> JSONResponse:
-        entries = await _entries(store, request_id, request.state.tenant)
+        entries = await entries_of(store, request_id, request.state.tenant)
         if not has_ended(entries):
             try:
                 await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
             except RedisUnavailable:
                 raise journal_unavailable() from None
-            entries = await _entries(store, request_id, request.state.tenant)
+            entries = await entries_of(store, request_id, request.state.tenant)
         return JSONResponse(describe(request_id, entries))
 
     return router
@@ -91,10 +91,11 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
 
 def _check_one_of(param: str, value: str, allowed: Sequence[str]) -> None:
     if value and value not in allowed:
-        raise _invalid(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
+        raise invalid(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
 
 
-def _invalid(param: str, why: str) -> RequestRefused:
+def invalid(param: str, why: str) -> RequestRefused:
+    """The refusal of a wrong value in a query."""
     message = f"Invalid value for '{param}': {why}."
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
@@ -110,7 +111,7 @@ async def _page(
     while more and len(data) < limit and looked_at < _LOOKED_AT:
         ids = await store.listed(tenant, last, _A_LOOK + 1)
         if ids is None:
-            raise _invalid("after", f"no request '{after}' is listed (any more)")
+            raise invalid("after", f"no request '{after}' is listed (any more)")
         ids, more = ids[:_A_LOOK], len(ids) > _A_LOOK
         for request_id, entries in zip(ids, await store.outlines(ids), strict=True):
             if len(data) == limit:
@@ -130,16 +131,21 @@ async def _page(
     }
 
 
+def known_headers(request_id: str, facts: RequestFacts) -> dict[str, str]:
+    """The headers of an answer to a request that was accepted just now."""
+    headers = {"x-request-id": request_id, "x-hermes-class": facts.request_class}
+    if facts.client_request_id:
+        headers["x-client-request-id"] = facts.client_request_id
+    return headers
+
+
 def accepted(request_id: str, facts: RequestFacts) -> Response:
     """The answer to a request whose client does not wait."""
     headers = {
+        **known_headers(request_id, facts),
         "location": f"/v1/requests/{request_id}",
         "preference-applied": "respond-async",
-        "x-request-id": request_id,
-        "x-hermes-class": facts.request_class,
     }
-    if facts.client_request_id:
-        headers["x-client-request-id"] = facts.client_request_id
     first = Entry.request(RequestLine("POST", "", "", []), facts)
     return JSONResponse(describe(request_id, [first]), 202, headers)
 
@@ -181,7 +187,7 @@ def _events(entries: list[Entry], reader: JournalReader) -> int | None:
     return None if begun and not any(e.counts for e in entries) else reader.last_event
 
 
-async def _entries(store: JournalStore, request_id: str, tenant: str) -> list[Entry]:
+async def entries_of(store: JournalStore, request_id: str, tenant: str) -> list[Entry]:
     """The outline of a request's journal. Another tenant's request gives the same 404 as one that
     does not exist.
     """

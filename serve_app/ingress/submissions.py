@@ -38,6 +38,11 @@ def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(request, order="deterministic")
 
 
+def in_background(path: str, request: Mapping[str, Any]) -> bool:
+    """Whether this is a response that goes on without its client, as OpenAI has it."""
+    return path == "/v1/responses" and request.get("background") is True
+
+
 class Submissions:
     """Creates the submissions of one ingress.
 
@@ -74,7 +79,15 @@ class Submissions:
                 class that the tenant may not use.
         """
         key = headers.get("idempotency-key", "")
-        detached = prefers_async(headers.get("prefer", ""))
+        background = in_background(path, request)
+        detached = background or prefers_async(headers.get("prefer", ""))
+        if background and request.get("store") is False:
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                "A response in the background is stored until somebody fetches it; leave out "
+                "'store', or 'background'.",
+                param="background",
+            )
         kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
         return Submission(
             tenant=tenant,

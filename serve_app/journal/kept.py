@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from serve_app import timings
+from serve_app.journal.entries import Entry
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import kept_key
 from serve_app.redis.link import RedisLink
@@ -25,10 +26,16 @@ class Kept(NamedTuple):
     in_all: int
 
 
+def size_of(terminal: Entry) -> int:
+    """About how much a journal occupies of which only this entry is left."""
+    return sum(map(len, terminal.fields.values())) + _STREAM_BYTES
+
+
 def keeping(
     namespace: str, tenant: str, size: int, until_ms: int, longest_s: float
 ) -> list[Command]:
-    """The commands that count an answer with `size` bytes in its fields until it expires.
+    """The commands that count an answer of `size` bytes until it expires (negative: that no longer
+    count it).
 
     Args:
         longest_s: the longest that any answer is kept.
@@ -36,7 +43,7 @@ def keeping(
     hour, commands = until_ms // timings.KEPT_HOUR_MS + 1, list[Command]()
     for key in (kept_key(namespace, tenant), kept_key(namespace, _ALL)):
         commands += [
-            ("HINCRBY", key, hour, size + _STREAM_BYTES),
+            ("HINCRBY", key, hour, size),
             ("PEXPIRE", key, int(longest_s * 1000) + 2 * timings.KEPT_HOUR_MS),
         ]
     return commands

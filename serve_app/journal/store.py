@@ -24,7 +24,7 @@ from serve_app.journal.ids import (
     opening_id,
     seal_id,
 )
-from serve_app.journal.kept import Kept, kept
+from serve_app.journal.kept import Kept, keeping, kept, size_of
 from serve_app.journal.listing import listed, listing
 from serve_app.journal.wakes import encode_wakes, wake_of
 from serve_app.redis.connection import Command
@@ -159,6 +159,23 @@ class JournalStore:
     async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
         """See `listing.listed`."""
         return await listed(self._settings, self._link, tenant, after, at_most)
+
+    async def forget(self, request_id: str) -> None:
+        """Delete the journal of a request that has ended.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        last = await self.last(request_id)
+        commands: list[Command] = [("UNLINK", self.key(request_id), self.body_key(request_id))]
+        summary = last.summary if last is not None and last.ends else None
+        facts = summary.request if summary else None
+        if last is not None and summary is not None and facts is not None and facts.detached:
+            until_ms = summary.ended_ms + int(self._retention_s(facts) * 1000)
+            longest_s = self._settings.journal.max_retention_s
+            whose = (self._settings.namespace, facts.tenant)
+            commands += keeping(*whose, -size_of(last), until_ms, longest_s)
+        all_answered(await self._link.call(commands))
 
     async def kept(self, tenant: str) -> Kept:
         """See `kept.kept`."""

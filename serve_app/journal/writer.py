@@ -22,7 +22,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, TERMINAL_ID, EntryId
-from serve_app.journal.kept import keeping
+from serve_app.journal.kept import keeping, size_of
 from serve_app.journal.standing import Standing, last_entries, standing, was_ours
 from serve_app.journal.wakes import Wake, encode_wakes, wake_of
 from serve_app.loops import Loops, backoff
@@ -304,7 +304,7 @@ class JournalWriter:
             self._after.append(("XTRIM", attempt.key, "MINID", str(TERMINAL_ID)))
         self._after.append(("PEXPIRE", attempt.key, int(attempt.retention_s * 1000)))
         if detached and (summary := terminal.summary):
-            size = sum(map(len, terminal.fields.values())) if trimmed else attempt.bytes
+            size = size_of(terminal) if trimmed else attempt.bytes
             until_ms = summary.ended_ms + int(attempt.retention_s * 1000)
             longest_s = settings.journal.max_retention_s
             self._after += keeping(settings.namespace, detached, size, until_ms, longest_s)

@@ -16,7 +16,7 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.endings import Endings
-from serve_app.ingress import requests_api, status
+from serve_app.ingress import requests_api, responses_api, status
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answers
 from serve_app.ingress.api_keys import ApiKeys
@@ -174,6 +174,9 @@ class IngressProcess:
             self.slow_readers,
             base.tracing,
         )
+        streams = EventStreams(
+            self._disconnects, answers, self.slow_readers, self.connections.event_readers
+        )
         routers = [
             status.routes(
                 self._id,
@@ -182,13 +185,8 @@ class IngressProcess:
                 self.readiness,
                 self.metrics,
             ),
-            requests_api.routes(
-                base.store,
-                self.endings,
-                EventStreams(
-                    self._disconnects, answers, self.slow_readers, self.connections.event_readers
-                ),
-            ),
+            requests_api.routes(base.store, self.endings, streams),
+            responses_api.routes(base.store, self.endings, streams),
         ]
         return build_app(
             settings.model.name,

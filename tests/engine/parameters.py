@@ -88,6 +88,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 }
 RESPONSES: dict[str, dict[str, Any]] = {
     **EVERYWHERE,
+    "background": {"background": True},
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": True}},
     "include": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
     "include_reasoning": {"include_reasoning": False},
@@ -110,7 +111,6 @@ RESPONSES: dict[str, dict[str, Any]] = {
 }
 
 UNTRIED: dict[str, str] = {
-    "background": "answered at once, without a stream",
     "chat_template": "refused, unless `engine.args.trust_request_chat_template` is set",
     "ec_transfer_params": "for engines that share encoders; this service has none",
     "enable_response_messages": "refused by vLLM, unless its store is on",

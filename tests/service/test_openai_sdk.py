@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from openai import APIStatusError, NotFoundError
+from openai import APIStatusError, BadRequestError, NotFoundError
 
 from tests.service.support import STORY, Running, asking, text_of_chunks
+from tests.waiting import until
 
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 MESSAGES: Any = [{"role": "user", "content": STORY}]
@@ -97,6 +98,45 @@ def test_a_streamed_response_has_the_text_of_the_one_that_is_not(service: Runnin
     assert len(deltas) > 10
     assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_a_response_in_the_background_is_fetched_streamed_again_and_deleted(
+    service: Running,
+) -> None:
+    responses: Any = service.sdk.responses
+    asked = {"model": service.model, "input": STORY, "temperature": 0, "max_output_tokens": 40}
+    whole = responses.create(**asked)
+    later = responses.create(**asked, background=True)
+    assert (later.status, later.background) in (("queued", True), ("in_progress", True))
+
+    def fetched(response_id: str) -> Any:
+        found = responses.retrieve(response_id)
+        return found if found.status not in ("queued", "in_progress") else None
+
+    found = until("it has ended", lambda: fetched(later.id))
+    assert (found.id, found.background, found.status) == (later.id, True, whole.status)
+    assert (found.output_text, found.usage) == (whole.output_text, whole.usage)
+
+    stream = responses.create(**asked, background=True, stream=True)
+    first = next(iter(stream))
+    stream.close()  # and nothing is cancelled
+    events = list(responses.retrieve(first.response.id, stream=True))
+    assert events[0] == first
+    rest = list(responses.retrieve(first.response.id, stream=True, starting_after=4))
+    assert rest == events[5:]
+    assert rest[0].sequence_number == 5
+    assert fetched(first.response.id).output_text == whole.output_text
+    responses.delete(first.response.id)
+    with pytest.raises(NotFoundError, match="not found"):
+        responses.retrieve(first.response.id)
+
+    wrong = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "wat"}}}
+    refused = responses.create(**asked, text=wrong, background=True)
+    failed = until("it has ended", lambda: fetched(refused.id))
+    assert (failed.status, failed.error.code) == ("failed", "invalid_request")
+    with pytest.raises(BadRequestError) as error:
+        responses.create(**asked, text=wrong)
+    assert failed.error.message == error.value.body["message"]  # type: ignore[index]
 
 
 def test_models_are_listed_and_retrieved(service: Running) -> None:

@@ -1,0 +1,100 @@
+"""Responses in the background: their states before a worker has begun them, and their end by force.
+What becomes of one on a real engine: tests/service/test_openai_sdk.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.journal.in_process import Door, door
+from tests.journal.journal_helpers import World
+from tests.tables import Failures
+from tests.waiting import eventually
+
+BODY: dict[str, Any] = {"model": "hermes-tiny", "input": "a lighthouse", "background": True}
+
+
+async def created(at: Door) -> dict[str, Any]:
+    answer = await at.http.post("/v1/responses", json=BODY)
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    assert found["id"] == f"resp_{answer.headers['x-request-id']}"
+    return found
+
+
+async def test_a_response_is_queued_fetched_cancelled_and_deleted(
+    redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as at:
+        found = await created(at)
+        where = f"/v1/responses/{found['id']}"
+        assert (found["object"], found["status"], found["background"]) == (
+            "response",
+            "queued",
+            True,
+        )
+        assert (await at.http.get(where)).json() == found
+        for _ in range(2):  # the second changes nothing
+            ended = (await at.http.post(f"{where}/cancel")).json()
+            assert (ended["status"], ended["error"]) == ("cancelled", None)
+        assert (await at.http.get(where)).json() == ended
+        deleted = (await at.http.delete(where)).json()
+        assert deleted == {"id": found["id"], "object": "response", "deleted": True}
+        gone = await at.http.get(where)
+        assert (gone.status_code, gone.json()["error"]["param"]) == (404, "id")
+
+
+async def test_a_response_that_waits_is_deleted_with_all_that_it_occupies(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as at:
+        found = await created(at)
+        await at.http.delete(f"/v1/responses/{found['id']}")
+        request_id = found["id"].removeprefix("resp_")
+        keys = [w.store.key(request_id), w.store.body_key(request_id)]
+        assert await w.redis.exists(*keys) == 0
+        await eventually(lambda: len(at.ingress.limits.waiting) == 0)
+
+
+async def test_a_stream_in_the_background_goes_on_when_its_client_leaves(
+    redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace, ingress={"disconnect_grace_s": 0.01}) as at:
+        body = {**BODY, "stream": True}
+        with_client = at.http.stream("POST", "/v1/responses", json=body, timeout=0.3)
+        try:
+            async with with_client:
+                pass
+        except httpx.ReadTimeout:
+            pass
+        await eventually(lambda: not at.ingress.followers.request_ids)
+        await eventually(lambda: not at.ingress._disconnects._tasks)
+        (one,) = (await at.http.get("/v1/requests")).json()["data"]
+        assert one["state"] == "queued"
+
+
+REFUSED: dict[str, tuple[str, str, int, str]] = {
+    "not streamed": ("GET", "{}?stream=true", 400, "stream"),
+    "before the first": ("GET", "{}?stream=true&starting_after=-1", 400, "starting_after"),
+    "unknown": ("GET", "{}0", 404, "id"),
+    "cancel unknown": ("POST", "{}0/cancel", 404, "id"),
+    "delete unknown": ("DELETE", "{}0", 404, "id"),
+}
+
+
+async def test_what_is_not_there_or_has_no_events_is_refused(
+    redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as at:
+        found = await created(at)
+        with Failures() as failures:
+            for name, (method, path, status, param) in REFUSED.items():
+                with failures.of(name):
+                    url = "/v1/responses/" + path.format(found["id"])
+                    answer = await at.http.request(method, url)
+                    error = answer.json()["error"]
+                    assert (answer.status_code, error["param"]) == (status, param)
+        unstored = await at.http.post("/v1/responses", json={**BODY, "store": False})
+        assert (unstored.status_code, unstored.json()["error"]["param"]) == (400, "background")
