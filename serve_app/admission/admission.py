@@ -134,7 +134,7 @@ class Admission:
             self._limits.check_kept(await self._store.kept(facts.tenant))
         work = submission.work
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
-        size = len(submission.body), writes_bytes
+        size = len(submission.body), writes_bytes, work.sequences
         place = self._limits.enter(facts.tenant, facts.request_class, *size)
         begun = partial(self._limits.leave, place)
         forget = expect(request_id)

@@ -65,7 +65,12 @@ class AdmissionLimits:
         )
 
     def enter(
-        self, tenant: str, request_class: str, body_bytes: int, output_bytes: int = 0
+        self,
+        tenant: str,
+        request_class: str,
+        body_bytes: int,
+        output_bytes: int = 0,
+        sequences: int = 1,
     ) -> Place:
         """Count a request that is about to be written to Redis, until `answered` and `leave`.
 
@@ -83,7 +88,7 @@ class AdmissionLimits:
                 "again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        ticket = self.waiting.enter(tenant, request_class, body_bytes)
+        ticket = self.waiting.enter(tenant, request_class, body_bytes, sequences)
         try:
             output_bytes = self.memory.most_of_one(output_bytes)
             place = Place(ticket, self.memory.take(body_bytes, output_bytes))

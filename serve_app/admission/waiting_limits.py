@@ -1,5 +1,5 @@
 """The requests that this ingress has admitted and no worker has started: limited in bytes per
-class, and in number and bytes per tenant.
+class, and in sequences and bytes per tenant.
 
 This costs no round trip: every ingress counts its own requests against its share of the limits, so
 the limits hold in total.
@@ -26,11 +26,12 @@ class Ticket:
     request_class: str
     tenant: str
     body_bytes: int
+    sequences: int
 
 
 @dataclass(slots=True)
 class _Sum:
-    requests: int = 0
+    sequences: int = 0
     bytes: int = 0
 
 
@@ -42,6 +43,7 @@ class WaitingLimits:
     def __init__(self, settings: Settings) -> None:
         self._queue = settings.queue
         self._tenants_differ = settings.auth.required
+        self._most_at_once = settings.workers.max_running_requests
         self._ingresses = 1
         self._most_bytes = math.inf
         self._inside: set[Ticket] = set()
@@ -58,8 +60,11 @@ class WaitingLimits:
         self._ingresses = max(1, ingresses)
         self._most_bytes = room_bytes / 2
 
-    def enter(self, tenant: str, request_class: str, body_bytes: int) -> Ticket:
+    def enter(self, tenant: str, request_class: str, body_bytes: int, sequences: int = 1) -> Ticket:
         """Count a request that is about to be admitted. Pass the result to `leave`.
+
+        Args:
+            sequences: of the request; no more count than an engine runs at a time.
 
         Raises:
             RequestRefused: `queue_full`, or `tenant_limit` if other tenants may still submit.
@@ -69,27 +74,30 @@ class WaitingLimits:
             min(self._queue.max_waiting_bytes(request_class), self._most_bytes) / self._ingresses
         )
         of_tenant = self._by_tenant.get((request_class, tenant), _Sum())
-        if self._tenants_differ and of_tenant.requests:
+        sequences = min(sequences, self._most_at_once)
+        if self._tenants_differ and of_tenant.sequences:
             most = share * self._queue.max_waiting(request_class) / self._ingresses
-            if of_tenant.requests + 1 > most or of_tenant.bytes + body_bytes > share * bound_bytes:
+            more_bytes = of_tenant.bytes + body_bytes
+            if of_tenant.sequences + sequences > most or more_bytes > share * bound_bytes:
                 raise RequestRefused(
                     Reason.TENANT_LIMIT,
-                    f"{of_tenant.requests} of your requests of class '{request_class}' wait "
-                    f"already, with {of_tenant.bytes} bytes; please wait for some of them.",
+                    f"Your requests of class '{request_class}' that wait already ask for "
+                    f"{of_tenant.sequences} answers or texts, with {of_tenant.bytes} bytes; please "
+                    "wait for some of them.",
                     retry_after_s=timings.RETRY_AFTER_S,
                 )
         of_class = self._by_class[request_class]
-        if of_class.requests and of_class.bytes + body_bytes > bound_bytes:
+        if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
             raise RequestRefused(
                 Reason.QUEUE_FULL,
                 f"{of_class.bytes} bytes of requests of class '{request_class}' wait already; "
                 "please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        ticket = Ticket(request_class, tenant, body_bytes)
+        ticket = Ticket(request_class, tenant, body_bytes, sequences)
         self._inside.add(ticket)
         for one in (of_class, self._by_tenant[request_class, tenant]):
-            one.requests += 1
+            one.sequences += sequences
             one.bytes += body_bytes
         return ticket
 
@@ -102,7 +110,7 @@ class WaitingLimits:
         self._inside.discard(ticket)
         of_tenant = self._by_tenant[ticket.request_class, ticket.tenant]
         for one in (self._by_class[ticket.request_class], of_tenant):
-            one.requests -= 1
+            one.sequences -= ticket.sequences
             one.bytes -= ticket.body_bytes
-        if not of_tenant.requests:
+        if not of_tenant.sequences:
             del self._by_tenant[ticket.request_class, ticket.tenant]

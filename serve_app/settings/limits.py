@@ -47,7 +47,12 @@ class RequestLimits(Section):
     max_depth: int = Field(100, ge=10, le=400, description="Nesting depth of lists and objects")
     max_messages: int = Field(2_048, ge=1, description="Messages in a conversation")
     max_tools: int = Field(512, ge=1, description="Tools that the model may call")
-    max_sequences: int = Field(256, ge=1, description="Answers of one request: prompts times `n`")
+    max_sequences: int = Field(
+        256,
+        ge=1,
+        description="Answers of one request: prompts times `n`; never more than one engine's slots "
+        "that are not spare, seven eighths of `workers.max_running_requests`",
+    )
     max_beams: int = Field(
         8,
         ge=0,

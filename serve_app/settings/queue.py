@@ -30,8 +30,8 @@ class QueueSettings(Section):
         0.5,
         gt=0,
         le=1,
-        description="Share of a class's queue, in requests and bytes, that one tenant may use, "
-        "if API keys are required",
+        description="Share of a class's queue, in sequences and bytes, that one tenant may use, "
+        "if API keys are required; of one request count no more than an engine runs at a time",
     )
     poison_after: int = Field(
         3, ge=1, description="A request that has killed this many engines is given up"

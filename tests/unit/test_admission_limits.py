@@ -204,6 +204,20 @@ def test_a_tenant_has_its_share_of_the_line() -> None:
     assert refused(found.enter, "umbrella", "standard", 10) is None
 
 
+def test_a_tenants_share_of_the_line_is_in_sequences() -> None:
+    """Of an embeddings request with 2,048 texts count as many as an engine runs at a time (128)."""
+    found = room(max_waiting_standard=1_000, max_tenant_share=0.5)
+    assert refused(found.enter, "acme", "standard", 10, 2_048) is None
+    assert refused(found.enter, "acme", "standard", 10, 128) is None
+    ticket = found.enter("acme", "standard", 10, 240)
+    assert refused(found.enter, "acme", "standard", 10, 128) is Reason.TENANT_LIMIT
+    assert refused(found.enter, "umbrella", "standard", 10, 128) is None
+    found.leave(ticket)
+    assert refused(found.enter, "acme", "standard", 10, 128) is None
+    assert refused(found.enter, "acme", "standard", 10, 117) is Reason.TENANT_LIMIT
+    assert refused(found.enter, "acme", "standard", 10, 116) is None
+
+
 def test_without_api_keys_only_the_class_is_bounded() -> None:
     found = room(required=False, max_waiting_standard=3, max_waiting_bytes_standard=10 * MIB)
     assert fill(found, "default", MIB) == (10, Reason.QUEUE_FULL)

@@ -15,6 +15,8 @@ from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 from serve_app.ingress.validation.context import check_context
 from serve_app.ingress.validation.fields import OF_VLLM
 from serve_app.ingress.validation.structure import read
+from serve_app.ingress.validation.validator import Validator
+from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from tests.tables import each
 
@@ -190,6 +192,27 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", image("http://localhost/"), "messages.image_url"),
     (EMBEDDINGS, image("http://localhost/"), "messages.image_url"),
 ]
+
+
+@each("most, slots, allowed", [(256, 128, 112), (64, 128, 64), (256, 4, 4)])
+async def test_no_request_has_more_answers_than_one_engine_has_slots_for_all(
+    most: int, slots: int, allowed: int
+) -> None:
+    settings = Settings.model_validate(
+        {"limits": {"max_sequences": most}, "workers": {"max_running_requests": slots}}
+    )
+    validator = Validator(settings)
+
+    def body(count: int, **more: Any) -> bytes:
+        return json.dumps({"model": MODEL, "prompt": ["x"] * count, **more}).encode()
+
+    await validator.parse(COMPLETIONS, body(allowed))
+    await validator.parse(COMPLETIONS, body(allowed // 2, n=2))
+    await validator.parse(EMBEDDINGS, json.dumps({"model": MODEL, "input": ["x"] * 2_048}).encode())
+    for too_many in (body(allowed + 1), body(allowed // 2 + 1, n=2)):
+        with pytest.raises(RequestRefused, match=f"are more than {allowed} answers"):
+            await validator.parse(COMPLETIONS, too_many)
+    validator.stop()
 
 
 @each("path, fields, param", ROWS)

@@ -13,6 +13,7 @@ from typing import Any
 
 from serve_app.ingress.validation.bodies import parse
 from serve_app.ingress.validation.context import check_context
+from serve_app.policy.capacity import spare_slots
 from serve_app.settings import Settings
 
 _AT_ONCE_BYTES = 64 * 1024
@@ -23,7 +24,9 @@ class Validator:
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model.name
-        self._limits = settings.limits
+        at_once = settings.workers.max_running_requests
+        most = min(settings.limits.max_sequences, at_once - spare_slots(at_once))
+        self._limits = settings.limits.model_copy(update={"max_sequences": most})
         self.most_tokens = 0
         """Of a prompt and its answer, as the engines report; 0 if none does."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
