@@ -22,6 +22,7 @@ class Replicas:
         self._leased: frozenset[str] | None = None
         self._unblamed: frozenset[str] = frozenset()
         self._placed: dict[str, str] = {}
+        self._sequences: dict[str, int] = {}
         self._avoided: dict[str, float] = {}
         self.version = 0
 
@@ -30,6 +31,18 @@ class Replicas:
         views.
         """
         self._listeners.append(listener)
+
+    def starts(self, request_id: str, sequences: int) -> None:
+        """A request will be sent to a replica, whose engine runs so many sequences for it."""
+        self._sequences[request_id] = sequences
+
+    def ended(self, request_id: str) -> None:
+        """It will not be sent again."""
+        self._sequences.pop(request_id, None)
+
+    def sequences(self, request_id: str) -> int:
+        """How many sequences an engine runs for a request."""
+        return self._sequences.get(request_id, 1)
 
     def place(self, request_id: str, replica: str) -> None:
         """The request is being sent to a replica."""

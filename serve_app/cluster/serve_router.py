@@ -49,6 +49,8 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 
         self._placement = Placement(load_factor, virtual_nodes, capacity)
         self._shared = replicas.of(self._deployment_id.name)
+        # an older ingress does not know them, and its placement counts calls
+        self._sequences = getattr(self._shared, "sequences", lambda _: 1)
         self._version = -1
         self._by_name: dict[str, ReplicaID] = {}
 
@@ -116,13 +118,15 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         # routed again, because the previous replica did not accept it
         self._placement.ended(internal_id)
         try:
-            name = self._placement.choose(session or request_id)
+            sequences = self._sequences(request_id)
+            several = (sequences,) if sequences > 1 else ()
+            name = self._placement.choose(session or request_id, *several)
         except LookupError:
             return []
         replica = self.curr_replicas.get(self._by_name[name])
         if replica is None:
             return []
-        self._placement.began(internal_id, name)
+        self._placement.began(internal_id, name, *several)
         self._shared.place(request_id, name)
         return [[replica]]
 

@@ -254,12 +254,14 @@ class Dispatcher:
         entry = running.entry
         if self._telemetry is not None:
             self._telemetry.started(running)
+        self._replicas.starts(entry.request_id, running.sequences)
         task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
         self._attending.add(task)
         task.add_done_callback(partial(self._on_done, running))
 
     def _on_done(self, running: Running[QueueEntry], task: asyncio.Task[Written | None]) -> None:
         self._attending.discard(task)
+        self._replicas.ended(running.entry.request_id)
         error = None if task.cancelled() else task.exception()
         written = None if task.cancelled() or error is not None else task.result()
         settled = self._scheduler.ended(running, written, self._clock.now_ms())

@@ -1,5 +1,5 @@
-"""Which replica gets a call: the ring's choice, with a bound on the calls in flight at each
-replica. Pure.
+"""Which replica gets a call: the ring's choice, with a bound on the work in flight at each replica,
+in sequences. Pure.
 
 Source of the bound: Mirrokni, Thorup, Zadimoghaddam, *Consistent Hashing with Bounded Loads* (SODA
 '18).
@@ -14,19 +14,19 @@ from serve_app.policy.ring import HashRing
 
 
 def load_bound(in_flight: int, replicas: int, load_factor: float) -> int:
-    """The most calls that one replica may hold after one more call: `ceil(c * mean)`."""
+    """The most sequences that one replica may hold after one more: `ceil(c * mean)`."""
     return math.ceil(load_factor * (in_flight + 1) / replicas)
 
 
 class Placement:
-    """Chooses replicas, and counts the calls in flight at each.
+    """Chooses replicas, and counts the sequences of the calls in flight at each.
 
     Args:
         load_factor: of the load bound; above 1.
         virtual_nodes: points of each replica on the ring.
-        capacity: calls that one replica can work on at the same time. A further call would wait in
+        capacity: sequences that one replica can run at the same time. Further ones would wait in
             its engine while another engine is free. If every replica is full, only the load bound
-            applies.
+            applies, and a call for whose sequences none has room goes to the least loaded.
     """
 
     def __init__(self, load_factor: float, virtual_nodes: int, capacity: int) -> None:
@@ -35,7 +35,8 @@ class Placement:
         self._capacity = capacity
         self._ring = HashRing((), virtual_nodes)
         self._replicas: frozenset[str] = frozenset()
-        self._sent_to: dict[str, str] = {}
+        self._sent_to: dict[str, tuple[str, int]] = {}
+        """The replica of each call, and its sequences."""
         self._loads: dict[str, int] = {}
         self._in_flight = 0
         """The sum of the loads of the ring's replicas, kept up to date because summing for each
@@ -48,8 +49,11 @@ class Placement:
         self._ring = HashRing(self._replicas, self._virtual_nodes)
         self._in_flight = sum(self._loads.get(replica, 0) for replica in self._replicas)
 
-    def choose(self, key: str) -> str:
+    def choose(self, key: str, sequences: int = 1) -> str:
         """The first replica on the ring after the key's position that is below its bounds.
+
+        Args:
+            sequences: of the call.
 
         Raises:
             LookupError: there is no replica.
@@ -57,27 +61,31 @@ class Placement:
         if not self._replicas:
             raise LookupError("no replica on the ring")
         bound = load_bound(self._in_flight, len(self._replicas), self._load_factor)
-        if self._capacity < bound:
+        room_for = self._capacity - min(sequences, self._capacity)
+        if room_for < bound:
             for replica in self._ring.walk(key):
-                if self._loads.get(replica, 0) < self._capacity:
+                if self._loads.get(replica, 0) <= room_for:
                     return replica
+            if sequences > 1:
+                return min(self._ring.walk(key), key=lambda name: self._loads.get(name, 0))
         # At least one replica is always below its bound: the bounds add up to more than the sum.
         return next(name for name in self._ring.walk(key) if self._loads.get(name, 0) < bound)
 
-    def began(self, call_id: str, replica: str) -> None:
+    def began(self, call_id: str, replica: str, sequences: int = 1) -> None:
         """A call is being sent to a replica."""
-        self._sent_to[call_id] = replica
-        self._count(replica, 1)
+        self._sent_to[call_id] = replica, sequences
+        self._count(replica, sequences)
 
     def ended(self, call_id: str) -> None:
         """A call has ended, or was not sent after all. A second call changes nothing."""
-        replica = self._sent_to.pop(call_id, None)
-        if replica is not None:
-            self._count(replica, -1)
+        sent = self._sent_to.pop(call_id, None)
+        if sent is not None:
+            replica, sequences = sent
+            self._count(replica, -sequences)
 
-    def _count(self, replica: str, calls: int) -> None:
-        self._loads[replica] = self._loads.get(replica, 0) + calls
+    def _count(self, replica: str, sequences: int) -> None:
+        self._loads[replica] = self._loads.get(replica, 0) + sequences
         if not self._loads[replica]:
             del self._loads[replica]
         if replica in self._replicas:
-            self._in_flight += calls
+            self._in_flight += sequences

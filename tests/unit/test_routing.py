@@ -173,6 +173,20 @@ def test_where_every_replica_is_full_the_load_bound_decides() -> None:
     assert placement({first: 30, second: 16}, capacity=16).choose("session") == second
 
 
+def test_a_call_counts_as_many_as_it_has_sequences() -> None:
+    first, second = HashRing(["a", "b"]).walk("session")
+    made = placement({first: 0, second: 0}, capacity=16)
+    assert made.choose("session", 14) == first
+    made.began("many", first, 14)
+    assert {made.choose("session") for _ in range(3)} == {second}
+    for number in range(9):
+        made.began(f"one-{number}", second)
+    assert made.choose("session", 9) == second, "neither has room for nine"
+    made.ended("many")
+    assert made.choose("session", 9) == first
+    assert made.choose("session", 100) == first, "more than any replica runs: one that is idle"
+
+
 @given(st.integers(0, 300), st.integers(0, 9))
 def test_the_shares_of_all_ingresses_cover_the_capacity_and_little_more(
     capacity: int, ingresses: int

@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from serve_app.cluster.serve_router import OVERRIDDEN, SessionRouter
 from serve_app.contract import Cause
 from serve_app.deploy import _REPLACED, _worker_options, build
 from serve_app.errors import SettingsError
+from serve_app.policy import placement
 from serve_app.settings import Settings
 from tests.tables import each
 from tests.waiting import eventually
@@ -104,6 +106,56 @@ async def test_a_gcs_that_fails_is_asked_again_and_a_replica_that_is_dead_is_not
     one._update_running_replicas([Told("a"), Told("dead")])
     await eventually(lambda: of_process.of("engines-4").able() == {"a"})
     assert not failures
+
+
+def pending(request_id: str) -> Any:
+    """A call of the session "s", as Serve passes it to its router."""
+    return SimpleNamespace(
+        args=[request_id, 1, "s", ""],
+        metadata=SimpleNamespace(internal_request_id=f"call-{request_id}"),
+        routing_context=SimpleNamespace(),
+    )
+
+
+async def sent(one: SessionRouter, *request_ids: str) -> list[str]:
+    """The replicas that calls are sent to, one after the other."""
+    chosen = [await one.choose_replicas([], pending(name)) for name in request_ids]
+    return [replica.replica_id.unique_id for ((replica,),) in chosen]
+
+
+async def of_two_replicas(deployment: str) -> SessionRouter:
+    made = router(deployment, lambda told: told)
+    made._update_running_replicas([Told("a"), Told("b")])
+    await eventually(lambda: len(made.curr_replicas) == 2)
+    return made
+
+
+async def test_a_request_takes_as_much_of_its_replica_as_it_has_sequences() -> None:
+    one = await of_two_replicas("engines-5")
+    of_process.of("engines-5").starts("many", 40)
+    many, *others = await sent(one, "many", *(f"one-{number}" for number in range(20)))
+    assert many not in others
+    one.on_request_completed(one._by_name[many], "call-many")
+    assert await sent(one, "next") == [many]
+
+
+async def test_the_router_works_in_an_ingress_that_counts_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of the version before do, which get this router's class during an upgrade."""
+
+    class Older(placement.Placement):
+        def choose(self, key: str) -> str:  # type: ignore[override]
+            return super().choose(key)
+
+        def began(self, call_id: str, replica: str) -> None:  # type: ignore[override]
+            super().began(call_id, replica)
+
+    monkeypatch.setattr(placement, "Placement", Older)
+    monkeypatch.delattr(of_process.Replicas, "sequences")
+    of_process.of("engines-6").starts("many", 40)
+    one = await of_two_replicas("engines-6")
+    assert len(set(await sent(one, "many", "one", "two"))) == 2
 
 
 def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_router(
