@@ -77,7 +77,6 @@ class RecordingClient:
             if recorder is None:
                 outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
             else:
-                options = self._prioritised(recorder, options)
                 outputs = self._recorded(recorder, prompt, sampling_params, request_id, options)
             async with aclosing(outputs):
                 async for output in outputs:
@@ -94,19 +93,21 @@ class RecordingClient:
         recorder = current.get()
         if recorder is not None:
             prompt = _salted(prompt, recorder.tenant)
-            options = self._prioritised(recorder, options)
+            options = self._prioritised(recorder, recorder.next_generation() > 0, options)
         outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
 
-    def _prioritised(self, recorder: Recorder, options: dict[str, Any]) -> dict[str, Any]:
+    def _prioritised(
+        self, recorder: Recorder, one_of_several: bool, options: dict[str, Any]
+    ) -> dict[str, Any]:
         """Options with the priority of the request's class. The journal holds the class, so every
         attempt has the same.
         """
         if not self._by_priority:
             return options
-        return {**options, "priority": engine_priority(recorder.request_class)}
+        return {**options, "priority": engine_priority(recorder.request_class, one_of_several)}
 
     async def _recorded(
         self,
@@ -122,6 +123,7 @@ class RecordingClient:
             params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
         _prepare_schemas(params, self._grammars)
         generation = recorder.next_generation()
+        options = self._prioritised(recorder, generation > 0 or params.n > 1, options)
         prompt = _salted(prompt, recorder.tenant)
         deltas = self._deltas(recorder, generation, prompt, params, request_id, options)
         try:

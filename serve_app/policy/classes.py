@@ -47,11 +47,12 @@ _INTERACTIVE, _BATCH = "interactive", "batch"
 _GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": _BATCH}
 
 
-def engine_priority(request_class: str) -> int:
-    """What vLLM's priority scheduling gets for a class: the least number goes first. The class of a
-    newer version counts as the default one.
+def engine_priority(request_class: str, one_of_several: bool = False) -> int:
+    """What vLLM's priority scheduling gets for a sequence: the least number goes first. The class
+    of a newer version counts as the default one. Within a class, those of a request of several go
+    behind: one that started in fewer free slots than it has sequences would hold up the others.
     """
-    return URGENCY.get(request_class, URGENCY[DEFAULT_CLASS])
+    return 2 * URGENCY.get(request_class, URGENCY[DEFAULT_CLASS]) + one_of_several
 
 
 class ClassRules(NamedTuple):

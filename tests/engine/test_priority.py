@@ -116,6 +116,22 @@ def test_the_class_is_the_priority_in_every_attempt(world: EngineThread) -> None
         check_priority(world, request_class)
 
 
+def test_sequences_of_a_request_of_several_go_behind_those_of_their_class(
+    world: EngineThread,
+) -> None:
+    first, behind = engine_priority("standard"), engine_priority("standard", True)
+    assert engine_priority("realtime", True) < first < behind < engine_priority("batch")
+    for name, several, expected in (
+        ("answers", {"n": 2}, {behind}),
+        ("prompts", {"prompt": [[65, 66], [67, 68], [69]]}, {first, behind}),
+    ):
+        body = {"model": "hermes-tiny", "prompt": [65, 66], "max_tokens": 4, **several}
+        request_id = f"req_of_several_{name}"
+        world.run(attempt(world, [request(PATH, body)], request_id))
+        given = [set(found) for key, found in world.priorities.items() if request_id in key]
+        assert set().union(*given) == expected
+
+
 def check_priority(world: EngineThread, request_class: str) -> None:
     name = f"req_of_the_class_{request_class}"
     journal = [asking(8, 12, request_class)]
