@@ -162,16 +162,17 @@ def slot_times(outcome: Outcome) -> tuple[float, float]:
 
 
 def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[float, int, int]]:
-    """At every change: the time, and how many requests wait and run from then on."""
+    """At every change: the time, and how many sequences wait and run from then on."""
     changes: list[tuple[float, int, int]] = [(end_s, 0, 0)]
     for record in records:
         if record.refused:
             continue
-        changes.append((record.arrived_s, 1, 0))
+        count = record.work.sequences
+        changes.append((record.arrived_s, count, 0))
         if record.started_s is not None:
-            changes.append((record.started_s, -1, 1))
+            changes.append((record.started_s, -count, count))
             if record.ended_s is not None:
-                changes.append((record.ended_s, 0, -1))
+                changes.append((record.ended_s, 0, -count))
     changes.sort()
     found: list[tuple[float, int, int]] = []
     waiting = running = 0

@@ -1,5 +1,6 @@
 """The orders of work that `--policy` compares."""
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ class ArrivalOrder:
 
     def __init__(self) -> None:
         self.capacity = 0
+        self.long_capacity = math.inf
         self.running: dict[Running[QueueEntry], None] = {}
         self._waiting: list[QueueEntry] = []
 

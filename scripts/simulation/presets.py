@@ -132,6 +132,30 @@ def _noisy_tenant(cluster: Cluster, seed: int) -> Plan:
     return Plan(cluster, sources)
 
 
+@preset("many-answers", "a tenant always asks for 112 long answers at once, others chat", 128)
+def _many_answers(cluster: Cluster, seed: int) -> Plan:
+    return _beside_chats(cluster, seed, cluster.max_running_requests * 7 // 8)
+
+
+@preset("many-requests", "`many-answers`, but each of the answers has a request of its own", 128)
+def _many_requests(cluster: Cluster, seed: int) -> Plan:
+    return _beside_chats(cluster, seed, 1)
+
+
+def _beside_chats(cluster: Cluster, seed: int, sequences: int) -> Plan:
+    """Four times as many answers as there are slots for all, and chats of 10 % load."""
+    engine = msgspec.structs.replace(cluster.engine, priority_scheduling=True)
+    cluster = replace(cluster, engine=engine)
+    users = 4 * (cluster.slots * 7 // 8) // sequences
+    many = Kind(Lengths(200, 1.5, 800), Lengths(2000, 1.0), tenant="many", sequences=sequences)
+    chats = [(1.0, replace(CHAT, tenant=f"chat-{number}", name="chat")) for number in range(5)]
+    sources = [
+        closed_loop(users, many, 300, f"{seed}/many"),
+        loaded(cluster, mixed(*chats), 0.1, 300, f"{seed}/chats"),
+    ]
+    return Plan(cluster, sources, 300)
+
+
 @preset("quiet-tenants", "`noisy-tenant`, but ten tenants like the light one do what that one did")
 def _quiet_tenants(cluster: Cluster, seed: int) -> Plan:
     rate_per_s = 0.9 * capacity_per_s(cluster, CHAT) / 11

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
@@ -20,7 +22,7 @@ from serve_app.cluster.replicas import Replicas
 from serve_app.contract import EngineReport, WorkerLease, Written
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.waits import WhyItWaits
-from serve_app.policy.classes import CLASSES
+from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.placement import Placement
 from serve_app.policy.work import Work as Asked
@@ -56,8 +58,6 @@ class Cluster:
     """How long a claim that waited for an arrival waits for more; live: not at all."""
     call_ms: float = 1.0
     """A call to a replica, until its engine has the request."""
-    replay_ms: float = 0.1
-    """What a worker needs for each token that is written already, before it continues."""
 
     @property
     def slots(self) -> int:
@@ -112,7 +112,9 @@ class VirtualQueue:
             work.tenant,
             work.session,
             now_ms + int(work.deadline_s * 1000),
-            Asked(work.prompt_tokens, work.max_tokens, f"chat/completions {work.kind}"),
+            Asked(
+                work.prompt_tokens, work.max_tokens, f"chat/completions {work.kind}", work.sequences
+            ),
         )
         raw = {key.encode(): str(value).encode() for key, value in fields.items()}
         entry = decode_entry(f"queue:{name}", name, b"%d-%d" % entry_id, raw)
@@ -210,10 +212,11 @@ class VirtualIngress:
         if self._version != self.replicas.version:
             self._version = self.replicas.version
             self._placement.rebuild(self.replicas.able())
-        name = self._placement.choose(entry.session or entry.request_id)
+        sequences = self.replicas.sequences(entry.request_id)
+        name = self._placement.choose(entry.session or entry.request_id, sequences)
         record.attempts += 1
         record.engine = name
-        self._placement.began(entry.request_id, name)
+        self._placement.began(entry.request_id, name, sequences)
         self.replicas.place(entry.request_id, name)
         try:
             await self._service.generate(record, name)
@@ -236,9 +239,10 @@ class VirtualService:
         """The requests in the order in which they were sent to engines."""
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
-        self._generating: dict[str, tuple[VirtualEngine, EngineSequence]] = {}
         self._texts = 0
         self.members = Members()
+        most = min(cluster.engine.max_num_seqs, cluster.max_running_requests)
+        self._engine = msgspec.structs.replace(cluster.engine, max_num_seqs=most)
         self.engines: list[VirtualEngine] = []
         self._leased: set[str] = set()
         self._windows: dict[str, Window] = {}
@@ -275,7 +279,7 @@ class VirtualService:
         is refused, as vLLM would.
         """
         if not work.base:
-            self._texts += 1
+            self._texts += work.sequences
             work = work._replace(base=-self._texts * _TEXTS_APART)
         request_id = f"req_{len(self.records)}"
         record = Record(request_id, work, self.now_s)
@@ -294,24 +298,28 @@ class VirtualService:
         """As the worker's `execute`."""
         self.started.append(record.request_id)
         engine, work = self._by_name[replica], record.work
-        already = record.tokens
-        sequence = EngineSequence(
-            work.prompt_tokens + already,
-            work.output_tokens - already,
-            CLASSES.index(work.request_class),
-            work.base,
-            work.prefix,
+        priority, prompt = (
+            engine_priority(work.request_class, work.sequences > 1),
+            self._prompt(work),
         )
-        replay_ms = already * self.cluster.replay_ms
-        await asyncio.sleep((self.cluster.call_ms + replay_ms) / 1e3)
-        self._generating[record.request_id] = engine, sequence
+        sequences = [
+            EngineSequence(
+                work.prompt_tokens,
+                work.output_tokens,
+                priority,
+                work.base + number * _TEXTS_APART,
+                prompt,
+            )
+            for number in range(work.sequences)
+        ]
+        await asyncio.sleep(self.cluster.call_ms / 1e3)
+        runs = [engine.run(one, lambda: self._first_token(record)) for one in sequences]
         try:
-            await engine.run(sequence, lambda: self._first_token(record))
+            await (asyncio.gather(*runs) if len(runs) > 1 else runs[0])
         finally:
-            del self._generating[record.request_id]
-            record.tokens = already + sequence.produced
-            record.hit_tokens += sequence.hit_tokens
-            record.preemptions += sequence.preemptions
+            record.tokens = sum(one.produced for one in sequences)
+            record.hit_tokens = sum(one.hit_tokens for one in sequences)
+            record.preemptions = sum(one.preemptions for one in sequences)
 
     def ended(self, record: Record) -> None:
         """A request has ended."""
@@ -351,11 +359,18 @@ class VirtualService:
         )
 
     def _add_engine(self) -> None:
-        engine = VirtualEngine(f"replica-{len(self.engines)}", self.cluster.engine)
+        engine = VirtualEngine(f"replica-{len(self.engines)}", self._engine)
         self.engines.append(engine)
         self._by_name[engine.name] = engine
         self._windows[engine.name] = Window(self.cluster.max_running_requests)
         self._leased.add(engine.name)
+
+    def _prompt(self, work: Work) -> tuple[int, ...]:
+        """The blocks that the sequences of a request share."""
+        if work.sequences == 1:
+            return work.prefix
+        own = range(len(work.prefix), work.prompt_tokens // self.cluster.engine.block_size)
+        return (*work.prefix, *(work.base + block for block in own))
 
     def _first_token(self, record: Record) -> None:
         if record.first_token_s is None:

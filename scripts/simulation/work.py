@@ -9,6 +9,7 @@ class Work(NamedTuple):
 
     prompt_tokens: int
     output_tokens: int
+    """Of each sequence."""
     max_tokens: int = 0
     """What the client allows; 0: exactly `output_tokens`."""
     tenant: str = "tenant-0"
@@ -21,6 +22,8 @@ class Work(NamedTuple):
     deadline_s: float = 3600.0
     kind: str = ""
     """As `serve_app.policy.work.Work`: what else shows of its length."""
+    sequences: int = 1
+    """Answers to the one prompt, as with `n`."""
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class Record:
     engine: str = ""
     attempts: int = 0
     tokens: int = 0
-    """Generated so far."""
+    """Generated so far, by all sequences together."""
     hit_tokens: int = 0
     preemptions: int = 0
     expired: bool = False
@@ -71,7 +74,7 @@ class Record:
         """Mean time between its tokens."""
         assert self.first_token_s is not None
         assert self.ended_s is not None
-        return (self.ended_s - self.first_token_s) / max(1, self.tokens - 1)
+        return (self.ended_s - self.first_token_s) / max(1, self.tokens / self.work.sequences - 1)
 
     @property
     def whole_s(self) -> float:

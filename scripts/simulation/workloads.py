@@ -38,6 +38,7 @@ class Kind:
     """0: clients know how long their answer becomes."""
     name: str = ""
     """What shows of it, beside prompt and limit, before it is computed."""
+    sequences: int = 1
 
     def __call__(self, rng: random.Random) -> Work:
         output = self.output.draw(rng)
@@ -48,6 +49,7 @@ class Kind:
             self.tenant,
             request_class=self.request_class,
             kind=self.name,
+            sequences=self.sequences,
         )
 
 

@@ -88,6 +88,13 @@ def long_slots(capacity: int, most: int) -> int:
     return capacity - spare if capacity > spare else capacity
 
 
+def slots_taken(sequences: int, long: int, for_long: float) -> int:
+    """How many slots are not free for the sequences of requests that run. One of several starts
+    when one slot is free, so `long` may exceed the slots for all; that takes no spare ones.
+    """
+    return sequences - long + int(min(long, for_long))
+
+
 def in_long(use: IngressLease) -> IngressLease:
     """The use of long slots in place of that of all, to divide them in the same way."""
     return use._replace(running=use.running_long)

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.contract import Written
-from serve_app.policy.capacity import Claim, what_to_claim
+from serve_app.policy.capacity import Claim, slots_taken, what_to_claim
 from serve_app.policy.classes import CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
 from serve_app.policy.heap import Heap
 from serve_app.policy.prediction import Lengths, Pace
 from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
-from serve_app.policy.waiting import Claimed, Running, Settled, Waiting
+from serve_app.policy.waiting import Claimed, Prediction, Running, Settled, Waiting
 
 C = TypeVar("C", bound=Claimed)
 
@@ -87,7 +87,7 @@ class Scheduler(Generic[C]):
         self.running: dict[Running[C], None] = {}
         """The requests that have started and not ended, in the order of their starts."""
         self.sequences = 0
-        """The slots that they hold."""
+        """Their sequences: those of the last one may exceed what was free."""
         self.waiting_sequences = 0
         """The slots that the requests will hold that have not started."""
         self.long_sequences = 0
@@ -111,9 +111,16 @@ class Scheduler(Generic[C]):
         return (waiting.entry for line in self.lines.values() for waiting in line)
 
     @property
+    def taken(self) -> int:
+        """The slots that are not free. Spare ones are, however many sequences long requests have
+        beyond the slots for all.
+        """
+        return slots_taken(self.sequences, self.long_sequences, self.long_capacity)
+
+    @property
     def full(self) -> bool:
         """Whether no request may start before another has ended."""
-        return self.sequences >= self.capacity
+        return self.taken >= self.capacity
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """How many of each class have not started, and when the oldest was enqueued, in Unix
@@ -128,17 +135,17 @@ class Scheduler(Generic[C]):
         waiting = {name: len(line) for name, line in self.lines.items()}
         ahead = self.ahead or self._stuck
         most = math.ceil(self._rules.claim_ahead * self.capacity) if ahead else 0
-        return what_to_claim(self.capacity, self.sequences, waiting, most, self._stuck)
+        return what_to_claim(self.capacity, self.taken, waiting, most, self._stuck)
 
     def add(self, entry: C) -> None:
         """A request has been claimed."""
         predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
-        late_ms = self._handicap_ms(entry, predicted.mean) if self.lengths.useful else 0.0
+        late_ms = self._handicap_ms(entry, predicted) if self.lengths.useful else 0.0
         waiting = Waiting(
             entry,
             rank_ms=entry.enqueued_ms + late_ms,
             latest_ms=entry.deadline_ms - self.pace.predict_ms(prompt_tokens, predicted.mean),
-            size=int(predicted.mean).bit_length(),
+            size=int(_output(entry, predicted)).bit_length(),
         )
         line = self.lines[entry.request_class]
         if not len(line):
@@ -195,16 +202,17 @@ class Scheduler(Generic[C]):
         if written is None:
             return None
         entry = running.entry
-        cost = self._rules.tenants.cost(entry.prompt_tokens, written.tokens)
+        cost = self._rules.tenants.cost(_prompt(entry), written.tokens)
         used = cost if written.begun else 0.0
         self._add_cost(entry, used - running.cost)
         # The length of an answer that was broken off is learnt only if it is already longer than
         # expected: otherwise a tenant whose answers all break off would always look like a short
         # one.
-        if written.whole or written.tokens > running.predicted.mean:
-            self.lengths.learn(entry, running.predicted, written.tokens)
+        each = written.tokens / entry.sequences
+        if written.whole or each > running.predicted.mean:
+            self.lengths.learn(entry, running.predicted, each)
         if written.whole and now_ms is not None and running.started_ms is not None:
-            self.pace.learn(_prompt(entry), written.tokens, now_ms - running.started_ms)
+            self.pace.learn(_prompt(entry), each, now_ms - running.started_ms)
         return Settled(entry, running.predicted, written, used)
 
     def _head(self, name: str, now_ms: int) -> Waiting[C]:
@@ -212,11 +220,13 @@ class Scheduler(Generic[C]):
 
     def _for_spare_slot(self, oldest_ms: dict[str, int], now_ms: int) -> Waiting[C] | None:
         """Of the requests that may take a spare slot, the one that goes next."""
-        first = {name: self._head(name, now_ms) for name in _URGENT if name in oldest_ms}
-        for waiting in self.lines["standard"].least_of_each(_TENANTS):
-            if self._may_take_spare(waiting.entry):
-                first["standard"] = waiting
-                break
+        first: dict[str, Waiting[C]] = {}
+        for name in (name for name in oldest_ms if name != "batch"):
+            candidates = [self._head(name, now_ms), *self.lines[name].least_of_each(_TENANTS)]
+            for waiting in candidates:
+                if self._may_take_spare(waiting.entry):
+                    first[name] = waiting
+                    break
         if not first:
             return None
         return first[self.classes.choose({name: oldest_ms[name] for name in first}, now_ms)]
@@ -226,10 +236,15 @@ class Scheduler(Generic[C]):
         return _alike(entry) not in self._tried if short is None else short
 
     def _is_short(self, entry: C) -> bool | None:
-        """Whether a request has a right to a spare slot; None if nothing like it has ended."""
+        """Whether a request has a right to a spare slot; None if nothing like it has ended. One of
+        more sequences than there are spare slots has none, and one of several does not try.
+        """
+        if entry.sequences > max(1, self.capacity - self.long_capacity):
+            return False
         if entry.request_class in _URGENT:
             return True
-        return entry.request_class != "batch" and self.lengths.short(entry)
+        short = entry.request_class != "batch" and self.lengths.short(entry)
+        return short if entry.sequences == 1 else bool(short)
 
     def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
         entry = waiting.entry
@@ -243,7 +258,8 @@ class Scheduler(Generic[C]):
         return running
 
     def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:
-        running = Running(entry, self.lengths.predict(entry))
+        predicted = self.lengths.predict(entry)
+        running = Running(entry, predicted)
         running.started_ms = now_ms
         if uses_engine:
             running.sequences = self._slots(entry)
@@ -251,7 +267,7 @@ class Scheduler(Generic[C]):
             full = self.long_sequences >= self.long_capacity
             running.tries = short is None and full and _alike(entry) not in self._tried
             running.long = not (short or running.tries)
-            running.cost = self._rules.tenants.cost(entry.prompt_tokens, running.predicted.mean)
+            running.cost = self._rules.tenants.cost(_prompt(entry), _output(entry, predicted))
         self.running[running] = None
         self._count(running, 1)
         self._add_cost(entry, running.cost)
@@ -274,10 +290,11 @@ class Scheduler(Generic[C]):
         self.classes.charge(entry.request_class, cost)
         self.lines[entry.request_class].counters.charge(entry.tenant, cost)
 
-    def _handicap_ms(self, entry: C, output_tokens: float) -> float:
+    def _handicap_ms(self, entry: C, predicted: Prediction) -> float:
         """By how much later a request ranks than one that needs no work."""
         rules = self._rules
-        cost = rules.tenants.cost(int(_PROMPTS_COUNT * entry.prompt_tokens), output_tokens)
+        prompt_tokens = int(_PROMPTS_COUNT * _prompt(entry))
+        cost = rules.tenants.cost(prompt_tokens, _output(entry, predicted))
         most = max(0.0, _PASSED_FOR * (entry.deadline_ms - entry.enqueued_ms))
         return min(rules.short_first_ms_per_token * cost, most)
 
@@ -287,7 +304,13 @@ def _alike(entry: Claimed) -> tuple[str, str]:
 
 
 def _prompt(entry: Claimed) -> int:
-    return min(entry.prompt_tokens, MOST_PROMPT_TOKENS)
+    """What counts of its prompts, of which it has at most one for each sequence."""
+    return min(entry.prompt_tokens, MOST_PROMPT_TOKENS * entry.sequences)
+
+
+def _output(entry: Claimed, predicted: Prediction) -> float:
+    """What all of its sequences will probably write."""
+    return entry.sequences * predicted.mean
 
 
 def _urgency(entry: Claimed) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""How much a request will write and how long it will run, learnt from those that have ended. Pure.
+"""How much each sequence of a request will write and how long that will take, learnt from those
+that have ended. Pure.
 
 Requests are grouped by what shows before they are computed, from coarse to fine: all; the same kind
 (endpoint, streamed or not, turns so far); the same tenant and kind; and of these, the same class
@@ -44,7 +45,7 @@ class _Group:
         self.seen = 0
         self.log = self.mean = 0.0
 
-    def learn(self, tokens: int) -> None:
+    def learn(self, tokens: float) -> None:
         self.seen = min(self.seen + 1, _MEMORY)
         part, log = 1 / self.seen, math.log(tokens + 1)
         self.log += part * (log - self.log)
@@ -88,12 +89,12 @@ class Lengths:
         _, of_kind = self._shrunk(coarse)
         return of_kind <= _NOISE * mean and self.predict(request).mean <= _LONGER * mean
 
-    def learn(self, request: Claimed, predicted: Prediction, tokens: int) -> None:
+    def learn(self, request: Claimed, predicted: Prediction, tokens: float) -> None:
         """A request has ended.
 
         Args:
             predicted: what was predicted when it started.
-            tokens: what it has written.
+            tokens: what each of its sequences has written, on average.
         """
         self._judge(predicted, tokens)
         for key in ((), *_groups_of(request)):
@@ -103,7 +104,7 @@ class Lengths:
         while len(self._groups) > _GROUPS:
             del self._groups[next(iter(self._groups))]
 
-    def _judge(self, predicted: Prediction, tokens: int) -> None:
+    def _judge(self, predicted: Prediction, tokens: float) -> None:
         log = math.log(tokens + 1)
         constant, _ = self._shrunk(())
         self._judged += 1

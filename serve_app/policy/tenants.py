@@ -33,8 +33,7 @@ class TenantRules(NamedTuple):
 
     def cost(self, prompt_tokens: int, output_tokens: float) -> float:
         """The cost of a request; at least 1, so that no request is free."""
-        prompt = self.prompt_weight * min(prompt_tokens, MOST_PROMPT_TOKENS)
-        return max(1.0, prompt + self.output_weight * output_tokens)
+        return max(1.0, self.prompt_weight * prompt_tokens + self.output_weight * output_tokens)
 
 
 class _Line(Generic[C]):

@@ -37,7 +37,7 @@ class Claimed(Protocol):
 
     @property
     def max_output_tokens(self) -> int:
-        """The most that it may write; 0 if the client gave no limit."""
+        """The most that each sequence may write; 0 if the client gave no limit."""
         ...
 
     @property
@@ -55,7 +55,7 @@ C = TypeVar("C", bound=Claimed)
 
 
 class Prediction(NamedTuple):
-    """What a request will probably write, in tokens."""
+    """What each sequence of a request will probably write, in tokens."""
 
     p50: float
     mean: float
@@ -88,7 +88,7 @@ class Running(Generic[C]):
         self.predicted = predicted
         """What it was expected to write when it started."""
         self.sequences = 0
-        """The slots that it holds; 0 if it uses no engine."""
+        """Those that its engine runs at a time; 0 if it uses no engine."""
         self.long = False
         """Whether it had no right to a spare slot when it started."""
         self.tries = False

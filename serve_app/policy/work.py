@@ -25,7 +25,9 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class Work(NamedTuple):
-    """An estimate of the tokens that a request reads, and the most that it may write."""
+    """An estimate of the tokens that a request reads, and the most that each of its sequences may
+    write.
+    """
 
     prompt_tokens: int
     max_output_tokens: int = 0
@@ -40,7 +42,8 @@ class Work(NamedTuple):
     @property
     def cost_tokens(self) -> int:
         """The most tokens that it reads and writes; without a limit, a guess."""
-        return self.prompt_tokens + (self.max_output_tokens or _FIRST_GUESS_TOKENS)
+        each = self.max_output_tokens or _FIRST_GUESS_TOKENS
+        return self.prompt_tokens + self.sequences * each
 
 
 def output_bytes(kind: str, max_output_tokens: int, sequences: int) -> int:

@@ -214,3 +214,20 @@ async def test_a_request_held_back_does_not_count_as_a_lost_claim(
         worker.busy["r"].set()
         await eventually(lambda: ended(w, "b"))
         assert worker.order == ["first", "r", "b", "s"]
+
+
+async def test_an_engines_spare_slots_stay_free_whatever_one_request_brings(w: World) -> None:
+    """Of 128 slots 112 are for all."""
+    async with serving(w, capacity=128) as (worker, ingress):
+        worker.busy = {name: asyncio.Event() for name in ("one", "many", "later", "urgent")}
+        await w.admit("one", sequences=16)
+        await w.admit("many", sequences=112)
+        await eventually(lambda: len(worker.calls) == 2)
+        await w.admit("later", request_class="batch")
+        await w.admit("urgent", request_class="realtime")
+        await eventually(lambda: ("urgent", 1) in worker.calls)
+        assert ingress.dispatcher.lease(complete=True).running == 129
+        assert len(worker.calls) == 3, "a batch takes none of them"
+        for event in worker.busy.values():
+            event.set()
+        await eventually(lambda: ended(w, "later"))

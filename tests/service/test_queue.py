@@ -18,7 +18,7 @@ import pytest
 from serve_app.contract import IngressLease
 from tests.running_time import RunningTime
 from tests.service.services import HELD, MAX_WAITING_BATCH, PLACES, WORKERS
-from tests.service.support import LONG_TOKENS, Running, Stream
+from tests.service.support import CHAT, LONG_TOKENS, Running, Stream
 from tests.waiting import until
 
 CAPACITY = WORKERS * PLACES
@@ -32,10 +32,11 @@ class Busy:
         self._streams = ExitStack()
         self._ids: list[str] = []
 
-    def waits(self, prompt: str, request_class: str) -> str:
+    def waits(self, prompt: str, request_class: str, **more: Any) -> str:
         """One more request, which is cancelled at the end. Returns its id."""
+        headers = {"x-hermes-class": request_class}
         response = self._streams.enter_context(
-            self._service.stream(prompt, LONG_TOKENS, headers={"x-hermes-class": request_class})
+            self._service.stream(prompt, LONG_TOKENS, headers=headers, **more)
         )
         self._ids.append(response.headers["x-request-id"])
         return self._ids[-1]
@@ -142,6 +143,28 @@ def test_urgent_classes_go_first(simulated: Running) -> None:
             return [name for name in ids if simulated.state(ids[name])["state"] == "running"]
 
         assert until("one of them runs", running) == ["realtime"]
+
+
+def test_many_answers_leave_the_spare_slots_to_urgent_requests(simulated: Running) -> None:
+    """Each of the three takes all of an engine's slots that are not spare, on top of what runs. One
+    more answer, and it is a request that no engine takes.
+    """
+    most = PLACES - PLACES // 8
+    simulated.until_idle()
+    held = Busy(simulated)
+    try:
+        for number in range(WORKERS):
+            held.waits(f"{HELD}, several times, {number}", "standard", n=most // 2)
+        for number in range(WORKERS):
+            held.waits(f"{HELD}, many times, {number}", "standard", n=most)
+        with simulated.stream("Urgent.", 8, headers={"x-hermes-class": "realtime"}) as response:
+            assert Stream(response).rest()[-1].data == "[DONE]"
+        refused = simulated.http.post(CHAT, json=simulated.body("Too many", n=most + 1))
+        assert refused.status_code == 400
+        assert f"more than {most} answers" in refused.json()["error"]["message"]
+    finally:
+        held.end()
+    simulated.until_idle()
 
 
 def test_a_line_that_is_full_refuses_with_a_time_to_come_back(simulated: Running) -> None:

@@ -17,6 +17,7 @@ from serve_app.contract import Written
 from serve_app.policy.capacity import Claim
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
 from serve_app.policy.order import DEFAULT_RULES, Scheduler
+from serve_app.policy.tenants import MOST_PROMPT_TOKENS
 from serve_app.policy.waiting import Settled
 from tests.tables import each
 from tests.unit.virtual_order import Entry
@@ -210,6 +211,71 @@ def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
     (third,) = started(its)
     assert its.sequences == 3 + third.sequences == 4
     assert its.waiting_sequences == 0
+
+
+def test_many_answers_leave_the_spare_slots_to_others() -> None:
+    """A request with 14 answers starts where 5 of 16 slots are taken. The engine is then full, and
+    3 of them wait in it; and yet two short requests may start, which pass these there.
+    """
+    its = scheduler(16)
+    its.long_capacity = 14
+    its.adopt(Entry("batch") for _ in range(5))
+    its.add(Entry("standard", 1, "many", sequences=14))
+    assert len(started(its)) == 1
+    its.add(Entry("standard", 2, "many", sequences=2, kind="unknown"))
+    assert started(its) == [], "one of several does not try"
+    its.add(three := Entry("realtime", 3, sequences=3))
+    assert started(its) == [], "it would take more than the spare slots"
+    its.add(urgent := Entry("realtime", 4))
+    its.add(two := Entry("critical", 5, sequences=2))
+    assert started(its) == [two]
+    assert its.full
+    end(its, two)
+    assert started(its) == [urgent]
+    end(its, next(one.entry for one in its.running if one.sequences == 14))
+    assert started(its)[0] is three, "its class goes first when a slot for all is free"
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 8))
+def test_all_start_however_many_sequences_they_have(
+    counts: list[int], capacity: int, for_long: int
+) -> None:
+    """Also those that have more than there are slots, in a window that is smaller still; and the
+    shorter ones of another tenant do not pass them for ever.
+    """
+    its: Scheduler[Entry] = Scheduler(DEFAULT_RULES._replace(engine_slots=8))
+    its.capacity, its.long_capacity = capacity, min(capacity, for_long)
+    for number, sequences in enumerate(counts):
+        its.add(Entry("standard", number, f"tenant-{number % 3}", sequences=sequences))
+    wide = Entry("standard", 0, "wide", sequences=20)
+    its.add(wide)
+    done: list[Entry] = []
+    for _ in range(len(counts) + 1):
+        its.add(Entry("standard", 10**6, "new"))
+        for entry in started(its):
+            end(its, entry, Written(100 * entry.sequences))
+            done.append(entry)
+    assert wide in done
+    assert len(set(done)) == len(done)
+
+
+def test_a_tenant_pays_for_every_answer_when_it_begins() -> None:
+    """And what is learnt is the length of one, and how long that takes."""
+    many = Entry(tenant="many", prompt_tokens=10, max_output_tokens=50, sequences=8)
+    its = scheduler(8, many)
+    started(its)
+    assert served_cost(its, "many") == 10 + 2 * 8 * 50
+    end(its, many, Written(8 * 20))
+    assert served_cost(its, "many") == 10 + 2 * 8 * 20
+    assert its.lengths._shrunk(((),))[1] == 20
+    assert its.lengths.predict(Entry(tenant="many", max_output_tokens=50, sequences=8)).mean < 50
+
+
+def test_each_of_several_prompts_counts() -> None:
+    texts = 4
+    entry = Entry("standard", prompt_tokens=10**9, max_output_tokens=1, sequences=texts)
+    started(its := scheduler(4, entry))
+    assert served_cost(its, "t") == texts * (MOST_PROMPT_TOKENS + 2)
 
 
 def test_while_another_ingress_has_much_room_nothing_is_claimed_ahead() -> None:

@@ -191,3 +191,29 @@ def test_while_spare_slots_last_short_requests_wait_for_no_long_answer(
     assert all(one.first_token_s is not None for one in short if one.arrived_s < 59)
     assert wait_ms < 2
     assert not ttft_ms[1] < 20 * ttft_ms[0], "without spare slots they wait"
+
+
+@pytest.mark.parametrize("seed", seeds(1, 2, 3))
+def test_many_answers_to_one_request_hold_others_up_no_more_than_as_many_requests(
+    seed: int,
+) -> None:
+    """One tenant always asks for four times as many long answers as the engine has slots for all;
+    five others chat. The spare slots are theirs.
+    """
+    waits_s, ttfts_s, written = [], [], []
+    for name in ("many-answers", "many-requests"):
+        outcome = run(plan(name, seed, engine="estimate-h100-llama-8b")._replace(until_s=60))
+        chats = [one for one in outcome.records if one.work.tenant != "many"]
+        begun = [one for one in chats if one.first_token_s is not None]
+        assert len(begun) > 0.9 * len(chats)
+        waits_s.append(percentile([one.wait_s for one in begun], 50))
+        ttfts_s.append(percentile([one.ttft_s for one in begun], 90))
+        written.append(tokens(outcome))
+    print(
+        f"seed {seed}: p50 of the chats' wait {waits_s[0]:.2f} s (as many requests "
+        f"{waits_s[1]:.2f}), p90 of TTFT {ttfts_s[0]:.2f} s ({ttfts_s[1]:.2f}), tokens × "
+        f"{written[0] / written[1]:.3f}"
+    )
+    assert waits_s[0] == 0
+    assert ttfts_s[0] < 2 * ttfts_s[1] + 1
+    assert written[0] >= 0.95 * written[1]
