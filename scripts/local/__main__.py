@@ -141,8 +141,13 @@ def _assignment(text: str) -> tuple[tuple[str, ...], object]:
 
 def main() -> int:
     """Run it; what the user has set wrongly and what the machine refuses is one line."""
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(errors="replace")  # a locale may not have every character
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # it is closed, and would be the next file that is opened
+            os.open(os.devnull, os.O_RDWR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may not have every character
     try:
         return run(arguments())
     except OSError as error:
@@ -190,7 +195,7 @@ def run(options: argparse.Namespace) -> int:
 
 def in_venv(*words: str) -> NoReturn:
     """Go on as `.venv`'s Python. The folder of the shell may have modules of any name."""
-    sys.stdout.flush()
+    print(end="", flush=True)
     python = str(environment.PYTHON)
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     os.execve(python, [python, "-P", "-m", "scripts.local", *words], variables)

@@ -84,8 +84,8 @@ def cause(kept: Path) -> str:
 
 def hub_folder() -> Path:
     """The folder for models from the hub, as the hub's own library determines it."""
-    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))
 
 
 def loading(state: Path, source: str) -> str:
@@ -96,9 +96,10 @@ def loading(state: Path, source: str) -> str:
     """
     here = hub_folder() / f"models--{source.replace('/', '--')}" / "blobs"
     size = 0
-    for blob in here.glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # complete now, and renamed
-            size += blob.stat().st_blocks * 512  # its length may be the full one from the beginning
+    with contextlib.suppress(PermissionError):  # HOME may be closed to this user
+        for blob in here.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # complete now, and renamed
+                size += blob.stat().st_blocks * 512  # its length may be the full one from the start
     parts = [f"model: {size / 1e9:.2f} GB here"] if size else []
     for folder in folders(state):
         for log in sorted(folder.glob("worker-*.*")):
