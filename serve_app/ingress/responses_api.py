@@ -25,11 +25,6 @@ from serve_app.journal.store import JournalStore
 
 _PREFIX = "resp_"
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
-_STATUS = {
-    State.QUEUED: "queued",
-    State.RUNNING: "in_progress",
-    State.CANCELLED: "cancelled",
-}
 
 
 def queued(request_id: str, facts: RequestFacts) -> Response:
@@ -145,13 +140,13 @@ def _unfinished(
     request_id: str, facts: RequestFacts, state: State, error: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """A response without an answer."""
-    status = _STATUS.get(state, "failed")
-    failed = error is not None and status == "failed"
+    status = state if state in (State.QUEUED, State.CANCELLED) else State.FAILED
+    failed = error is not None and status is State.FAILED
     return {
         "id": f"{_PREFIX}{request_id}",
         "object": "response",
         "created_at": facts.admitted_ms // 1000,
-        "status": status,
+        "status": "in_progress" if state is State.RUNNING else status,
         "background": facts.detached,
         "model": facts.model,
         "error": {"code": error["code"], "message": error["message"]} if failed and error else None,

@@ -94,7 +94,6 @@ def engine_pods(values: Document) -> tuple[int, int, str | None]:
             },
             (2, 2, "4"),
         ),
-        ({"settings.workers": {"replicas": 4, "gpus_per_replica": 0.5}}, (2, 2, "1")),
         (
             {
                 "settings.workers.autoscaling": {"min_replicas": 2, "max_replicas": 7},

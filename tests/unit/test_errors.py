@@ -15,6 +15,7 @@ from tests.tables import each
 _RETRYABLE = {
     Reason.QUEUE_FULL,
     Reason.STORAGE_FULL,
+    Reason.RESULTS_FULL,
     Reason.TENANT_LIMIT,
     Reason.TOO_MANY_CONNECTIONS,
     Reason.UPLOAD_TIMEOUT,

@@ -22,6 +22,8 @@ NAMES = {
     "queue_key": "n:q:a:b",
     "dead_letters_key": "n:dead",
     "later_request_key": "n:i:a",
+    "requests_key": "n:r:a",
+    "kept_key": "n:k:a",
     "readers_key": "n:a:a",
     "wake_channel": "n:w:a",
     "ingresses_key": "n:ingresses",
@@ -36,7 +38,8 @@ CATEGORIES = {
     Type.STREAM: {"+@stream", "+@keyspace"},
     Type.STRING: {"+@string", "+@keyspace"},
     Type.SORTED_SET: {"+@sortedset", "+@keyspace"},
-    Type.ANY: {"+@stream", "+@string", "+@sortedset", "+@keyspace"},
+    Type.HASH: {"+@hash", "+@keyspace"},
+    Type.ANY: {"+@stream", "+@string", "+@sortedset", "+@hash", "+@keyspace"},
     Type.CHANNEL: {"+@pubsub"},
 }
 
