@@ -115,7 +115,7 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "include": [[], None, ["wat"]],
         "instructions": ["Be brief.", None, 3],
         "previous_response_id": [None, "resp_1"],
-        "background": [False, None, True],
+        "background": [False, None, 3],
         "parallel_tool_calls": [False, None, 3],
         "reasoning": [{"effort": "low", "summary": None}, None, {"effort": "wat"}],
         "store": [False, None],
