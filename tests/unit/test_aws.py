@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from scripts.local.environment import ROOT
 
@@ -37,13 +36,3 @@ def test_a_machine_on_aws_does_not_start_without_what_it_must_know(
         )
         files = [environment, tmp_path / ".ray" / "auth_token", tmp_path / ".hermes" / "keys"]
         assert [file.stat().st_mode & 0o077 for file in files] == [0, 0, 0]
-
-
-def test_what_must_be_filled_in_for_aws_is_said_for_every_machine() -> None:
-    """Ray's own check of the file (tests/unit/test_documents.py) does not miss these."""
-    types = yaml.safe_load((ROOT / "cluster" / "launch" / "aws.yaml").read_text())[
-        "available_node_types"
-    ]
-    for node in types.values():
-        assert node["node_config"]["ImageId"] == "ami-REPLACE"
-        assert node["node_config"]["IamInstanceProfile"]["Name"].startswith("hermes-")

@@ -12,8 +12,6 @@ from scripts.benchmark.__main__ import main
 from scripts.benchmark.batchers import (
     DEFAULT,
     LARGEST,
-    LOOK_EVERY_S,
-    SMALLEST,
     Batcher,
     Batches,
     Hybrid,
@@ -94,29 +92,6 @@ def test_requests_start_when_the_batcher_says(
     batcher: Callable[[], Batcher], asked: list[tuple[int, int, bool]], starts: list[float]
 ) -> None:
     assert _play(batcher(), _jobs(*asked)) == pytest.approx(dict(enumerate(starts)))
-
-
-def test_a_backlog_doubles_a_tuned_window_at_each_look_and_a_low_load_halves_it() -> None:
-    batcher = Tuned()
-    jobs = _jobs(*[(0, 10, USER)] * 64)
-    for job in jobs:
-        batcher.add(job)
-
-    def looks(first: int, last: int) -> list[int | None]:
-        """Its slots after each of these looks."""
-        return [
-            (batcher.next(look * LOOK_EVERY_S), batcher.slots)[1] for look in range(first, last)
-        ]
-
-    assert looks(0, 1) == [16]
-    assert batcher.next(LOOK_EVERY_S / 2) == [], "between two looks it stays"
-    assert looks(1, 4) == [32, 64, LARGEST]
-    for job in jobs[:44]:
-        batcher.ended(job)
-    assert looks(4, 8) == [32, 32, 32, 32], "20 jobs are 63 % of 32"
-    for job in jobs[44:]:
-        batcher.ended(job)
-    assert looks(8, 18)[-1] == SMALLEST
 
 
 MAKERS = {

@@ -121,18 +121,6 @@ def test_the_count_does_not_depend_on_where_the_network_cuts_the_stream(
     assert (found.done, found.error) == (True, None)
 
 
-def test_a_role_is_no_token_a_part_of_a_character_is_one_and_an_error_event_is_an_error() -> None:
-    found = Exchange(next(alike(3)))
-    found.feed(_CHAT[: _CHAT.index(b"id: 2")], 1.0)
-    assert (found.events, found.first_token_s) == (0, None)
-    found.feed(b"id: 2\n" + _chat_event("") + _chat_event("b"), 2.0)
-    found.feed(_chat_event("c"), 3.5)
-    assert (found.events, found.first_token_s, list(found.gaps_s)) == (3, 2.0, [0.0, 1.5])
-    found.feed(b'data: {"error":{"message":"engine died"}}\n\ndata: [DONE]\n\n', 4.0)
-    found.end()
-    assert found.error == "error event: engine died", "even when the stream ends well"
-
-
 def _chunked(body: bytes) -> bytes:
     return head(transfer_encoding="chunked") + chunk(body) + END
 

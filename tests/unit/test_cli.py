@@ -7,12 +7,9 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -35,12 +32,6 @@ def hermes(*words: str) -> subprocess.CompletedProcess[str]:
 
 def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     return run(str(ROOT / "scripts" / name), *words)
-
-
-def test_the_wheel_brings_the_command() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    module, _, name = project["scripts"]["hermes"].partition(":")
-    assert isinstance(getattr(import_module(module), name), typer.Typer)
 
 
 def test_help_names_every_command() -> None:

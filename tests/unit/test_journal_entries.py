@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.journal.entries import Entry, compress, entry_from_redis, transcript
+from serve_app.journal.entries import Entry, compress, transcript
 from serve_app.journal.facts import Head
 from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
@@ -33,13 +33,6 @@ def test_the_request_comes_first_and_nothing_comes_after_the_terminal_entry() ->
     assert BEGINNING < REQUEST_ID < EntryId(1, 0) < TERMINAL_ID
     assert str(TERMINAL_ID) == "18446744073709551615-18446744073709551615"
     assert Entry(TERMINAL_ID, {}).terminal
-
-
-def test_both_forms_of_a_redis_reply_are_understood() -> None:
-    flat = entry_from_redis([b"1-2", [b"n", b"x", b"b", b"y"]])
-    assert flat == entry_from_redis([b"1-2", {b"n": b"x", b"b": b"y"}])
-    found = (flat.id, flat.nonce, flat.body, flat.events, flat.state)
-    assert found == ((1, 2), b"x", b"y", 0, None)
 
 
 @given(st.lists(st.binary()), st.integers(0, 9))

@@ -147,12 +147,3 @@ def test_a_cancelled_request_keeps_what_was_written() -> None:
     ending = (reader.ending.state, reader.ending.message)
     assert ending == ("cancelled", "The request was cancelled.")
     assert reader.last_event == 2
-
-
-def test_nothing_is_added_after_the_end() -> None:
-    journal = Journal([[b"data: a\n\n"]])
-    reader = JournalReader()
-    read(reader, journal.entries)
-    reader.take()
-    reader.feed(Entry(EntryId(2, 1), {b"b": b"data: late\n\n", b"e": b"2"}))
-    assert reader.take() == b""

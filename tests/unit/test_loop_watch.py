@@ -5,8 +5,6 @@ slow machine.
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -31,33 +29,16 @@ def compute(seconds: float) -> None:
         pass
 
 
-def compute_in_one_call(seconds: float) -> None:
-    """Compute in one call that does not release the interpreter."""
-    until_s = time.thread_time() + seconds
-    length = 1_000_000
-    while time.thread_time() < until_s:
-        began_s = time.thread_time()
-        sum(range(length))
-        took_s = max(time.thread_time() - began_s, seconds / 100)  # a coarse clock may say 0
-        length = max(length, min(int(length * seconds / took_s), 200_000_000))
+async def in_python() -> None:
+    """A request computes, in a task of its own as the server's middleware makes one."""
 
-
-async def by_a_request(work: Callable[[float], None]) -> None:
     async def of_a_request() -> None:
         async def part() -> None:
-            work(3 * HELD_S)
+            compute(3 * HELD_S)
 
-        await asyncio.create_task(part())  # as the server's middleware does
+        await asyncio.create_task(part())
 
     await asyncio.create_task(of_a_request())
-
-
-async def in_python() -> None:
-    await by_a_request(compute)
-
-
-async def in_one_call() -> None:
-    await by_a_request(compute_in_one_call)
 
 
 async def by_what_works_for_all() -> None:
@@ -70,14 +51,6 @@ async def by_what_works_for_all() -> None:
 
 async def waiting() -> None:
     time.sleep(3 * HELD_S)  # noqa: ASYNC251
-
-
-async def a_stopped_process() -> None:
-    stop = f"kill -STOP {os.getpid()}; sleep {2 * HELD_S}; kill -CONT {os.getpid()}"
-    with subprocess.Popen(["sh", "-c", stop]) as stopping:  # noqa: ASYNC220
-        while stopping.poll() is None:
-            compute(0.01)
-            await asyncio.sleep(0)
 
 
 async def held_by(work: Callable[[], Awaitable[None]], within_s: float) -> list[str]:
@@ -95,15 +68,14 @@ async def held_by(work: Callable[[], Awaitable[None]], within_s: float) -> list[
 
 
 @pytest.mark.clock
-@pytest.mark.parametrize("work", [in_python, in_one_call, by_what_works_for_all])
+@pytest.mark.parametrize("work", [in_python, by_what_works_for_all])
 async def test_the_request_that_blocks_the_loop_is_named(work: Any) -> None:
     assert await held_by(work, 20.0) == [MINE]
 
 
 @pytest.mark.clock
-@pytest.mark.parametrize("work", [waiting, a_stopped_process])
-async def test_no_request_is_blamed_for(work: Any) -> None:
-    assert await held_by(work, 0.05) == []
+async def test_no_request_is_blamed_for_waiting() -> None:
+    assert await held_by(waiting, 0.05) == []
 
 
 class Looks:

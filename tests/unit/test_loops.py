@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 
 import pytest
 
 from serve_app import timings
-from serve_app.loops import LoopFailed, Loops, backoff, ended, jittered
+from serve_app.loops import LoopFailed, Loops, backoff, ended
 from serve_app.observability.metrics import Telemetry
 from tests.turned_clock import TurnedClock
 
@@ -101,14 +100,6 @@ def test_the_pause_after_a_failure_grows_up_to_the_last() -> None:
     pauses_s = (1.0, 10.0, 100.0)
     for failures, longest_s in ((1, 1.5), (2, 15.0), (3, 150.0), (9, 150.0)):
         assert longest_s / 3 <= backoff(pauses_s, failures) <= longest_s
-
-
-def test_callers_that_failed_together_do_not_retry_together() -> None:
-    random.seed(1)
-    waits = {jittered(2.0) for _ in range(100)}
-    assert len(waits) > 90
-    assert min(waits) >= 1.0
-    assert max(waits) <= 3.0
 
 
 async def test_a_task_to_which_a_cancellation_is_lost_is_asked_again(

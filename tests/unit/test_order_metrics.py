@@ -71,38 +71,6 @@ def test_what_waits_in_an_ingress_is_shown() -> None:
     assert shown("realtime") == [0, 0]
 
 
-def test_a_tenant_that_waits_is_behind_the_one_that_was_served_most_until_it_has_caught_up() -> (
-    None
-):
-    registry, its = CollectorRegistry(), Scheduler[Entry]()
-    telemetry = OrderTelemetry(registry)
-
-    def behind(tenant: str) -> float | None:
-        labels = {"class": "standard", "tenant": tenant}
-        return registry.get_sample_value("hermes_tenant_behind_cost", labels)
-
-    its.capacity = 1
-    for tenant in ("noisy", "quiet", "noisy", "quiet"):
-        its.add(Entry(tenant=tenant))
-    first = its.next(0)
-    assert first is not None
-    assert first.entry.tenant == "noisy"
-    telemetry.order(its)
-    assert (behind("noisy"), behind("quiet")) == (0, first.cost)
-    its.ended(first, Written(10_000), 1_000)
-    telemetry.order(its)
-    paid = its.lines["standard"].counters["noisy"] - its.lines["standard"].counters["quiet"]
-    assert (behind("noisy"), behind("quiet")) == (0, paid)
-    assert paid > 20_000
-    for _ in range(2):
-        running = its.next(1_000)
-        assert running is not None
-        assert running.entry.tenant == "quiet"
-        its.ended(running, Written(1), 1_000)
-    telemetry.order(its)
-    assert behind("quiet") == 0, "it does not wait any more"
-
-
 def test_those_behind_beyond_the_bound_of_names_are_shown_as_one_with_the_farthest() -> None:
     registry = CollectorRegistry()
     tenants = TenantTelemetry(registry)
@@ -111,42 +79,3 @@ def test_those_behind_beyond_the_bound_of_names_are_shown_as_one_with_the_farthe
     values = {sample.labels["tenant"]: sample.value for sample in family.samples}
     assert len(values) == 51
     assert (values["t0"], values["t49"], values[OTHER_TENANTS]) == (0, 49, 199)
-
-
-def test_the_waits_of_each_tenant_and_the_slots_are_shown() -> None:
-    registry, its = CollectorRegistry(), Scheduler[Entry]()
-    telemetry = OrderTelemetry(registry)
-    its.capacity = 3
-    for tenant, enqueued_ms in (("a", 1_000), ("a", 2_000), ("b", 9_000)):
-        its.add(Entry(tenant=tenant, enqueued_ms=enqueued_ms))
-    while (running := its.next(10_000)) is not None:
-        telemetry.started(running)
-    (adopted,) = its.adopt([Entry(tenant="a")])
-    telemetry.started(adopted)
-    telemetry.order(its)
-
-    def shown(name: str, tenant: str) -> float | None:
-        name = f"hermes_tenant_queue_wait_time_seconds_{name}"
-        return registry.get_sample_value(name, {"tenant": tenant})
-
-    assert (shown("sum", "a"), shown("count", "a")) == (17, 2), "not of one that ran already"
-    assert (shown("sum", "b"), shown("count", "b")) == (1, 1)
-    names = ("allowed", "reserved", "long")
-    slots = [registry.get_sample_value(f"hermes_slots_{name}") for name in names]
-    assert slots == [3, 4, 4]
-
-
-def test_the_error_of_predictions_is_compared_with_a_constants() -> None:
-    registry, its = CollectorRegistry(), Scheduler[Entry]()
-    telemetry = OrderTelemetry(registry)
-
-    def shown() -> float:
-        telemetry.order(its)
-        return registry.get_sample_value("hermes_prediction_error_ratio") or 0.0
-
-    assert shown() == 1
-    for number in range(400):
-        entry = Entry(kind=("short", "long")[number % 2])
-        its.lengths.learn(entry, its.lengths.predict(entry), (10, 1_000)[number % 2])
-    assert shown() < 0.3
-    assert its.lengths.useful

@@ -8,16 +8,8 @@ import pytest
 
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings, load_settings
-from serve_app.settings.presets import PRESETS
 from serve_app.settings.workers import WorkerSettings
 from tests.tables import each
-
-VALUES = {
-    "latency": (64, 8_192, 0.85, 16.0),
-    "balanced": (256, 32_768, 0.90, 128.0),
-    "throughput": (512, 65_536, 0.92, 384.0),
-}
-
 
 TARGET_7 = {"target_ongoing_requests": 7}
 
@@ -29,21 +21,6 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(preset: str | None, **sections: Any) -> Settings:
     return load_settings({"preset": preset, **sections})
-
-
-def test_every_preset_has_its_values() -> None:
-    assert set(PRESETS) == set(VALUES)
-    for name, (sequences, tokens, memory, target) in VALUES.items():
-        settings = load(name, workers={"device": "gpu", "autoscaling": {}})
-        assert settings.workers.max_running_requests == sequences
-        assert settings.engine.args == {
-            "max_num_batched_tokens": tokens,
-            "enable_prefix_caching": True,
-            "max_model_len": -1,
-            "gpu_memory_utilization": memory,
-        }
-        assert settings.workers.autoscaling is not None
-        assert settings.workers.autoscaling.target_ongoing_requests == target
 
 
 def test_without_a_preset_nothing_changes() -> None:

@@ -4,9 +4,7 @@ contains.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,11 +14,9 @@ import pytest
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.structure import NotJson, read
-from serve_app.ingress.validation.validator import Validator
 from serve_app.policy.affinity import session_key
 from serve_app.policy.prediction import Lengths
 from serve_app.policy.work import work_of
-from serve_app.settings import Settings
 from serve_app.settings.limits import RequestLimits
 from tests.tables import each
 from tests.unit.virtual_order import Entry
@@ -77,9 +73,6 @@ REFUSED = {
     "no escape": text(b"\\n" * (LARGEST // 2 - 1) + b"\\x"),
 }
 BODIES = {**PASSES, **REFUSED}
-STEP_S = 0.05
-TRIES = 5
-"""A machine whose cores are shared may take three times the CPU time, now and then."""
 OVERHEAD_BYTES = 16 << 20
 """Of a smaller body: a list of 300,000 numbers takes this much, however short they are."""
 
@@ -106,36 +99,6 @@ def test_no_body_takes_more_than_eight_times_its_size(name: str) -> None:
     found, peak = peak_bytes(lambda: outcome(BODIES[name]))
     assert found == (name in PASSES)
     assert peak < max(7 * len(BODIES[name]), OVERHEAD_BYTES), "beside the body itself"
-
-
-async def longest_step_s(work: Any) -> float:
-    """The most CPU time between two turns of the loop, while something is awaited.
-
-    Of the whole process, and not of the loop's thread: another thread that keeps the interpreter
-    for itself stops the loop as well. And CPU time, since what other processes take is not ours to
-    answer for.
-    """
-    longest_s = 0.0
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        before_s = time.process_time()
-        await asyncio.sleep(0.0005)
-        longest_s = max(longest_s, time.process_time() - before_s)
-    await asyncio.gather(task, return_exceptions=True)
-    return longest_s
-
-
-@pytest.mark.clock
-@each("name", BODIES)
-async def test_no_body_holds_the_loop(name: str) -> None:
-    validator = Validator(Settings())
-    try:
-        for _ in range(TRIES):
-            if await longest_step_s(validator.parse(COMPLETIONS, BODIES[name])) < STEP_S:
-                return
-        pytest.fail("each time")
-    finally:
-        validator.stop()
 
 
 def test_a_long_text_is_cut_and_its_rest_is_checked_all_the_same() -> None:

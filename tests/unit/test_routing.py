@@ -103,13 +103,6 @@ def test_overflow_goes_to_the_next_on_the_ring_and_comes_back() -> None:
     assert placement(dict.fromkeys(NODES, 3) | {first: 4}).choose("session") == first
 
 
-def test_loads_of_replicas_that_have_left_do_not_count() -> None:
-    first = owner(HashRing(["a", "b"]), "k")
-    made = placement({"a": 0, "b": 0, "gone": 1_000} | {first: 3})
-    made.rebuild(["a", "b"])
-    assert made.choose("k") != first
-
-
 @given(
     st.lists(
         st.one_of(

@@ -95,10 +95,6 @@ def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:
     }
 
 
-def test_a_merge_of_no_pages_is_empty() -> None:
-    assert merge_pages({}) == b""
-
-
 @each("reason", Reason)
 def test_every_reason_can_be_counted(reason: Reason) -> None:
     telemetry = Telemetry()
@@ -117,15 +113,3 @@ def test_retries_and_first_attempts_are_counted_apart() -> None:
     found = samples(telemetry.page())
     assert found["hermes_attempts_total", (("kind", "first"),)] == 1
     assert found["hermes_attempts_total", (("kind", "retry"),)] == 2
-
-
-def test_two_processes_in_one_do_not_share_their_counts() -> None:
-    worked(3)
-    assert ("hermes_requests_admitted_total", (("class", "standard"),)) not in samples(
-        Telemetry().page()
-    )
-
-
-def test_no_page_says_when_each_series_was_created() -> None:
-    """That would be a third of a page, which every process makes every two seconds."""
-    assert b"_created" not in worked(1).page()

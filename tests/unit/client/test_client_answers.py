@@ -4,21 +4,17 @@ unchanged.
 
 from __future__ import annotations
 
-import gzip
 import json
-import socket
-import threading
 
 import httpx
 import pytest
 
-from scripts.local import ports
 from serve_app.client.transports import ReconnectingTransport
-from tests.http_server import Asked, Server, Wire, cutting, head, sending, serving, whole
+from tests.http_server import Asked, Wire, cutting, head, sending, serving, whole
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted
 from tests.unit.client.conftest import Clock
-from tests.unit.client.service import BODY, CHAT, COMPLETION, ID, PLAIN, first, healthy, sending_all
+from tests.unit.client.service import BODY, CHAT, COMPLETION, ID, PLAIN, first, sending_all
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.nightly)])
@@ -44,25 +40,6 @@ def test_a_json_answer_cut_at_any_byte_is_asked_for_again_with_the_same_key(
     assert len(service.keys) == 2 * len(places)
     assert service.keys[::2] == service.keys[1::2]
     assert len(set(service.keys)) == len(places)
-
-
-def test_a_json_answer_that_is_compressed_nevertheless_is_handed_on_as_it_is(kind: Kind) -> None:
-    body = gzip.compress(json.dumps(COMPLETION).encode())
-    with serving(sending(whole(200, body, content_encoding="gzip"))) as service:
-        ((found,),) = kind.chat([service.url])
-        assert kind.fetch(service.url).body == body
-    assert found["choices"][0]["message"]["content"] == "Grüße 👋"
-
-
-def test_a_service_that_refuses_connections_for_a_while_is_waited_for(kind: Kind) -> None:
-    service = Server(healthy, ports.free_port())
-    listeners: list[socket.socket] = []
-    coming = threading.Timer(0.3, lambda: listeners.append(service.listen()))
-    coming.start()
-    assert kind.fetch(service.url).chunks == PLAIN
-    coming.join()
-    listeners[0].close()
-    assert len(service.asked) == 1
 
 
 def test_a_service_that_lets_connections_wait_too_long_is_tried_again(kind: Kind) -> None:
@@ -112,16 +89,6 @@ def test_an_error_from_before_the_service_is_tried_again(
     assert len(service.keys) == 3
     assert len(set(service.keys)) == 1
     assert service.connections == 1  # the answers before were read and closed
-
-
-def test_an_error_from_before_the_service_is_handed_on_when_it_stays(
-    kind: Kind, clock: Clock
-) -> None:
-    clock.step_s = 0.1
-    with serving(sending(whole(503, b"Service Unavailable", "text/plain"))) as service:
-        got = kind.fetch(service.url, give_up_after_s=0.35)
-    assert (got.status, got.body) == (503, b"Service Unavailable")
-    assert len(service.asked) == 5
 
 
 @each(

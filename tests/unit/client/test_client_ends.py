@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 
 import httpx
 import pytest
 
-from serve_app.client import retries
-from serve_app.client.transports import AsyncReconnectingTransport, ReconnectingTransport
 from serve_app.journal.events import DONE, HEARTBEAT
 from tests.http_server import (
     END,
@@ -26,12 +22,9 @@ from tests.http_server import (
     whole,
 )
 from tests.tables import each
-from tests.unit.client.callers import Asyncio, Kind, Scripted
+from tests.unit.client.callers import Kind, Scripted
 from tests.unit.client.conftest import Clock
 from tests.unit.client.service import (
-    BODY,
-    CHAT,
-    EVENTS,
     ID,
     LOST,
     PLAIN,
@@ -142,14 +135,6 @@ def test_the_first_error_is_raised_when_the_service_stays_away_for_too_long(
     assert len(inner.asked) == 3, "the same if it is there and sends nothing more"
 
 
-def test_an_error_that_was_overcome_is_not_raised_later(kind: Kind, clock: Clock) -> None:
-    clock.step_s = 0.1
-    more_and_nonsense = cutting(streaming() + chunk(PLAIN[1]) + b"nonsense\r\n")
-    script = first(cutting(BROKEN), first(more_and_nonsense, sending(whole(503, b"{}"))))
-    with serving(script) as service, pytest.raises(httpx.RemoteProtocolError, match="illegal"):
-        kind.fetch(service.url, give_up_after_s=0.35)
-
-
 @pytest.mark.parametrize("sign", ["event", "comment"])
 def test_every_sign_of_life_gives_the_service_its_whole_time_again(
     kind: Kind, clock: Clock, sign: str
@@ -183,15 +168,6 @@ def test_a_stream_that_is_not_the_services_is_handed_on_untouched(kind: Kind) ->
     assert len(service.asked) == 1
 
 
-def test_a_stream_without_numbers_is_handed_on_and_its_break_is_an_error(kind: Kind) -> None:
-    events = [b"data: a\n\n", b"data: b\n\n"]
-    with serving(sending(streaming() + chunk(b"".join(events)) + END)) as service:
-        assert kind.fetch(service.url).chunks == events
-    with serving(cutting(streaming() + chunk(b"".join(events)))) as service, pytest.raises(LOST):
-        kind.fetch(service.url)
-    assert len(service.asked) == 1
-
-
 def test_closing_an_answer_closes_the_connection_that_it_has_come_to(kind: Kind) -> None:
     left = threading.Event()
 
@@ -205,68 +181,3 @@ def test_closing_an_answer_closes_the_connection_that_it_has_come_to(kind: Kind)
     with serving(first(cutting(BROKEN), rest)) as service:
         assert kind.fetch(service.url, most=2).chunks == PLAIN[:2]
         assert left.wait(60)
-
-
-def test_an_answer_that_another_thread_closes_is_not_asked_for_again() -> None:
-    waiting = threading.Event()
-
-    def silent(asked: Asked, wire: Wire) -> None:
-        wire.send(BROKEN)
-        waiting.wait(60)
-        wire.cut()
-
-    errors: list[Exception] = []
-
-    def read(response: httpx.Response) -> None:
-        try:
-            list(response.iter_raw())
-        except Exception as error:
-            errors.append(error)
-
-    with serving(silent) as service, httpx.Client(transport=ReconnectingTransport()) as http:
-        with http.stream("POST", service.url + CHAT, content=BODY) as response:
-            reader = threading.Thread(target=read, args=(response,))
-            reader.start()
-            time.sleep(0.1)
-            response.close()
-        waiting.set()
-        reader.join(60)
-        assert not reader.is_alive()
-    assert errors
-    assert len(service.asked) == 1
-
-
-async def test_a_task_that_is_cancelled_while_it_waits_for_the_service_ends_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 3600.0)
-    broken = cutting(BROKEN)
-    with serving(broken) as service:
-        async with httpx.AsyncClient(transport=AsyncReconnectingTransport()) as http:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(http.post(service.url + CHAT, content=BODY), 0.3)
-
-
-def test_the_sdk_uses_the_connection_of_a_finished_stream_again() -> None:
-    with serving(lambda asked, wire: wire.send(answer(asked, EVENTS))) as service:
-        one, two = Asyncio.chat([service.url] * 2, stream=True)
-    assert one == two
-    assert service.connections == 1
-
-
-def test_a_transport_of_the_callers_is_used_and_closed() -> None:
-    used: list[str] = []
-
-    class Inner(httpx.HTTPTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            used.append(request.method)
-            return super().handle_request(request)
-
-        def close(self) -> None:
-            used.append("closed")
-            super().close()
-
-    with serving(first(cutting(BROKEN))) as service:
-        with httpx.Client(transport=ReconnectingTransport(transport=Inner())) as http:
-            assert http.post(service.url + CHAT, content=BODY).content == b"".join(PLAIN)
-        assert used == ["POST", "GET", "closed"]

@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.journal.events import HEARTBEAT, error_events
-from tests.http_server import END, Asked, Wire, chunk, cutting, head, sending, serving
+from tests.http_server import END, Asked, Wire, chunk, cutting, sending, serving
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted
 from tests.unit.client.service import (
@@ -151,15 +151,6 @@ def test_the_rest_is_asked_for_with_the_headers_of_the_caller_but_those_of_the_b
     assert not only_post.keys() & get.headers.keys()
 
 
-@pytest.mark.parametrize("joined", [True, False])
-def test_the_first_of_two_request_ids_is_the_services(kind: Kind, joined: bool) -> None:
-    second = ", 7b9f" if joined else "\r\nX-Request-ID: 7b9f"
-    broken = cutting(head(x_request_id=ID + second, transfer_encoding="chunked") + chunk(PLAIN[0]))
-    with serving(first(broken)) as service:
-        assert kind.fetch(service.url).chunks == PLAIN
-    assert service.asked[1].path == f"/v1/requests/{ID}/events"
-
-
 def test_silence_in_a_stream_is_a_broken_connection(kind: Kind) -> None:
     silence = httpx.ReadTimeout("nothing came")
     inner = Scripted([PLAIN[0], silence], [PLAIN[1], silence], [silence], [b"".join(PLAIN[2:])])
@@ -182,10 +173,3 @@ def test_streams_are_asked_for_uncompressed_since_halves_of_them_do_not_fit(kind
 
     with serving(script) as service:
         assert kind.fetch(service.url).chunks == PLAIN
-
-
-def test_a_stream_that_is_compressed_nevertheless_is_handed_on_as_it_is(kind: Kind) -> None:
-    body = gzip.compress(b"".join(PLAIN))
-    with serving(sending(streaming(content_encoding="gzip") + chunk(body) + END)) as service:
-        assert kind.fetch(service.url).body == body
-    assert len(service.asked) == 1
