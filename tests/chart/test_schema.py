@@ -26,17 +26,6 @@ def script() -> Any:
     return module
 
 
-def objects(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, list):
-        for item in node:
-            yield from objects(item, path)
-    if isinstance(node, dict):
-        if node.get("type") == "object":
-            yield path, node
-        for key, value in node.items():
-            yield from objects(value, f"{path}/{key}")
-
-
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -45,27 +34,6 @@ def test_the_schema_is_the_one_that_its_script_writes() -> None:
     script_ = script()
     for file, text in ((script_.FILE, script_.schema()), (script_.RULES, script_.rules())):
         assert file.read_text() == text, "run: .venv/bin/python helm/schema.py"
-
-
-def test_only_what_others_define_is_open() -> None:
-    # Objects of Kubernetes, which its API server checks, and vLLM's arguments, which its parser
-    # checks.
-    is_open = {
-        path.rsplit("/", 1)[-1] if path.rsplit("/", 1)[-1] != "items" else path.rsplit("/", 2)[-2]
-        for path, node in objects(SCHEMA)
-        if node.get("additionalProperties") is not False
-        and not isinstance(node.get("additionalProperties"), dict)
-    }
-    assert is_open == {
-        "tolerations",
-        "tracesTo",
-        "affinity",
-        "topologySpreadConstraints",
-        "servingFrom",
-        "parentRefs",
-        "args",
-        "global",
-    }
 
 
 def test_every_value_is_in_the_schema_and_right() -> None:

@@ -70,17 +70,6 @@ def test_the_service_takes_the_settings(stage: str) -> None:
     assert settings.model.name
 
 
-def test_the_largest_stage_scales_as_it_says() -> None:
-    scaling = settings_of(stage_values("multi-node")).workers.autoscaling
-    assert scaling is not None
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (
-        2,
-        8,
-        20,
-    )
-    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 120)
-
-
 def test_keys_are_asked_for_unless_they_are_switched_off() -> None:
     settings = settings_of(NAMED).auth
     assert settings.required is True
