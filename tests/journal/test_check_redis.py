@@ -130,18 +130,6 @@ def test_it_waits_for_a_redis_that_starts_and_says_for_what(tmp_path: Path) -> N
 # -- the login -------------------------------------------------------------------------------------
 
 
-def run_both(redis: redis_server.RedisServer, gcs_password: str) -> Done:
-    gcs = f"{redis.host}:{redis.port}"
-    words = command()
-    return run(redis.url(), words, HERMES_GCS_REDIS=gcs, HERMES_GCS_REDIS_PASSWORD=gcs_password)
-
-
-def test_everything_is_as_it_should_be(redis: redis_server.RedisServer) -> None:
-    done = run_both(redis, redis.password)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "Redis: usable\nRedis, for Ray's GCS: usable\n"
-
-
 @pytest.mark.parametrize("login", [f"hermes:{SECRET}@", f"nobody:{SECRET}@", ""])
 def test_a_login_that_redis_rejects_is_not_waited_for(
     redis: redis_server.RedisServer, login: str
@@ -150,26 +138,9 @@ def test_a_login_that_redis_rejects_is_not_waited_for(
     refused(done, "rejects user and password", "Redis's ACL")
 
 
-def test_a_login_of_the_gcs_that_redis_rejects(redis: redis_server.RedisServer) -> None:
-    refused(run_both(redis, f"{SECRET}/@:"), "for Ray's GCS: it rejects user and password")
-
-
 def test_another_namespace_than_the_users(redis: redis_server.RedisServer) -> None:
     done = run(redis.url(), command("--namespace", "other"))
     refused(done, " other:try:", "NOPERM ", "check the namespace")
-
-
-def test_a_redis_without_logins_does_not_make_us_tell_the_password(tmp_path: Path) -> None:
-    everybody = tmp_path / "users.acl"
-    everybody.write_text("user default on nopass ~* &* +@all\n")
-    server = redis_server.start(
-        tmp_path / "redis", acl=everybody, settings={"rename-command AUTH": '""'}
-    )
-    try:
-        done = run(f"redis://hermes:{SECRET}@{server.host}:{server.port}/0", command(wait_s=600))
-    finally:
-        processes.end(server.pid)
-    refused(done, "rejects user and password: ERR unknown command ", "AUTH")
 
 
 @pytest.mark.parametrize("slots", [True, False], ids=["with slots", "without"])
@@ -181,19 +152,6 @@ def test_a_redis_in_cluster_mode_is_not_waited_for(tmp_path: Path, slots: bool) 
                 until("it is whole", lambda: operator.cluster("INFO")["cluster_state"] == "ok")
         done = run(server.url(), command(wait_s=600))
     refused(done, f"Redis Cluster is not supported: {'CROSSSLOT' if slots else 'CLUSTERDOWN'}")
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        (f"redis://h:{SECRET}@localhost/0?socket_timeout=abc", "redis.response_timeout_s"),
-        (f"redis://h:{SECRET}@localhost/abc", "database 'abc'"),
-        ("unix://tmp/x", "unix:///run/redis.sock"),
-        ("unix:///nowhere/redis.sock", "/nowhere/redis.sock does not serve"),
-    ],
-)
-def test_a_url_that_leads_nowhere(url: str, words: str) -> None:
-    refused(run(url, command()), words)
 
 
 # -- what it is ------------------------------------------------------------------------------------
@@ -221,30 +179,6 @@ def test_a_redis_that_takes_nothing_for_now_says_why(tmp_path: Path) -> None:
     for number, (words, settings) in enumerate(refusals.items()):
         with serving(tmp_path / str(number), **settings) as server:
             refused(run(server.url(), command()), words, "; see to what it says, such as memory")
-
-
-def test_a_redis_that_reads_its_file_is_waited_for(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, Redis.from_url(server.url("operator"), protocol=2) as client:
-        client.mset({f"hermes:{n}": "x" * 1000 for n in range(1000)})
-        client.bgrewriteaof()  # to a file that is read key by key
-        until(
-            "the file is rewritten",
-            lambda: not client.info("persistence")["aof_rewrite_in_progress"],
-        )
-    slowly = "key-load-delay 50000\nloading-process-events-interval-bytes 1024\n"
-    (tmp_path / "slow.conf").write_text((tmp_path / "redis.conf").read_text() + slowly)
-    with started(tmp_path, "slow.conf"):
-        waiting = watched(server.url())
-        told = next(waiting)
-        if "Errno 111" in told:  # it was quicker than Redis
-            told = next(waiting)
-    assert "loading the dataset" in told
-    again = redis_server.start(tmp_path, server.port)
-    try:
-        *_, last = waiting
-    finally:
-        processes.end(again.pid)
-    assert last == "Redis: usable\n"
 
 
 def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from serve_app.ingress.requests_api import describe
 from serve_app.journal.entries import Entry, flatten
 from serve_app.journal.ids import EntryId
 from tests.journal.in_process import in_process, settings_of
-from tests.journal.journal_helpers import World, add, finish, world
+from tests.journal.journal_helpers import World, add, finish
 from tests.waiting import eventually
 
 
@@ -24,54 +24,46 @@ async def cancel(w: World) -> None:
 
 
 @pytest.mark.parametrize("written", [0, 1, 42])
-async def test_what_is_ended_from_outside_keeps_its_events(
-    redis_url: str, namespace: str, written: int
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        assert await counts(w) == (0, None)
-        attempt = await w.opened(await w.writer())
-        for number in range(1, written + 1):
-            add(attempt, number)
-        await eventually(lambda: not attempt.pending)
-        assert await counts(w) == (written, None)
-        await cancel(w)
-        assert await counts(w) == (written, None), "its worker did not count the tokens"
+async def test_what_is_ended_from_outside_keeps_its_events(w: World, written: int) -> None:
+    await w.admit()
+    assert await counts(w) == (0, None)
+    attempt = await w.opened(await w.writer())
+    for number in range(1, written + 1):
+        add(attempt, number)
+    await eventually(lambda: not attempt.pending)
+    assert await counts(w) == (written, None)
+    await cancel(w)
+    assert await counts(w) == (written, None), "its worker did not count the tokens"
 
 
-async def test_what_has_not_begun_has_written_nothing(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        await cancel(w)
-        assert await counts(w) == (0, 0)
+async def test_what_has_not_begun_has_written_nothing(w: World) -> None:
+    await w.admit()
+    await cancel(w)
+    assert await counts(w) == (0, 0)
 
 
-async def test_events_of_earlier_attempts_count_or_are_not_told(
-    redis_url: str, namespace: str
-) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        for number in (1, 2):
-            add(attempt, number)
-        await eventually(lambda: not attempt.pending)
-        await w.opened(await w.writer(), 2, b"nonce-2")
-        assert await counts(w) == (2, None)
-        void = Entry.void(EntryId(2, 1), b"nonce-2", Cause.NOT_OPENED)
-        await w.redis.execute_command("XADD", w.store.key("req_1"), str(void.id), *flatten(void))
-        assert await counts(w) == (None, None)
-        await cancel(w)
-        assert await counts(w) == (None, None)
+async def test_events_of_earlier_attempts_count_or_are_not_told(w: World) -> None:
+    await w.admit()
+    attempt = await w.opened(await w.writer())
+    for number in (1, 2):
+        add(attempt, number)
+    await eventually(lambda: not attempt.pending)
+    await w.opened(await w.writer(), 2, b"nonce-2")
+    assert await counts(w) == (2, None)
+    void = Entry.void(EntryId(2, 1), b"nonce-2", Cause.NOT_OPENED)
+    await w.redis.execute_command("XADD", w.store.key("req_1"), str(void.id), *flatten(void))
+    assert await counts(w) == (None, None)
+    await cancel(w)
+    assert await counts(w) == (None, None)
 
 
-async def test_what_its_worker_ended_is_told_whole(redis_url: str, namespace: str) -> None:
-    async with world(redis_url, namespace) as w:
-        await w.admit()
-        attempt = await w.opened(await w.writer())
-        add(attempt, 1)
-        finish(attempt)
-        await attempt.closed
-        assert await counts(w) == (1, 0)
+async def test_what_its_worker_ended_is_told_whole(w: World) -> None:
+    await w.admit()
+    attempt = await w.opened(await w.writer())
+    add(attempt, 1)
+    finish(attempt)
+    await attempt.closed
+    assert await counts(w) == (1, 0)
 
 
 async def test_a_cancelled_stream_is_described_as_it_was_sent(

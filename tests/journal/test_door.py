@@ -211,13 +211,3 @@ async def test_what_redis_would_lose_is_told_on_readyz_and_in_the_log(
         page = (await d.http.get("/metrics")).text
         assert "hermes_redis_limit_bytes 8.589934592e+09" in page
         assert "hermes_redis_used_bytes" in page
-
-
-async def test_a_redis_that_loses_nothing_is_no_reason_to_warn(
-    private_redis: PrivateRedis, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    private_redis.run("CONFIG", "SET", "maxmemory", 8 << 30)
-    caplog.set_level(logging.WARNING)
-    async with door(private_redis.url, namespace) as d:
-        assert (await d.http.get("/readyz")).json()["warnings"] == []
-    assert "appendonly" not in caplog.text

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from serve_app.contract import Cause, Reason, State
+from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import decode_facts, has_ended, transcript
+from serve_app.journal.entries import decode_facts, transcript
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import UNANSWERED, Cable
 from tests.journal.journal_helpers import OPENED, World, add, added, complete, event, finish, world
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import PATIENCE_S
 
 TERMINAL = str(TERMINAL_ID)
 SEAL = str(seal_id(1))
@@ -94,14 +94,6 @@ async def test_an_attempt_that_appends_nothing_learns_that_its_request_has_ended
         await is_fenced(attempt)
 
 
-async def test_an_attempt_that_appends_nothing_and_was_not_ended_is_left_alone(w: World) -> None:
-    attempt = await w.started()
-    add(attempt, 1)
-    await asyncio.sleep(2.5)  # longer than two looks
-    add(attempt, 2)
-    await complete(attempt)
-
-
 async def test_opening_gives_the_journal_as_it_stands(w: World) -> None:
     await w.admit()
     writer = await w.writer()
@@ -122,15 +114,6 @@ async def test_a_journal_that_is_gone_does_not_come_back_to_life(w: World) -> No
     with pytest.raises(Fenced):
         await w.opened(await w.writer())
     assert not await w.redis.exists(w.store.key("req_1"))
-
-
-async def test_a_retry_of_ones_own_append_counts_as_accepted(w: World) -> None:
-    attempt = await w.started()
-    await append(w, "1-1", state=None)
-    for number in (1, 2):
-        await added(attempt, number)
-    assert await w.ids() == ["0-1", "1-0", "1-1", "1-2"]
-    await complete(attempt)
 
 
 @pytest.mark.parametrize(
@@ -173,37 +156,6 @@ async def test_an_ending_that_comes_after_a_workers_seal_does_not_count(
     assert reader.ending.state == "completed"
 
 
-async def test_a_sealed_request_stays_ended_although_a_newer_epoch_was_opened(w: World) -> None:
-    old = await w.started()
-    await append(w, SEAL)
-    _, entries = await (await w.writer()).open("req_1", 2, b"nonce-2", OPENED)
-    assert has_ended(entries)
-    finish(old)  # finds its own seal and closes the journal behind it
-    await old.closed
-    assert (await w.entries())[-1].id == TERMINAL_ID
-
-
-async def test_cancelling_from_outside_fences_the_writer(w: World) -> None:
-    attempt = await w.started()
-
-    async def write() -> None:
-        number = 0
-        while not attempt.closed.done():
-            number += 1
-            add(attempt, number)
-            await asyncio.sleep(0)
-
-    writing = asyncio.create_task(write())
-    await eventually(lambda: attempt.last_built.seq > 3)
-    assert await w.store.end("req_1", *CANCELLED, await w.entries())
-    await is_fenced(attempt)
-    await writing
-    *_, last, terminal = await w.entries()
-    assert (terminal.id, terminal.state, terminal.reason) == (TERMINAL_ID, *CANCELLED)
-    assert last.id.epoch == 1  # what had been written stays
-    assert not await w.store.end("req_1", *CANCELLED, [])
-
-
 # -- found by the state machines -----------------------------------------------------------------
 
 
@@ -223,23 +175,3 @@ async def test_a_connection_cut_while_reading_back_leaves_no_attempt_waiting(
         await is_fenced(fenced)
         async with asyncio.timeout(PATIENCE_S):
             await whole.closed
-
-
-async def test_an_attempt_that_quits_without_an_answer_is_released(
-    w: World, namespace: str
-) -> None:
-    await w.admit()
-    async with Cable(w.settings.redis.url) as cable, world(cable.url, namespace) as its:
-        attempt = await its.opened(await its.writer())
-        cable.cut("XADD", UNANSWERED)
-        attempt.quit(Cause.ENGINE_FAILED)
-        await is_fenced(attempt)
-
-
-async def test_a_journal_that_was_compacted_cannot_be_ended_again(w: World) -> None:
-    attempt = await w.started()
-    add(attempt, 1)
-    await complete(attempt)
-    while len(entries := await w.entries()) > 1:
-        await asyncio.sleep(0)
-    assert not await w.store.end("req_1", *CANCELLED, entries)

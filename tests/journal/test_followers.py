@@ -16,7 +16,6 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import transcript
 from serve_app.journal.facts import Head
 from serve_app.journal.follower import Follower
-from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.wakes import encode_wakes, wake_of
 from tests.journal.journal_helpers import (
     OPENED,
@@ -82,19 +81,6 @@ async def test_a_late_follower_reads_the_rest_and_then_goes_on(w: World, seen: i
     add(attempt, *range(11, 21))
     finish(attempt)
     assert await everything(follower) == events(seen + 1, 20)
-
-
-async def test_many_followers_of_one_journal_get_the_same(w: World) -> None:
-    hub = await w.hub()
-    first = hub.follow_new("req_1")
-    attempt = await w.started()
-    others = [await hub.follow("req_1", seen) for seen in (0, 2)]
-    reading = [asyncio.create_task(everything(follower)) for follower in (first, *others)]
-    for number in range(1, 31):
-        add(attempt, number)
-        await asyncio.sleep(0)
-    finish(attempt)
-    assert await asyncio.gather(*reading) == [events(1, 30), events(1, 30), events(3, 30)]
 
 
 async def test_a_follower_without_any_wake_up_finds_everything_by_itself(w: World) -> None:
@@ -250,17 +236,3 @@ async def test_a_redis_that_forgot_the_request_ends_it_with_a_clear_reason(
         await asyncio.wait([attempt.closed])
         assert attempt.closed.exception() is not None
         assert not await w.redis.exists(w.store.key("req_1"))
-
-
-async def test_a_redis_that_dies_before_the_end_was_acknowledged_gets_it_again(
-    private_redis: PrivateRedis, namespace: str
-) -> None:
-    async with world(private_redis.url, namespace) as w:
-        attempt = await w.started()
-        await added(attempt, 1)
-        private_redis.kill()
-        finish(attempt)
-        await private_redis.start()
-        await attempt.closed
-        assert (await w.entries())[-1].id == TERMINAL_ID
-        assert await whole(w) == events(1, 1)

@@ -88,15 +88,6 @@ class Journal:
     """Whether the terminal entry is written; then not even an opening can follow."""
 
 
-@dataclass
-class Client:
-    """A connected reader, with everything it received after its `Last-Event-ID`."""
-
-    reader: JournalReader
-    seen: int
-    got: bytes = b""
-
-
 WORDS = st.sampled_from(["XADD", "XADD", "XREVRANGE", "XRANGE"])
 CUTS = st.lists(st.tuples(WORDS, st.sampled_from([UNSENT, UNANSWERED, LATE, RETRIED])), max_size=2)
 OPENING_CUTS = st.lists(st.tuples(WORDS, st.sampled_from([UNSENT, UNANSWERED, LATE])), max_size=1)
@@ -114,7 +105,6 @@ class JournalWorld(LoopMachine):
         self.epochs = 0
         self.holder: Held | None = None
         self.zombies: list[Held] = []
-        self.clients: list[Client] = []
         self.on_arrival: list[Callable[[], None]] = []
         self.stale: list[Entry] = []
         super().__init__()
@@ -142,7 +132,7 @@ class JournalWorld(LoopMachine):
     async def _admit(self) -> None:
         self.model = Journal(f"req_{next(self.numbers)}")
         self.epochs = 0
-        self.holder, self.zombies, self.clients = None, [], []
+        self.holder, self.zombies = None, []
         await self.world.admit(self.model.request_id)
         self.stale = await self._read()
 
@@ -252,11 +242,6 @@ class JournalWorld(LoopMachine):
             effect()
         self.on_arrival.clear()
 
-    def _has_what_counts(self, client: Client) -> None:
-        assert client.got == b"".join(self.model.accepted[client.seen :])
-        ending = client.reader.ending
-        assert (ending.state if ending else "") == self.model.ending
-
     async def _read(self) -> list[Entry]:
         entries = await self.world.store.read(self.model.request_id)
         assert entries
@@ -287,7 +272,8 @@ class JournalWorld(LoopMachine):
             reader = JournalReader(seen=seen)
             for entry in entries:
                 reader.feed(entry)
-            self._has_what_counts(Client(reader, seen, reader.take()))
+            assert reader.take() == b"".join(model.accepted[seen:])
+            assert (reader.ending.state if reader.ending else "") == model.ending
 
     def _one_ending_counts(self, entries: list[Entry]) -> None:
         endings = [index for index, entry in enumerate(entries) if entry.ends]
@@ -523,21 +509,6 @@ class JournalMachine(JournalWorld):
             await self._arrive()
             assert not await self.world.store.read(self.model.request_id)
             await self._admit()
-
-    @rule(seen=st.integers(0, 8))
-    def a_client_comes(self, seen: int) -> None:
-        if len(self.clients) < 4:
-            self.clients.append(Client(JournalReader(seen=seen), seen))
-
-    @rule()
-    @in_the_loop
-    async def the_clients_read_on(self) -> None:
-        read = self.world.store.read
-        for client in self.clients:
-            for entry in await read(self.model.request_id, client.reader.position) or ():
-                client.reader.feed(entry)
-            client.got += client.reader.take()
-            self._has_what_counts(client)
 
     @rule()
     @in_the_loop

@@ -17,17 +17,15 @@ from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, Reason, State, WorkerLease, Written
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.facts import Summary
-from serve_app.observability.metrics import Telemetry
-from serve_app.observability.snapshots import Snapshots
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import engines_key, ingresses_key, metrics_key, workers_key
+from serve_app.redis.keyspace import engines_key, ingresses_key, workers_key
 from serve_app.redis.replies import Reply
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import encode_entry
 from serve_app.request_queue.queue import RequestQueue
-from tests.journal.journal_helpers import HEAD, OPENED, World, world
+from tests.journal.journal_helpers import HEAD, OPENED, World
 from tests.waiting import eventually
 
 SUMMARY_OF_42 = Summary(None, None, 1, 9, first_output_ms=5, output_tokens=42)
@@ -156,19 +154,6 @@ async def test_members_see_each_other_and_a_leaver_at_once(w: World, namespace: 
     await ingress.leave()
 
 
-async def test_an_ingress_that_sees_its_cluster_whole_has_one_lease_still(
-    w: World, namespace: str
-) -> None:
-    whole = False
-    ingress = Membership(w.redis, namespace)
-    await ingress.join_as_ingress(lambda: an_ingress(complete=whole))
-    whole = True
-    await ingress._renew()
-    assert ingress.members.ingresses == (an_ingress(complete=True),)
-    await ingress.leave()
-    assert await w.redis.zcard(ingresses_key(namespace)) == 0
-
-
 def test_a_newer_cluster_supersedes_an_older_one_as_soon_as_it_is_complete() -> None:
     old, young = "session_2026-11-22_09-59-59_1_7", "session_2026-11-22_10-00-00_1_7"
     for whole, expected in ((False, False), (True, True)):
@@ -195,27 +180,6 @@ async def test_the_lease_of_a_dead_process_expires(
     await eventually(lambda: looks[-1].names == ("ingress-1",))
     assert await w.redis.zcard(ingresses_key(namespace)) == 1  # and is cleaned away
     await living.leave()
-
-
-async def test_a_redis_that_is_away_is_known_and_no_reason_to_die(namespace: str) -> None:
-    async with world("redis://127.0.0.1:1/0", namespace) as w:
-        member = Membership(w.redis, namespace)
-        await member.join_as_ingress(an_ingress)
-        assert not member.reachable
-        assert member._task is not None
-        assert not member._task.done()
-        await member.leave()
-
-
-async def test_pages_of_others_are_found_by_their_names(w: World, namespace: str) -> None:
-    one, two = (Snapshots(w.redis, namespace, name, Telemetry(), 60) for name in ("one", "two"))
-    await one.start()
-    while not await w.redis.exists(metrics_key(namespace, "one")):
-        await asyncio.sleep(0)
-    pages = await two.pages(["one", "two", "gone"])
-    assert set(pages) == {"one", "two"}
-    assert b"hermes_in_flight_requests" in pages["one"]
-    await one.stop()
 
 
 async def test_ingresses_read_with_the_leases_what_each_engine_reports(

@@ -4,24 +4,20 @@ from a live one, is named, and heals when it is given back.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
 
 from scripts.local import processes, redis_server
 from serve_app import timings
-from serve_app.processes.ingress import IngressProcess
 from serve_app.redis.check import Check, Finding
-from serve_app.redis.info import FIELDS
 from serve_app.settings import RedisSettings
 from tests import permits
-from tests.journal.in_process import Door, in_process, ingress_process, settings_of
+from tests.journal.in_process import Door, in_process, settings_of
 from tests.journal.journal_helpers import PrivateRedis
 from tests.waiting import eventually
 
@@ -116,82 +112,3 @@ async def test_an_outage_after_which_a_right_is_missing_does_not_end_as_ready(
         async with rights(private_redis.url) as change:
             await change("-xadd")
             await eventually(partial(refuses, d, "xadd"))
-
-
-# -- INFO ------------------------------------------------------------------------------------------
-
-
-class LeavingOut:
-    """A real Redis whose answers lack a field of INFO."""
-
-    def __init__(self, url: str) -> None:
-        self._redis = urlsplit(url)
-        self.left_out = b""
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
-        """Yields its URL."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        login = self._redis.netloc.rpartition("@")[0]
-        yield self._redis._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
-        server.close()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(self._redis.hostname, self._redis.port)
-        await asyncio.wait(
-            [
-                asyncio.create_task(self._carry(reader, up_writer, b"")),
-                asyncio.create_task(self._carry(up_reader, writer, b"\r\n")),
-            ],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        writer.transport.abort()
-        up_writer.transport.abort()
-
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ending: bytes
-    ) -> None:
-        """Carry what is complete: every answer of Redis ends with a line's end."""
-        rest = b""
-        with suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                whole, end, rest = (rest + data).rpartition(ending) if ending else (data, b"", b"")
-                if field := self.left_out:
-                    whole = whole.replace(b"\n%b:" % field, b"\n%b:" % field.upper())
-                writer.write(whole + end)
-
-
-def is_told(warning: str, ingress: IngressProcess) -> bool:
-    return warning in ingress.redis_watch.warnings
-
-
-async def test_a_field_of_info_that_is_missing_costs_a_warning_and_no_process(
-    private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 0.1)
-    monkeypatch.setattr(timings, "DEPTHS_LOOK_S", 0.01)
-    nearly = LeavingOut(private_redis.url)
-    async with (
-        nearly.listening() as url,
-        ingress_process(settings_of(url, namespace)) as ingress,
-        rights(private_redis.url) as change,
-    ):
-        watch, memory = ingress.redis_watch, ingress.limits.memory
-        await eventually(lambda: watch.usable and memory.seen)
-        before = watch.warnings
-        for field, then in FIELDS.items():
-            nearly.left_out = field.encode()
-            said = f"INFO does not tell {field}, so {then}"
-            await eventually(partial(is_told, said, ingress))
-            if field in ("used_memory", "maxmemory"):
-                await eventually(lambda: memory.seen is None)
-        nearly.left_out = b""
-        await eventually(lambda: watch.warnings == before and memory.seen)
-        await change("-info")
-        await eventually(lambda: "it refuses INFO" in "".join(watch.warnings))
-        await eventually(lambda: memory.seen is None)
-        assert watch.usable
-        await change("+info")
-        await eventually(lambda: watch.warnings == before and memory.seen)
-        assert not any(ingress.base.loops._failed_s.values()), "no loop has ended"

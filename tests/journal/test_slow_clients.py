@@ -5,8 +5,6 @@ connection and little memory.
 from __future__ import annotations
 
 import asyncio
-import math
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,15 +33,8 @@ from tests.turned_clock import TurnedClock
 from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
-READERS = 200
 EVENTS = 24_000
 PATH = "/v1/requests/req_1/events"
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, which is the ingress."""
-    with open("/proc/self/statm") as page:
-        return int(page.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def finished(w: World) -> bytes:
@@ -78,27 +69,6 @@ async def connected(d: Door, request: bytes) -> AsyncIterator[socket.socket]:
 # -- who does not read ---------------------------------------------------------------------------
 
 READS_NOTHING = b"GET %b HTTP/1.1\r\nhost: door\r\n\r\n" % PATH.encode()
-
-
-@pytest.mark.clock
-async def test_many_clients_that_do_not_read_a_long_answer_hold_little_memory(
-    w: World, redis_url: str, namespace: str
-) -> None:
-    whole = await finished(w)
-    async with door(redis_url, namespace) as d, AsyncExitStack() as clients:
-        before = resident_bytes()
-        for _ in range(READERS):
-            await clients.enter_async_context(connected(d, READS_NOTHING))
-        stuck = d.ingress.slow_readers._answers
-        await eventually(lambda: len(stuck) == READERS)
-        await eventually(lambda: all(one.sending_since_s < math.inf for one in stuck))
-        grown = resident_bytes() - before
-        print(f"{READERS} readers who do not read: {grown / MIB:.0f} MiB")
-        assert grown < 120 * MIB
-        async with d.http.stream("GET", PATH) as reading:
-            assert b"".join([piece async for piece in reading.aiter_bytes()]) == whole
-        await clients.aclose()
-        await eventually(lambda: not d.ingress.slow_readers._answers)
 
 
 class Looks(TurnedClock):
@@ -241,18 +211,6 @@ async def many_who_do_not_send_the_rest(d: Door) -> AsyncIterator[None]:
         for _ in range(SENDERS):
             await clients.enter_async_context(who_does_not_send_the_rest(d))
         yield
-
-
-@pytest.mark.clock
-async def test_many_clients_that_do_not_send_the_rest_hold_little_memory(
-    redis_url: str, namespace: str
-) -> None:
-    async with door(redis_url, namespace, ingress=BOUNDED) as d:
-        before = resident_bytes()
-        async with many_who_do_not_send_the_rest(d):
-            grown = resident_bytes() - before
-            print(f"{SENDERS} clients that do not send the rest: {grown / MIB:.0f} MiB")
-            assert grown < 100 * MIB
 
 
 async def test_many_clients_that_do_not_send_the_rest_keep_no_small_request_out(

@@ -25,7 +25,6 @@ from tests.journal.journal_helpers import (
     complete,
     event,
     events,
-    finish,
     world,
 )
 from tests.waiting import eventually
@@ -118,18 +117,6 @@ async def test_what_comes_while_a_flush_is_underway_rides_in_the_next_as_one_ent
     assert second.events == 50
     stats = await w.redis.info("commandstats")
     assert stats["cmdstat_xadd"]["calls"] == 2
-
-
-async def test_many_journals_share_a_flush(w: World) -> None:
-    writer = await w.writer()
-    names = [await w.admit(f"req_{number}") for number in range(20)]
-    attempts = [(await writer.open(name, 1, name.encode(), OPENED))[0] for name in names]
-    for attempt in attempts:
-        add(attempt, 1)
-        finish(attempt)
-    await asyncio.gather(*(attempt.closed for attempt in attempts))
-    for name in names:
-        assert transcript((await w.entries(name))[-1]) == event(1)
 
 
 async def test_a_wake_up_is_published_only_for_what_stands_in_the_journal(w: World) -> None:
