@@ -144,8 +144,6 @@ class JournalStore:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        if not request_ids:
-            return []
         questions = [outline.first_questions(self.key(one)) for one in request_ids]
         commands = [one for q in questions for one in q]
         replies = iter(all_answered(await self._link.call(commands, large=True)))

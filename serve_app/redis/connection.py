@@ -104,8 +104,11 @@ class RespConnection(asyncio.Protocol):
             raise RedisUnavailable(f"no connection to Redis: {self._why_closed}")
         packed = b"".join([_packed(command) for command in commands])
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((len(commands), [], future))
-        self._transport.write(packed)
+        if commands:
+            self._waiting.append((len(commands), [], future))
+            self._transport.write(packed)
+        else:
+            future.set_result([])
         return future
 
     async def ask(self, commands: Sequence[Command], within_s: float) -> list[Reply]:

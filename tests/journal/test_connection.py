@@ -90,6 +90,15 @@ DIGITS_4301, BITS_65 = 10**4_300, 2**64
 UNSENDABLE = [DIGITS_4301, BITS_65, -(2**63) - 1, None, True, [1], "\ud800"]
 
 
+async def test_no_commands_have_no_replies(redis_url: str) -> None:
+    connection = await connect(RedisSettings(**redis_settings(redis_url)))
+    try:
+        assert await connection.ask([], PATIENCE_S) == []
+        assert await connection.ask([("PING",)], PATIENCE_S) == [b"PONG"]
+    finally:
+        connection.abort()
+
+
 @each("unsendable", UNSENDABLE)
 async def test_what_cannot_be_packed_leaves_the_connection_usable(
     redis_url: str, unsendable: Any
