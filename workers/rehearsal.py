@@ -18,6 +18,7 @@ from serve_app.errors import SettingsError
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, decode_facts, decode_line
 from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
+from serve_app.journal.reader import JournalReader
 from serve_app.observability.metrics import Telemetry
 from workers import recorder as recording
 from workers.engine import Engine
@@ -86,8 +87,12 @@ async def attempt(
 
 
 def body_of(entries: Sequence[Entry]) -> bytes:
-    """The response bytes in a journal."""
-    return b"".join(entry.body for entry in entries if entry.id.epoch > 0)
+    """The response bytes that a reader of a journal has."""
+    reader, body = JournalReader(), []
+    for entry in entries:
+        reader.feed(entry)
+        body.append(reader.take())
+    return b"".join(body)
 
 
 async def check_replay(engine: Engine, model: str, logprobs: bool) -> None:
@@ -108,8 +113,10 @@ async def check_replay(engine: Engine, model: str, logprobs: bool) -> None:
             continue
         _, second = await attempt(engine, whole[:-1], "req_rehearsal", telemetry)
         wrong = second.lost.why if second.lost else ""
-        if failure := first.failure or second.failure:
-            wrong = f"vLLM's server fails: {failure.message}"
+        if first.failure:
+            wrong = f"vLLM's server answers {first.failure.status}"
+        elif second.failure:
+            wrong = f"vLLM's server answers from the journal {second.failure.status}"
         elif b"%d" % _ADMITTED not in body_of(whole):
             wrong = "the response does not have the time of its request"
         if wrong:

@@ -71,8 +71,8 @@ def note(error: BaseException) -> None:
 def failure_of(error: BaseException, path: str, body: bytes, recorder: Recorder) -> RequestRefused:
     """An exception of vLLM's server as the client is told it.
 
-    Before the engine has written anything, only the request can be the reason, unless the
-    exception's class says otherwise.
+    Before an engine has written anything, in this attempt or an earlier one, only the request can
+    be the reason, unless the exception's class says otherwise.
     """
     from vllm.exceptions import (
         GracefulHTTPError,
@@ -85,7 +85,7 @@ def failure_of(error: BaseException, path: str, body: bytes, recorder: Recorder)
         return RequestRefused(Reason.NOT_FOUND, _cleaned(error))
     told = isinstance(error, VLLMClientError)
     servers = isinstance(error, VLLMServerError | GracefulHTTPError | OSError | MemoryError)
-    if not told and (servers or recorder.output_tokens):
+    if not told and (servers or recorder.output_tokens or recorder.recorded.outputs):
         log.error("request %s failed in vLLM's server: %r", recorder.request_id, error)
         return RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
     if callable(errors := getattr(error, "errors", None)):  # of pydantic and FastAPI

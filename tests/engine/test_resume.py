@@ -20,6 +20,7 @@ from tests.engine.contents import alike, content, each_choice, events, same
 from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, request
 from workers.engine_plugin import PRIOR
+from workers.rehearsal import body_of
 from workers.replay import CannotContinue
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -121,11 +122,6 @@ def token_ids(written: Written) -> list[int]:
     return [token_id for entry in found for output in entry for token_id in output[2]]
 
 
-def sent_before(left: list[Entry]) -> bytes:
-    """What a client may have of a journal."""
-    return b"".join(entry.body for entry in left[1:])
-
-
 def is_lost(resumed: Written, because: Because) -> None:
     assert isinstance(resumed.recorder.lost, CannotContinue)
     assert resumed.recorder.lost.because is because
@@ -161,7 +157,7 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any], last: 
     for left, resumed in zip(cuts, world.run(attempts(world, cuts), 240), strict=True):
         where = f"cut behind entry {len(left)} of {len(whole.entries)}"
         assert not resumed.recorder.lost, where
-        assert resumed.body.startswith(sent_before(left)), where
+        assert resumed.body.startswith(body_of(left)), where
         same_answer = alike(each_choice(resumed.body), each_choice(whole.body))
         assert same_answer, f"{where}: {parting(whole, resumed)}"
         # What was drawn with a seed is drawn again.
@@ -261,7 +257,7 @@ def test_a_generation_is_not_repeated_beyond_its_bound(world: EngineThread) -> N
     left = whole.entries[:6]
     resumed = impatient.run(attempt(impatient, left))
     is_lost(resumed, Because.TOO_LONG)
-    assert resumed.body == sent_before(left), "not a byte more"
+    assert resumed.body == body_of(left), "not a byte more"
     # The bound is that of the request, however many prompts it has.
     several = completion(["One", "Two"], 8, seed=7, temperature=1.0)
     entries = unbroken(impatient, COMPLETIONS, several).entries
@@ -274,7 +270,7 @@ def test_a_repeated_generation_that_differs_sends_nothing(world: EngineThread) -
     left[0] = request(CHAT, {**SEEDED, "seed": 8})
     resumed = world.run(attempt(world, left))
     is_lost(resumed, Because.DIFFERS)
-    assert resumed.body == sent_before(left), "not a byte more"
+    assert resumed.body == body_of(left), "not a byte more"
 
 
 def test_a_seeded_response_that_no_client_has_seen_begins_again(world: EngineThread) -> None:
@@ -324,7 +320,7 @@ def test_a_sampled_answer_goes_on_behind_what_was_sent_and_obeys(
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
     for left, resumed in zip(cuts, world.run(attempts(world, cuts)), strict=True):
         assert not resumed.recorder.lost
-        assert resumed.body.startswith(sent_before(left))
+        assert resumed.body.startswith(body_of(left))
         texts = [""] * body.get("n", 1)
         for _, data in events(resumed.body)[:-1]:
             for choice in json.loads(data)["choices"]:
@@ -367,7 +363,7 @@ def test_what_differs_from_the_journal_is_never_sent_behind_it(world: EngineThre
     left = changed(b"b", entries[4].body.replace(b"hermes-tiny", b"hermes-TINY"))
     resumed = world.run(attempt(world, left))
     assert "differs" in str(resumed.recorder.lost)
-    assert resumed.body == sent_before(left)
+    assert resumed.body == body_of(left)
 
 
 def test_ids_and_times_are_of_the_request_not_of_the_attempt(world: EngineThread) -> None:
