@@ -147,7 +147,9 @@ OURS: dict[str, Schema] = {
     "head": closed(**POD),
     "ingressPods": closed(**POD, replicas=whole(1)),
     "engines": closed(**POD, gpus=whole(0, 16), gpuResource=text(r"^[-.a-z0-9]+/[-.a-z0-9]+$")),
-    "autoscaler": closed(idleTimeoutSeconds=whole(1), cpus=NUMBER, memory=MEMORY),
+    "autoscaler": closed(
+        maxPods=whole(0, 1024), idleTimeoutSeconds=whole(1), cpus=NUMBER, memory=MEMORY
+    ),
     "uninstall": closed(enabled=BOOL, timeoutSeconds=whole(10)),
     "cpuLimits": BOOL,
     "env": {
@@ -228,6 +230,7 @@ def rules() -> str:
     sys.path.insert(0, str(ROOT))
     from serve_app.settings import Settings
     from serve_app.settings import vllm_names as vllm
+    from serve_app.settings.presets import PRESETS
     from serve_app.settings.section import FORMS
     from serve_app.settings.workers import AutoscalingSettings
 
@@ -248,7 +251,8 @@ def rules() -> str:
     ]
     document = {
         "forms": [*forms(tree, ""), *templates],
-        "autoscaling": AutoscalingSettings().model_dump(),
+        "autoscaling": AutoscalingSettings().for_serve(),
+        "presets": {name: one._asdict() for name, one in PRESETS.items()},
         "withoutMeaning": vllm.WITHOUT_MEANING,
         "withMeaning": sorted(vllm.WITH_MEANING),
         "variables": vllm.VARIABLES,

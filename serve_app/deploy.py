@@ -14,7 +14,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve._private import http_util
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
 
@@ -35,9 +35,6 @@ _A_LITTLE = 0.001
 """Amount of the custom resource per replica. It is tiny because the resource only decides where
 replicas run, not how many.
 """
-
-POLICY = "serve_app.policy.scaling:replicas_wanted"
-"""Serve's autoscaling policy."""
 
 _REPLACED = ("SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER", "generate_request_id")
 """In `http_util`, by an ingress."""
@@ -232,7 +229,5 @@ def _worker_options(settings: Settings) -> dict[str, Any]:
     if scaling is None:
         options["num_replicas"] = workers.replicas
     else:
-        options["autoscaling_config"] = AutoscalingConfig(
-            **scaling.model_dump(), policy=AutoscalingPolicy(policy_function=POLICY)
-        )
+        options["autoscaling_config"] = AutoscalingConfig(**scaling.for_serve())
     return options

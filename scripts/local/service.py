@@ -17,7 +17,7 @@ import yaml
 
 from scripts.local import logs, ports, preflight, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
-from serve_app.cli.serve_api import application_status, deploy, failure
+from serve_app.cli.serve_api import application_status, deploy, failure, with_scaling
 
 STATE_FILE = "service.json"
 _ASKED_EACH = 5
@@ -183,6 +183,7 @@ def start(
         service.pids["ray"] = pid
         service.save()
         document = render(config, port, args)
+        with_scaling(document["applications"][0])
         service.model = document["applications"][0]["args"]["model"]["name"]
         service.save()
         (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from serve_app.settings import Settings
+
 _TOKEN_FIX = "give the cluster's token in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -90,6 +92,22 @@ def nodes(dashboard_url: str) -> list[dict[str, Any]]:
 def offered(dashboard_url: str) -> set[str]:
     """The resources that any node has, custom ones included."""
     return {name for node in nodes(dashboard_url) for name in node["resources_total"]}
+
+
+def with_scaling(application: dict[str, Any]) -> None:
+    """Move an application's autoscaling from its `args` to its `deployments`, unless its workers
+    have an entry there. Serve replaces every replica after a change of `args`, and none after a
+    change there. But for an entry its controller (2.60) imports our router, so Ray's own
+    environment must have the code: `hermes deploy` leaves the autoscaling where it is.
+    """
+    args, deployments = application.get("args") or {}, application.get("deployments") or []
+    scaling = Settings.model_validate(args).workers.autoscaling
+    if scaling is None or any(one.get("name") == "Worker" for one in deployments):
+        return
+    workers = {name: value for name, value in args["workers"].items() if name != "autoscaling"}
+    application["args"] = {**args, "workers": {**workers, "replicas": scaling.min_replicas}}
+    worker = {"name": "Worker", "num_replicas": "auto", "autoscaling_config": scaling.for_serve()}
+    application["deployments"] = [*deployments, worker]
 
 
 def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:

@@ -29,6 +29,10 @@ class EngineSettings(Section):
     )
 
 
+POLICY = "serve_app.policy.scaling:replicas_wanted"
+"""Ray Serve's autoscaling policy."""
+
+
 class AutoscalingSettings(Section):
     """Ray Serve's autoscaler, which follows what runs and what waits."""
 
@@ -60,6 +64,10 @@ class AutoscalingSettings(Section):
                 f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})"
             )
         return self
+
+    def for_serve(self) -> dict[str, Any]:
+        """Serve's `autoscaling_config`."""
+        return {**self.model_dump(), "policy": {"policy_function": POLICY}}
 
 
 class WorkerSettings(Section):

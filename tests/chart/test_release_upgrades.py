@@ -57,6 +57,19 @@ def test_settings_that_change_no_pod_are_taken_up_where_they_are(change: Documen
     assert seen_by_kuberay(NAMED) == seen_by_kuberay(merged(NAMED, change))
 
 
+def test_with_pods_to_spare_another_bound_of_the_replicas_is_no_upgrade() -> None:
+    before = merged(NAMED, SCALING, {"autoscaler": {"maxPods": 8}})
+    after = merged(before, {"settings": {"workers": {"autoscaling": {"max_replicas": 8}}}})
+    assert seen_by_kuberay(before) == seen_by_kuberay(after)
+    for values, most in ((before, 8), (merged(after, {"autoscaler": {"maxPods": 3}}), 8)):
+        groups = one(documents(values), "RayService")["spec"]["rayClusterConfig"][
+            "workerGroupSpecs"
+        ]
+        assert [group["maxReplicas"] for group in groups if group["groupName"] == "engines"] == [
+            most
+        ]
+
+
 def test_another_version_of_the_chart_alone_restarts_nothing(tmp_path: Path) -> None:
     values = merged(NAMED, {"image": {"tag": "0.2.0"}})
     folder = Path(shutil.copytree(CHART, tmp_path / "hermes-serve"))

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from serve_app.settings import Settings, load_settings
+from serve_app.settings.presets import PRESETS
+from serve_app.settings.workers import POLICY
 from tests.chart.charts import (
     EXTERNAL,
     NAMED,
@@ -68,6 +70,57 @@ def test_the_service_takes_the_settings(stage: str) -> None:
     settings = settings_of(stage_values(stage))
     assert settings.workers.device == ("cpu" if stage == "cpu" else "gpu")
     assert settings.model.name
+
+
+SCALING = {"min_replicas": 2, "max_replicas": 8, "target_ongoing_requests": 20}
+DELAYS = {"upscale_delay_s": 30, "downscale_delay_s": 120}
+
+
+def test_the_largest_stage_scales_as_it_says() -> None:
+    (application,) = config(stage_values("multi-node"))["applications"]
+    (worker,) = application["deployments"]
+    policy = {"policy": {"policy_function": POLICY}}
+    assert worker["autoscaling_config"] == {**SCALING, **DELAYS, **policy}
+    assert (worker["name"], worker["num_replicas"]) == ("Worker", "auto")
+    assert application["args"]["workers"]["replicas"] == 2
+    ours = yaml.safe_load((ROOT / "cluster" / "multi_node.yaml").read_text())
+    assert ours["applications"][0]["args"]["workers"]["autoscaling"] == {**SCALING, **DELAYS}
+
+
+@each(
+    "preset, workers, autoscaling",
+    [
+        (None, {}, {}),
+        (None, {}, {"max_replicas": 9}),
+        *((preset, {}, {"min_replicas": 1}) for preset in PRESETS),
+        ("balanced", {"max_running_requests": 1}, {}),
+        ("balanced", {"max_running_requests": 41}, {"target_ongoing_requests": 7}),
+    ],
+)
+def test_the_chart_scales_as_the_service_would(
+    preset: str | None, workers: Document, autoscaling: Document
+) -> None:
+    settings = {"preset": preset, "workers": {**workers, "autoscaling": autoscaling}}
+    (application,) = config(merged(NAMED, {"settings": settings}))["applications"]
+    expected = load_settings(settings, {}).workers.autoscaling
+    assert expected is not None
+    (worker,) = application["deployments"]
+    assert worker["autoscaling_config"] == expected.for_serve()
+    assert application["args"]["workers"]["replicas"] == expected.min_replicas
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+def test_a_higher_bound_builds_nothing_again() -> None:
+    from ray.serve._private.deploy_utils import get_app_code_version
+    from ray.serve.schema import ServeApplicationSchema
+
+    def version(workers: Document) -> str:
+        values = merged(stage_values("multi-node"), {"settings": {"workers": workers}})
+        (application,) = config(values)["applications"]
+        return str(get_app_code_version(ServeApplicationSchema.model_validate(application)))
+
+    assert version({"autoscaling": {"max_replicas": 12}}) == version({})
+    assert version({"max_running_requests": 12}) != version({})
 
 
 def test_keys_are_asked_for_unless_they_are_switched_off() -> None:

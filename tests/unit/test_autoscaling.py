@@ -21,21 +21,28 @@ import msgspec
 import pytest
 from ray.serve import autoscaling_policy
 from ray.serve._private import autoscaling_state
+from ray.serve._private.application_state import override_deployment_info
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
 from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
 from ray.serve._private.config import DeploymentConfig
+from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve._private.version import DeploymentVersion
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.schema import ServeApplicationSchema
 
 from scripts.simulation import virtual_time
 from scripts.simulation.engines import load_engine
 from scripts.simulation.service import Cluster, VirtualService
 from scripts.simulation.workloads import Kind, Lengths, closed_loop
+from serve_app.cli import serve_api
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
-from serve_app.deploy import _worker_options
+from serve_app.deploy import Worker, _worker_options
 from serve_app.policy.capacity import long_slots
 from serve_app.policy.scaling import load, per_engine, replicas_wanted
 from serve_app.settings import Settings, load_settings
+from serve_app.settings.workers import POLICY
 from tests.tables import each
 
 ID = DeploymentID("Worker", "hermes")
@@ -374,6 +381,80 @@ def test_serves_controller_needs_none_of_our_code(monkeypatch: pytest.MonkeyPatc
     loaded = pickle.loads(policy.get_serialized_policy_def())
     assert loaded is not replicas_wanted
     assert loaded(SimpleNamespace(raw_metrics={}, target_num_replicas=3)) == (3, {})
+
+
+# -- a Serve config -------------------------------------------------------------------------------
+
+
+def versions(application: dict[str, Any]) -> tuple[str, DeploymentVersion]:
+    """By which Serve decides whether it builds the application again, and replaces its workers."""
+    schema = ServeApplicationSchema.model_validate(application)
+    code = get_app_code_version(schema)
+    (worker,) = schema.model_dump(exclude_unset=True)["deployments"]
+    config = AutoscalingConfig(**worker["autoscaling_config"])
+    return code, DeploymentVersion(code, DeploymentConfig(autoscaling_config=config), {})
+
+
+def application_with(**workers: Any) -> dict[str, Any]:
+    """As quickstart hands it to Serve."""
+    args = {"preset": "balanced", "workers": {"autoscaling": {}, **workers}}
+    application = {"name": "hermes", "import_path": "serve_app.deploy:build", "args": args}
+    serve_api.with_scaling(application)
+    return application
+
+
+OTHERS = {
+    "max_replicas": 12,
+    "target_ongoing_requests": 5,
+    "upscale_delay_s": 60,
+    "downscale_delay_s": 300,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+@each("name", OTHERS)
+def test_another_number_of_the_autoscaling_replaces_no_engine(name: str) -> None:
+    other = {name: OTHERS[name]}
+    before, after = application_with(), application_with(autoscaling=other)
+    assert before != after
+    assert versions(before) == versions(after)
+    assert versions(application_with(max_running_requests=9)) != versions(after)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+def test_serve_takes_the_numbers_and_the_policy() -> None:
+    """As its controller does, with what it has built of the `args`."""
+    application = application_with(autoscaling={"max_replicas": 5})
+    deployment: Any = Worker  # Serve's decorator has made it one
+    worker = deployment.options(**_worker_options(load_settings(application["args"], {})))
+    built = {"Worker": DeploymentInfo(worker._deployment_config, worker._replica_config, 0, "")}
+    policies = {"Worker": AutoscalingPolicy(policy_function=POLICY).get_serialized_policy_def()}
+    schema = ServeApplicationSchema.model_validate(application)
+    taken = override_deployment_info(built, schema, policies)["Worker"].deployment_config
+    assert taken.num_replicas is None
+    assert taken.autoscaling_config.max_replicas == 5
+    assert taken.autoscaling_config.policy.get_policy().__name__ == "replicas_wanted"
+    assert taken.max_ongoing_requests == worker._deployment_config.max_ongoing_requests
+
+
+def test_an_application_keeps_what_it_says_of_its_workers_itself() -> None:
+    assert application_with()["deployments"][0]["autoscaling_config"] == {
+        "min_replicas": 2,
+        "max_replicas": 8,
+        "target_ongoing_requests": 128,
+        "upscale_delay_s": 30,
+        "downscale_delay_s": 120,
+        "policy": {"policy_function": POLICY},
+    }
+    assert application_with()["args"]["workers"] == {"replicas": 2}
+    for args, deployments in (
+        ({"workers": {"autoscaling": {}}}, [{"name": "Worker", "num_replicas": 3}]),
+        ({"workers": {"replicas": 3}}, []),
+        ({}, []),
+    ):
+        application: dict[str, Any] = {"args": args, "deployments": deployments}
+        serve_api.with_scaling(application)
+        assert application == {"args": args, "deployments": deployments}
 
 
 # -- what a worker tells ---------------------------------------------------------------------------

@@ -55,7 +55,7 @@ spec:
         {{- include "hermes.rayMounts" $pod | nindent 8 }}
   volumes:
     {{- include "hermes.rayVolumes" $pod | nindent 4 }}
-    {{- if .Values.settings.workers.autoscaling }}
+    {{- if include "hermes.autoscaling" . | fromJson }}
     - name: kubernetes-api # what Kubernetes would otherwise mount into every container
       projected:
         sources:

@@ -11,6 +11,10 @@
        that has not started yet, and, without GPUs, an engine those of an ingress: the last of either would wait for ever. */}}
 {{- $_ := set $args "ingress" (merge (dict "ray_resource" "ingress") ($args.ingress | default dict)) -}}
 {{- $_ := set $args "workers" (merge (dict "ray_resource" "engine") $args.workers) -}}
+{{- $scaling := include "hermes.autoscaling" . | fromJson -}}
+{{- if $scaling -}}
+{{- $_ := set $args "workers" (set (omit $args.workers "autoscaling") "replicas" $scaling.min_replicas) -}}
+{{- end -}}
 proxy_location: EveryNode
 http_options:
   host: 0.0.0.0
@@ -23,4 +27,11 @@ applications:
     import_path: serve_app.deploy:build
     args:
       {{- toYaml $args | nindent 6 }}
+    {{- if $scaling }}
+    deployments: # Serve replaces every replica after a change of `args`, and none after a change here
+      - name: Worker
+        num_replicas: auto
+        autoscaling_config:
+          {{- toYaml $scaling | nindent 10 }}
+    {{- end }}
 {{- end }}

@@ -21,18 +21,31 @@
 {{- divf (float64 (index . 1)) (float64 (include "hermes.enginesPerPod" (index . 0))) | ceil | int -}}
 {{- end }}
 
-{{- define "hermes.minEnginePods" -}}
+{{/* Serve's autoscaling_config as JSON, with the service's defaults and its preset's target; {} without autoscaling. */}}
+{{- define "hermes.autoscaling" -}}
+{{- $ours := .Files.Get "files/settings.json" | fromJson -}}
 {{- $workers := .Values.settings.workers -}}
-{{- $engines := $workers.replicas -}}
-{{- with $workers.autoscaling }}{{ $engines = .min_replicas }}{{ end -}}
-{{- include "hermes.podsFor" (list . $engines) -}}
+{{- $scaling := dict -}}
+{{- if not (kindIs "invalid" $workers.autoscaling) -}}
+{{- $scaling = deepCopy $workers.autoscaling -}}
+{{- with get $ours.presets (.Values.settings.preset | default "") -}}
+{{- $running := $workers.max_running_requests | default .sequences -}}
+{{- $scaling = merge $scaling (dict "target_ongoing_requests" (maxf 1.0 (mulf .busy_share $running))) -}}
+{{- end -}}
+{{- $scaling = merge $scaling $ours.autoscaling -}}
+{{- end -}}
+{{- toJson $scaling -}}
+{{- end }}
+
+{{- define "hermes.minEnginePods" -}}
+{{- $scaling := include "hermes.autoscaling" . | fromJson -}}
+{{- include "hermes.podsFor" (list . ($scaling.min_replicas | default .Values.settings.workers.replicas)) -}}
 {{- end }}
 
 {{- define "hermes.maxEnginePods" -}}
-{{- $workers := .Values.settings.workers -}}
-{{- $engines := $workers.replicas -}}
-{{- with $workers.autoscaling }}{{ $engines = .max_replicas }}{{ end -}}
-{{- include "hermes.podsFor" (list . $engines) -}}
+{{- $scaling := include "hermes.autoscaling" . | fromJson -}}
+{{- $pods := include "hermes.podsFor" (list . ($scaling.max_replicas | default .Values.settings.workers.replicas)) | int -}}
+{{- ternary (max $pods .Values.autoscaler.maxPods) $pods (not (empty $scaling)) -}}
 {{- end }}
 
 {{/* A Kubernetes quantity or one of Redis's ("4gb", "8Gi") in MiB. */}}

@@ -149,10 +149,9 @@
 {{- if and (not $gpu) .Values.engines.gpus }}
 {{- fail (printf "engines.gpus is %v, but settings.workers.device is 'cpu': set engines.gpus=0" .Values.engines.gpus) }}
 {{- end }}
-{{- with $workers.autoscaling }}
-{{- $range := merge (deepCopy .) ($.Files.Get "files/settings.json" | fromJson).autoscaling -}}
-{{- if gt (int64 $range.min_replicas) (int64 $range.max_replicas) }}
-{{- fail (printf "settings.workers.autoscaling.min_replicas (%v) is above max_replicas (%v)" $range.min_replicas $range.max_replicas) }}
+{{- with include "hermes.autoscaling" . | fromJson }}
+{{- if gt (int64 .min_replicas) (int64 .max_replicas) }}
+{{- fail (printf "settings.workers.autoscaling.min_replicas (%v) is above max_replicas (%v)" .min_replicas .max_replicas) }}
 {{- end }}
 {{- end }}
 {{- $engines := include "hermes.enginesPerPod" . | int -}}
@@ -251,7 +250,7 @@
 {{- if and .Values.networkPolicy.enabled (or .Values.ingress.enabled .Values.httpRoute.enabled) (not .Values.networkPolicy.servingFrom) }}
 {{- fail "networkPolicy.servingFrom is empty, so only this namespace can reach the service: set the peers of your ingress controller or Gateway" }}
 {{- end }}
-{{- if and .Values.networkPolicy.enabled .Values.settings.workers.autoscaling (not .Values.networkPolicy.apiServerCidrs) }}
+{{- if and .Values.networkPolicy.enabled (include "hermes.autoscaling" . | fromJson) (not .Values.networkPolicy.apiServerCidrs) }}
 {{- fail "networkPolicy.apiServerCidrs is empty, so the autoscaler (settings.workers.autoscaling) could not request pods: set the addresses of the Kubernetes API" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.uninstall.enabled (not .Values.networkPolicy.apiServerCidrs) }}
