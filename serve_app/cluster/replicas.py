@@ -25,6 +25,10 @@ class Replicas:
         self._sequences: dict[str, int] = {}
         self._avoided: dict[str, float] = {}
         self.version = 0
+        self.calls = {True: 0, False: 0}
+        """How many were sent to the replica that holds their session's cache, and how many to
+        another because that one was full.
+        """
 
     def listen(self, listener: Callable[[str, Cause], None]) -> None:
         """Call `listener(request_id, cause)` for every request whose replica has left one of the
@@ -47,6 +51,10 @@ class Replicas:
     def place(self, request_id: str, replica: str) -> None:
         """The request is being sent to a replica."""
         self._placed[request_id] = replica
+
+    def called(self, home: bool) -> None:
+        """A call is being sent to the first of its session's replicas, or to another one."""
+        self.calls[home] += 1
 
     def release(self, request_id: str) -> None:
         """Nobody waits for the request's replica any more."""

@@ -51,6 +51,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         self._shared = replicas.of(self._deployment_id.name)
         # an older ingress does not know them, and its placement counts calls
         self._sequences = getattr(self._shared, "sequences", lambda _: 1)
+        self._called = getattr(self._shared, "called", None)
         self._version = -1
         self._by_name: dict[str, ReplicaID] = {}
 
@@ -120,7 +121,8 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         try:
             sequences = self._sequences(request_id)
             several = (sequences,) if sequences > 1 else ()
-            name = self._placement.choose(session or request_id, *several)
+            key = session or request_id
+            name = self._placement.choose(key, *several)
         except LookupError:
             return []
         replica = self.curr_replicas.get(self._by_name[name])
@@ -128,6 +130,8 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
             return []
         self._placement.began(internal_id, name, *several)
         self._shared.place(request_id, name)
+        if self._called is not None:
+            self._called(name == self._placement.home(key))
         return [[replica]]
 
     async def _select_from_candidate_replicas(

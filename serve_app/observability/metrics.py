@@ -6,7 +6,7 @@ that every process writes to Redis, and labels each sample with its `replica`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -61,6 +61,12 @@ class Telemetry:
             "Attempts dispatched; `retry` counts those after the first.",
             ["kind"],
         )
+        self._calls = counter(
+            "hermes_calls",
+            "Calls to workers: to the replica at which a session is at `home`, or to another one, "
+            "because that was full (`overflow`).",
+            ["placed"],
+        )
         self._lost = _losses(counter)
         self._queue_wait = duration(
             "hermes_queue_wait_time_seconds",
@@ -90,6 +96,7 @@ class Telemetry:
             "hermes_loop_held",
             "Steps that blocked a worker's event loop for longer than `workers.held_s`.",
         )
+        self._called = {True: 0, False: 0}
         self._make_gauges(gauge)
         self._prepare_series()
 
@@ -120,6 +127,7 @@ class Telemetry:
             self._refused.labels(str(reason))
         for kind in ("first", "retry"):
             self._attempts.labels(kind)
+        self.called({})
 
     # -- every process ----------------------------------------------------------------------------
 
@@ -150,6 +158,13 @@ class Telemetry:
     def attempted(self, epoch: int, cause: str = "") -> None:
         """An attempt was sent to a worker. `cause`: why the one before ended."""
         self._attempts.labels("first" if epoch == 1 else "retry").inc()
+
+    def called(self, calls: Mapping[bool, int]) -> None:
+        """How many calls there were so far, at home and elsewhere."""
+        for home, placed in ((True, "home"), (False, "overflow")):
+            now = calls.get(home, 0)
+            self._calls.labels(placed).inc(now - self._called[home])
+            self._called[home] = now
 
     def engines_ready(self, engines: int) -> None:
         """How many engines this ingress can send work to."""

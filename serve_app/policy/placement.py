@@ -49,6 +49,10 @@ class Placement:
         self._ring = HashRing(self._replicas, self._virtual_nodes)
         self._in_flight = sum(self._loads.get(replica, 0) for replica in self._replicas)
 
+    def home(self, key: str) -> str:
+        """The replica that the key's calls go to unless it is full. There must be a replica."""
+        return next(self._ring.walk(key))
+
     def choose(self, key: str, sequences: int = 1) -> str:
         """The first replica on the ring after the key's position that is below its bounds.
 

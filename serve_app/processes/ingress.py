@@ -242,6 +242,7 @@ class IngressProcess:
         self._validator.most_tokens = max(longest, default=0) if len(longest) == len(mine) else 0
         self.base.telemetry.engines_ready(len(mine))
         self.limits.memory.workers = len(mine)
+        self.base.telemetry.called(self._replicas.calls)
 
     async def _watch_limits(self) -> None:
         await self.limits.watch(

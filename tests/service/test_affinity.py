@@ -4,10 +4,12 @@ over the replicas.
 
 from __future__ import annotations
 
-from tests.service.support import Running
+from tests.service.support import Metrics, Running
+from tests.waiting import until
 
 
 def test_a_session_stays_on_its_replica_through_every_ingress(simulated: Running) -> None:
+    before = at_home(simulated.settled())
     for session in ("dave", "erin"):
         seen = set()
         for url in simulated.ingress_urls.values():
@@ -19,3 +21,9 @@ def test_a_session_stays_on_its_replica_through_every_ingress(simulated: Running
                 )
                 seen.add(answer.headers["x-hermes-replica"])
         assert len(seen) == 1
+    after = before + 2 * 5 * len(simulated.ingress_urls)
+    until("each was counted at home", lambda: at_home(simulated.metrics()) == after)
+
+
+def at_home(page: Metrics) -> float:
+    return page.total("hermes_calls_total", placed="home")

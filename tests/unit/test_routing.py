@@ -100,6 +100,7 @@ def test_overflow_goes_to_the_next_on_the_ring_and_comes_back() -> None:
     none = dict.fromkeys(NODES, 0)
     assert placement(none).choose("session") == first
     assert placement(none | {first: 1}).choose("session") == second
+    assert placement(none | {first: 1}).home("session") == first
     assert placement(dict.fromkeys(NODES, 3) | {first: 4}).choose("session") == first
 
 

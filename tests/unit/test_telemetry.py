@@ -113,3 +113,12 @@ def test_retries_and_first_attempts_are_counted_apart() -> None:
     found = samples(telemetry.page())
     assert found["hermes_attempts_total", (("kind", "first"),)] == 1
     assert found["hermes_attempts_total", (("kind", "retry"),)] == 2
+
+
+def test_calls_at_home_and_elsewhere_are_counted_from_the_first_on() -> None:
+    telemetry = Telemetry()
+    labels = [("hermes_calls_total", (("placed", placed),)) for placed in ("home", "overflow")]
+    assert [samples(telemetry.page())[label] for label in labels] == [0, 0]
+    for calls in ({True: 3, False: 0}, {True: 5, False: 1}, {True: 5, False: 1}):
+        telemetry.called(calls)
+    assert [samples(telemetry.page())[label] for label in labels] == [5, 1]
