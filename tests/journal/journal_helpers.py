@@ -230,11 +230,12 @@ class World:
     async def full(self, over_bytes: int = 1 << 40) -> AsyncIterator[None]:
         """A Redis that has so much more than it may."""
         used: int = (await self.redis.info("memory"))["used_memory"]
+        before = (await self.operator.config_get("maxmemory"))["maxmemory"]
         await self.operator.config_set("maxmemory", max(1, used - over_bytes))
         try:
             yield
         finally:
-            await self.operator.config_set("maxmemory", 0)
+            await self.operator.config_set("maxmemory", before)  # other tests use this Redis, too
 
     async def stop(self) -> None:
         """Stop everything that was started here."""
