@@ -89,7 +89,6 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers.rehearsal import check_replay
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -128,8 +127,6 @@ class VllmEngine:
         self._app = app
         if "generate" in tasks:
             determinism.check()
-            name, limits = self._settings.model.name, self._settings.limits
-            await check_replay(self, name, logprobs=bool(limits.max_logprobs))
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder

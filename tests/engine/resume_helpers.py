@@ -9,14 +9,19 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import msgspec
+
+from serve_app.clock import RedisClock
+from serve_app.contract import State
+from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
+from serve_app.journal.ids import EntryId
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
 from workers import recorder as recording
-from workers import rehearsal
 from workers.recorder import Recorder
-from workers.rehearsal import body_of, first_entry
+from workers.replay import recorded
 from workers.vllm_engine import VllmEngine
 
 T = TypeVar("T")
@@ -102,7 +107,7 @@ class Written:
 
     @property
     def body(self) -> bytes:
-        return body_of(self.entries)
+        return b"".join(entry.body for entry in self.entries if entry.id.epoch > 0)
 
 
 def request(
@@ -113,13 +118,46 @@ def request(
     facts = RequestFacts(
         request_class, tenant, "s", "hermes-tiny", streamed, ADMITTED_MS, 2**62, ""
     )
-    return first_entry(path, body, facts)
+    line = RequestLine("POST", path, "", [("content-type", "application/json")])
+    fields = {
+        b"r": msgspec.json.encode(line),
+        b"m": msgspec.json.encode(facts),
+        b"b": msgspec.json.encode(body),
+    }
+    return Entry(EntryId(0, 1), fields)
 
 
 async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "req_0") -> Written:
-    """See `rehearsal.attempt`."""
-    entries, recorder = await rehearsal.attempt(world.engine, journal, request_id, world.telemetry)
-    return Written(entries, recorder, world.generated_tokens.pop(recorder, 0))
+    """Work on a journal as a worker does, one entry for every engine output, to the end of the
+    response.
+    """
+    epoch = journal[-1].id.epoch + 1
+    opened = AttemptFacts("replica", world.engine.name, 1, fingerprint=world.engine.fingerprint)
+    entries = [
+        *journal,
+        Entry(EntryId(epoch, 0), {b"n": b"nonce", b"m": msgspec.json.encode(opened)}),
+    ]
+
+    def write(one: Attempt) -> None:
+        while (entry := one.take()) is not None:
+            entries.append(entry)
+            one.accepted(entry)
+
+    one = Attempt(request_id, "key", epoch, b"nonce", "", write)
+    facts = msgspec.json.decode(journal[0].fields[b"m"], type=RequestFacts)
+    line = msgspec.json.decode(journal[0].fields[b"r"], type=RequestLine)
+    part = recorded(entries)
+    if epoch > 1:
+        one.continue_from(part.last, part.body, part.events, part.head)
+    recorder = Recorder(one, facts, opened, world.telemetry, RedisClock(), part)
+    recording.current.set(recorder)
+    await world.engine.serve(request_id, line, journal[0].body, recorder)
+    recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
+    return Written(
+        [entry for entry in entries if not entry.terminal],
+        recorder,
+        world.generated_tokens.pop(recorder, 0),
+    )
 
 
 async def attempts(world: EngineThread, journals: Sequence[list[Entry]]) -> list[Written]:

@@ -1,18 +1,14 @@
 """What a response has of time and chance comes from one source, in modules that are loaded later,
-too; and a worker that could not continue another's answer never becomes ready.
+too.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-import secrets
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import vllm
@@ -20,14 +16,10 @@ from vllm import tool_parsers
 from vllm.renderers import chat_utils
 
 from serve_app.errors import SettingsError
-from tests.engine.resume_helpers import EngineThread
 from tests.tables import each
 from workers import determinism
-from workers.continuation import Continuation
-from workers.recorder import Recorder, current
-from workers.rehearsal import check_replay
+from workers.recorder import current
 
-MODEL = "hermes-tiny"
 LATE = """
 import random, time
 from random import choices
@@ -53,42 +45,9 @@ ELSEWHERE = {
 }
 
 
-def test_every_answer_can_be_made_again(world: EngineThread) -> None:
-    world.run(check_replay(world.engine, MODEL, logprobs=True))
-
-
-def no_such_name(*_: object) -> None:
-    raise AttributeError("private")
-
-
-BREAKS: list[tuple[str, tuple[Any, str], Callable[..., Any]]] = [
-    ("the time of its request", (determinism._Clock, "time"), lambda _: time.time()),
-    ("differs from the journal", (Recorder, "next_value"), lambda _: secrets.token_bytes(16)),
-    ("from the journal 500", (Continuation, "replay"), no_such_name),
-]
-
-
-@pytest.mark.parametrize(("why", "place", "broken"), BREAKS)
-def test_a_seam_that_has_moved_is_found(
-    world: EngineThread,
-    monkeypatch: pytest.MonkeyPatch,
-    why: str,
-    place: tuple[Any, str],
-    broken: Callable[..., Any],
-) -> None:
-    monkeypatch.setattr(*place, broken)
-    with pytest.raises(SettingsError, match=why):
-        world.run(check_replay(world.engine, MODEL, logprobs=True))
-
-
-def test_no_worker_becomes_ready_with_it(
-    world: EngineThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as broken:
-        broken.setattr(Recorder, "next_value", lambda _: secrets.token_bytes(16))
-        with pytest.raises(SettingsError, match="differs from the journal"):
-            EngineThread(core=world)
+def test_a_name_that_is_not_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_utils, "random_uuid", determinism._random_uuid)
+    monkeypatch.setattr(determinism, "_HAVE_OURS", determinism._HAVE_OURS[-1:])
     with pytest.raises(SettingsError, match=r"no `random_uuid` in vllm\.renderers"):
         determinism.check()
 
