@@ -80,15 +80,13 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine's processes, load the model, build the server app."""
         _set_environment(self._settings)
-        from workers import determinism
-
-        determinism.install()
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from workers import determinism
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -107,9 +105,7 @@ class VllmEngine:
             self._engine,
             self._progress,
             self._settings.workers.rerun_tokens,
-            prompts_vary="strftime_now" in template
-            or args.trust_request_chat_template
-            or self._engine.model_config.hf_config.model_type == "gpt_oss",  # they name the day
+            prompts_vary="strftime_now" in template or args.trust_request_chat_template,
             by_priority=args.scheduling_policy == "priority",
             grammars=self._engine.vllm_config.structured_outputs_config.backend,
         )
@@ -122,11 +118,10 @@ class VllmEngine:
         app.state.server = SimpleNamespace(
             should_exit=False
         )  # vLLM's error handler sets it if the engine is dead
+        determinism.install()
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._app = app
-        if "generate" in tasks:
-            determinism.check()
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder

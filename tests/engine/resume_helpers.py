@@ -17,6 +17,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
 from serve_app.journal.ids import EntryId
+from serve_app.journal.reader import JournalReader
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
 from workers import recorder as recording
@@ -95,6 +96,15 @@ class EngineThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
+def body_of(entries: Sequence[Entry]) -> bytes:
+    """The response bytes that a reader of a journal has."""
+    reader, body = JournalReader(), []
+    for entry in entries:
+        reader.feed(entry)
+        body.append(reader.take())
+    return b"".join(body)
+
+
 class Written:
     """The result of an attempt: its entries, the response bytes so far, and the number of tokens
     that the engine generated for it.
@@ -107,7 +117,7 @@ class Written:
 
     @property
     def body(self) -> bytes:
-        return b"".join(entry.body for entry in self.entries if entry.id.epoch > 0)
+        return body_of(self.entries)
 
 
 def request(
@@ -151,8 +161,15 @@ async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "
         one.continue_from(part.last, part.body, part.events, part.head)
     recorder = Recorder(one, facts, opened, world.telemetry, RedisClock(), part)
     recording.current.set(recorder)
-    await world.engine.serve(request_id, line, journal[0].body, recorder)
-    recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
+    try:
+        await world.engine.serve(request_id, line, journal[0].body, recorder)
+    except Exception:
+        if recorder.failure is None:
+            raise
+    if recorder.failure is not None:
+        recorder.refuse(recorder.failure)
+    else:
+        recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
     return Written(
         [entry for entry in entries if not entry.terminal],
         recorder,

@@ -18,9 +18,8 @@ from serve_app.contract import Because
 from serve_app.journal.entries import Entry
 from tests.engine.contents import alike, content, each_choice, events, same
 from tests.engine.prompts import TOOLS
-from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, request
+from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, body_of, request
 from workers.engine_plugin import PRIOR
-from workers.rehearsal import body_of
 from workers.replay import CannotContinue
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
