@@ -113,6 +113,9 @@ def _word(body: dict[str, Any], whole: Written, left: list[Any], resumed: list[W
             assert alike(each_choice(one.body), each_choice(whole.body))
     if resumed[-1].recorder.lost:
         return "lost"
+    if "seed" in body and body["temperature"]:  # drawn, so it may end before its limit
+        missing = sum(outputs(entry) for entry in whole.entries[len(left[-1]) :])
+        return "run again" if resumed[-1].generated_tokens > missing + 1 else "continued"
     known = sum(outputs(entry) for entry in left[-1])
     # An engine that goes on cannot generate more, even if it runs ahead of a stop string.
     possible = _most_tokens(body) - known
