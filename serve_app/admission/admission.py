@@ -73,8 +73,8 @@ class Admission:
 
         Raises:
             RequestRefused: `queue_full`, `tenant_limit`, `storage_full`, `results_full`,
-                `idempotency_conflict`,
-                `journal_lost` if the submission continues what is not there.
+                `idempotency_conflict`, `journal_lost` if the submission continues what is not
+                there.
             RedisUnavailable: Redis cannot be reached.
         """
         facts = self._facts(submission)
@@ -174,7 +174,6 @@ class Admission:
             wake=submission.wake,
             client_request_id=submission.client_request_id,
             trace=submission.trace,
-            detached=submission.detached,
             retention_s=submission.retention_s,
         )
 

@@ -33,8 +33,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         seen: the number of the last event that the client has of the answer to its key; if it has
             any, only an earlier request will do.
         trace: the `traceparent` of the request's span; empty if it is not traced.
-        detached: whether the request goes on although nobody waits for the answer.
-        retention_s: how long the answer can be read after its end; 0: as long as the settings say.
+        retention_s: how long the answer can be read after its end, if the request goes on although
+            nobody waits for it; 0 for all others.
     """
 
     tenant: str
@@ -52,7 +52,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes = b""
     seen: int = 0
     trace: str = ""
-    detached: bool = False
     retention_s: float = 0.0
 
 

@@ -11,14 +11,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.cors import Cors
 from serve_app.ingress.guard import Guard
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import internal, note_refusal
+from serve_app.ingress.refusals import internal, journal_unavailable, note_refusal
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.observability.metrics import Telemetry
 
@@ -53,7 +53,9 @@ def build_app(
     docs_page.add_docs(app, model)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(RequestRefused, _refused_handler(telemetry))
+    refused = _refused_handler(telemetry)
+    app.add_exception_handler(RequestRefused, refused)
+    app.add_exception_handler(RedisUnavailable, lambda at, _: refused(at, journal_unavailable()))
     app.add_exception_handler(Exception, _defect)
     guard = Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
     return Cors(guard, origins=cors_origins) if cors_origins else guard

@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.errors import RequestRefused
 from serve_app.ingress.answer import Answer, Answers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.refusals import journal_unavailable, send_refusal
+from serve_app.ingress.refusals import send_refusal
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.ids import REQUEST_ID
@@ -37,12 +37,9 @@ class EventStreams:
         """The answer with the events after number `seen`.
 
         Raises:
-            RequestRefused: `journal_unavailable`.
+            RedisUnavailable: Redis cannot be reached.
         """
-        try:
-            follower = await self._disconnects.attach(request_id, seen, has_ended(entries))
-        except RedisUnavailable:
-            raise journal_unavailable() from None
+        follower = await self._disconnects.attach(request_id, seen, has_ended(entries))
         path = decode_line(entries[0]).path if entries[0].id == REQUEST_ID else ""
         facts = follower.reader.facts
         streamed = as_events or (facts is not None and facts.streamed)

@@ -87,7 +87,7 @@ class InferenceEndpoint:
                 tenant, path, query, headers, body, request, span.traceparent
             )
             background = in_background(path, request)
-            if submission.detached and not (background and submission.streamed):
+            if submission.retention_s and not (background and submission.streamed):
                 request_id, facts = await self._acceptance.accept_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
                 return (queued if background else accepted)(request_id, facts)

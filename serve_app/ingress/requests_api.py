@@ -10,9 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
-from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.errors import RequestRefused
 from serve_app.ingress.event_streams import EventStream, EventStreams
-from serve_app.ingress.refusals import journal_unavailable
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine
@@ -42,11 +41,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         _check_one_of("state", state, list(State))
         _check_one_of("class", request_class, CLASSES)
         wanted = {"state": state, "class": request_class}
-        try:
-            page = await _page(store, request.state.tenant, wanted, limit, after)
-        except RedisUnavailable:
-            raise journal_unavailable() from None
-        return JSONResponse(page)
+        return JSONResponse(await _page(store, request.state.tenant, wanted, limit, after))
 
     @router.get(
         "/v1/requests/{request_id}",
@@ -79,10 +74,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
     async def cancel(request_id: str, request: Request) -> JSONResponse:
         entries = await entries_of(store, request_id, request.state.tenant)
         if not has_ended(entries):
-            try:
-                await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
-            except RedisUnavailable:
-                raise journal_unavailable() from None
+            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
             entries = await entries_of(store, request_id, request.state.tenant)
         return JSONResponse(describe(request_id, entries))
 
@@ -191,10 +183,7 @@ async def entries_of(store: JournalStore, request_id: str, tenant: str) -> list[
     """The outline of a request's journal. Another tenant's request gives the same 404 as one that
     does not exist.
     """
-    try:
-        entries = await store.outline(request_id) if len(request_id) <= 64 else None
-    except RedisUnavailable:
-        raise journal_unavailable() from None
+    entries = await store.outline(request_id) if len(request_id) <= 64 else None
     if not entries or _tenant(entries) != tenant:
         raise RequestRefused(
             Reason.NOT_FOUND, f"No request '{request_id[:64]}' is known (any more)."

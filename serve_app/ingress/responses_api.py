@@ -5,6 +5,8 @@ Everything is read from the journal, by any ingress; a response in the backgroun
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Annotated, Any
 
 import msgspec
@@ -13,9 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
-from serve_app.errors import RedisUnavailable, RequestRefused, error_body
+from serve_app.errors import RequestRefused, error_body
 from serve_app.ingress.event_streams import EventStream, EventStreams
-from serve_app.ingress.refusals import journal_unavailable
 from serve_app.ingress.requests_api import entries_of, invalid, known_headers
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.events import SEPARATOR
@@ -23,8 +24,11 @@ from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 
+log = logging.getLogger("hermes.ingress")
+
 _PREFIX = "resp_"
-_LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+"""What a response has in its fields may be large, and is passed on as it is."""
 
 
 def queued(request_id: str, facts: RequestFacts) -> Response:
@@ -34,23 +38,58 @@ def queued(request_id: str, facts: RequestFacts) -> Response:
     )
 
 
+class _Whole(Response):
+    """A response as OpenAI's object, whatever its state. It may be as large as an answer, so it
+    counts as a reader of events, and whoever does not take it is disconnected.
+    """
+
+    def __init__(
+        self,
+        store: JournalStore,
+        streams: EventStreams,
+        request_id: str,
+        tenant: str,
+        outline: list[Entry],
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._streams = streams
+        self._request_id = request_id
+        self._tenant = tenant
+        self._outline = outline
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._streams.connections.hold(self._tenant):
+            entries = self._outline
+            if has_ended(entries):
+                entries = await self._store.read(self._request_id) or entries
+            content = await asyncio.to_thread(_object, self._request_id, entries)
+            answer = Response(content, media_type="application/json")
+            try:
+                async with asyncio.timeout(self._streams.slow_readers.stalled_s):
+                    await answer(scope, receive, send)
+            except TimeoutError:
+                log.info("request %s: the client does not take the response", self._request_id)
+
+
 def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
     """The endpoints."""
     router = APIRouter(tags=["responses"])
 
     async def found(response_id: str, request: Request) -> tuple[str, list[Entry]]:
         request_id = response_id.removeprefix(_PREFIX)
+        if request_id == response_id:
+            raise _not_found(response_id)
         try:
             return request_id, await entries_of(store, request_id, request.state.tenant)
-        except RequestRefused as refusal:
-            if refusal.reason is not Reason.NOT_FOUND:
-                raise
-            message = f"Response with id '{response_id[:64]}' not found."
-            raise RequestRefused(Reason.NOT_FOUND, message, param="id") from None
+        except RequestRefused:
+            raise _not_found(response_id) from None
 
-    async def cancelled(request_id: str, entries: list[Entry]) -> None:
+    async def ended(response_id: str, request: Request) -> str:
+        request_id, entries = await found(response_id, request)
         if not has_ended(entries):
             await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
+        return request_id
 
     @router.get("/v1/responses/{response_id}", summary="A response, or its events")
     async def retrieve(
@@ -60,34 +99,32 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         starting_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     ) -> Any:
         request_id, entries = await found(response_id, request)
-        if stream and not request.state.head:
+        if request.state.head:
+            return Response(media_type="application/json")
+        if stream:
             if not _was_streamed(entries):
                 raise invalid("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
             return EventStream(streams, request_id, request.state.tenant, seen, entries)
-        return JSONResponse(await _response(store, request_id, entries))
+        return _Whole(store, streams, request_id, request.state.tenant, entries)
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
-    async def cancel(response_id: str, request: Request) -> JSONResponse:
+    async def cancel(response_id: str, request: Request) -> Any:
+        await ended(response_id, request)
         request_id, entries = await found(response_id, request)
-        try:
-            await cancelled(request_id, entries)
-        except RedisUnavailable:
-            raise journal_unavailable() from None
-        _, entries = await found(response_id, request)
-        return JSONResponse(await _response(store, request_id, entries))
+        return _Whole(store, streams, request_id, request.state.tenant, entries)
 
     @router.delete("/v1/responses/{response_id}", summary="Cancel and forget a response")
     async def delete(response_id: str, request: Request) -> JSONResponse:
-        request_id, entries = await found(response_id, request)
-        try:
-            await cancelled(request_id, entries)
-            await store.forget(request_id)
-        except RedisUnavailable:
-            raise journal_unavailable() from None
+        await store.forget(await ended(response_id, request))
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     return router
+
+
+def _not_found(response_id: str) -> RequestRefused:
+    message = f"Response with id '{response_id[:64]}' not found."
+    return RequestRefused(Reason.NOT_FOUND, message, param="id")
 
 
 def _was_streamed(outline: list[Entry]) -> bool:
@@ -97,15 +134,14 @@ def _was_streamed(outline: list[Entry]) -> bool:
     return reader.facts is not None and reader.facts.streamed
 
 
-async def _response(store: JournalStore, request_id: str, outline: list[Entry]) -> Any:
-    """The response as OpenAI's object, whatever its state."""
-    ended = has_ended(outline)
-    try:
-        entries = await store.read(request_id) if ended else outline
-    except RedisUnavailable:
-        raise journal_unavailable() from None
+def _object(request_id: str, entries: list[Entry]) -> bytes:
+    """The object that a journal, or the outline of one that has not ended, says.
+
+    Raises:
+        RequestRefused: `not_found`, if it is the journal of another endpoint.
+    """
     reader, body = JournalReader(), []
-    for entry in entries or outline:
+    for entry in entries:
         reader.feed(entry)
     while reader.more:
         body.append(reader.take())
@@ -113,27 +149,21 @@ async def _response(store: JournalStore, request_id: str, outline: list[Entry]) 
     assert facts is not None, "it has a tenant"
     if ending is None:
         state = State.RUNNING if reader.attempt else State.QUEUED
-        return _unfinished(request_id, facts, state)
-    answer = _answered(b"".join(body), reader.streams)
-    if ending.state is State.COMPLETED and answer:
-        return {**answer, "background": facts.detached}
-    reason = ending.reason or Reason.INTERNAL
-    error = error_body(reason, ending.message)["error"]
-    return _unfinished(request_id, facts, ending.state, error)
-
-
-def _answered(body: bytes, streamed: bool) -> dict[str, Any]:
-    """The object in an answer; empty if there is none."""
-    if not streamed:
-        found = msgspec.json.decode(body) if body else {}
-        return found if isinstance(found, dict) else {}
-    for event in reversed(body.split(SEPARATOR)):
-        data = event.partition(b"data: ")[2]
-        if any(f'"{name}"'.encode() in event for name in _LAST_EVENTS):
-            found = msgspec.json.decode(data)["response"]
-            assert isinstance(found, dict)
-            return found
-    return {}
+        return msgspec.json.encode(_unfinished(request_id, facts, state))
+    if ending.state is not State.COMPLETED:
+        error = error_body(ending.reason or Reason.INTERNAL, ending.message)["error"]
+        return msgspec.json.encode(_unfinished(request_id, facts, ending.state, error))
+    answer = b"".join(body)
+    try:
+        if reader.streams:  # its last event holds it
+            event = answer.rstrip().rpartition(SEPARATOR)[2]
+            answer = _fields.decode(event.partition(b"data: ")[2])["response"]
+        fields = _fields.decode(answer)
+    except (msgspec.MsgspecError, LookupError):
+        fields = {}
+    if bytes(fields.get("object", b"")) != b'"response"':
+        raise _not_found(_PREFIX + request_id)
+    return msgspec.json.encode({**fields, "background": facts.detached})
 
 
 def _unfinished(

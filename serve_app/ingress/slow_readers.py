@@ -24,7 +24,7 @@ class SlowReaders:
     """
 
     def __init__(self, stalled_s: float, loops: Loops) -> None:
-        self._stalled_s = stalled_s
+        self.stalled_s = stalled_s
         self._answers: set[Answer] = set()
         self._loops = loops
         self._watching: asyncio.Task[None] | None = None
@@ -48,7 +48,7 @@ class SlowReaders:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(min(timings.STALLED_LOOK_AT_MOST_S, self._stalled_s / 4))
-            since_s = SYSTEM.monotonic_s() - self._stalled_s
+            await asyncio.sleep(min(timings.STALLED_LOOK_AT_MOST_S, self.stalled_s / 4))
+            since_s = SYSTEM.monotonic_s() - self.stalled_s
             for answer in [one for one in self._answers if one.sending_since_s < since_s]:
                 answer.cut()

@@ -105,8 +105,7 @@ class Submissions:
             value=_meaning(body, request) if key else b"",
             seen=last_event_id(headers.get("last-event-id")) if key else 0,
             trace=trace,
-            detached=detached,
-            retention_s=self._retention_s(headers, detached),
+            retention_s=self._retention_s(headers) if detached else 0.0,
         )
 
     def _request_class(
@@ -139,9 +138,7 @@ class Submissions:
             usual_s = most_s = settings.detached_timeout_s
         return min(seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
 
-    def _retention_s(self, headers: Mapping[str, str], detached: bool) -> float:
-        if not detached:
-            return 0.0
+    def _retention_s(self, headers: Mapping[str, str]) -> float:
         wanted_s = seconds(headers, "x-hermes-retention-seconds")
         journal = self._journal
         return min(wanted_s or journal.detached_retention_s, journal.max_retention_s)

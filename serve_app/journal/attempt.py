@@ -44,7 +44,6 @@ class Attempt:
         "bytes",
         "channel",
         "closed",
-        "detached_tenant",
         "epoch",
         "history",
         "key",
@@ -70,7 +69,7 @@ class Attempt:
         self.nonce = nonce
         self.channel = channel
         self.retention_s = 0.0
-        self.detached_tenant = ""
+        """See `RequestFacts`."""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.history = History()
         self.unaccepted: deque[Entry] = deque()

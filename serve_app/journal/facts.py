@@ -32,10 +32,15 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same of what the body means, however it is written."""
     trace: str = ""
     """The `traceparent` of the HTTP request, if it is traced."""
-    detached: bool = False
-    """Whether it goes on without a reader (`Prefer: respond-async`)."""
     retention_s: float = 0.0
-    """How long it can be read after its end; 0: as long as the settings say."""
+    """How long it can be read after its end, if it goes on without a reader (`Prefer:
+    respond-async`); 0 for all others.
+    """
+
+    @property
+    def detached(self) -> bool:
+        """Whether it goes on without a reader."""
+        return self.retention_s > 0
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):

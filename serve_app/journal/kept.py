@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.journal.entries import Entry
+from serve_app.journal.facts import Summary
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import kept_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
+from serve_app.settings import Settings
 
 _STREAM_BYTES = 4_700
 """What Redis needs for a stream besides the fields (docs/redis.md)."""
@@ -31,21 +33,18 @@ def size_of(terminal: Entry) -> int:
     return sum(map(len, terminal.fields.values())) + _STREAM_BYTES
 
 
-def keeping(
-    namespace: str, tenant: str, size: int, until_ms: int, longest_s: float
-) -> list[Command]:
-    """The commands that count an answer of `size` bytes until it expires (negative: that no longer
-    count it).
-
-    Args:
-        longest_s: the longest that any answer is kept.
+def keeping(settings: Settings, summary: Summary | None, size: int) -> list[Command]:
+    """The commands that count `size` bytes of a request that has ended until they expire, or that
+    no longer count them (negative); none if it is not kept without a reader.
     """
-    hour, commands = until_ms // timings.KEPT_HOUR_MS + 1, list[Command]()
-    for key in (kept_key(namespace, tenant), kept_key(namespace, _ALL)):
-        commands += [
-            ("HINCRBY", key, hour, size),
-            ("PEXPIRE", key, int(longest_s * 1000) + 2 * timings.KEPT_HOUR_MS),
-        ]
+    facts = summary.request if summary else None
+    if summary is None or facts is None or not facts.detached:
+        return []
+    hour = (summary.ended_ms + int(facts.retention_s * 1000)) // timings.KEPT_HOUR_MS + 1
+    longest_ms = int(settings.journal.max_retention_s * 1000) + 2 * timings.KEPT_HOUR_MS
+    commands: list[Command] = []
+    for key in (kept_key(settings.namespace, one) for one in (facts.tenant, _ALL)):
+        commands += [("HINCRBY", key, hour, size), ("PEXPIRE", key, longest_ms)]
     return commands
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -130,29 +131,31 @@ class JournalStore:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        key = self.key(request_id)
-        replies = [*all_answered(await self._link.call(outline.first_questions(key)))]
-        found = outline.put_together(replies)
-        if epochs := outline.epochs_left(found):
-            replies += all_answered(await self._link.call(outline.more_questions(key, epochs)))
-            found = outline.put_together(replies)
-        return found or None
+        (found,) = await self.outlines([request_id], large=False)
+        return found
 
-    async def outlines(self, request_ids: Sequence[str]) -> list[list[Entry] | None]:
-        """Like `outline` for many journals, in one round trip if none has several attempts.
+    async def outlines(
+        self, request_ids: Sequence[str], large: bool = True
+    ) -> list[list[Entry] | None]:
+        """Like `outline` for many journals, in two round trips at most.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        questions = [outline.first_questions(self.key(one)) for one in request_ids]
-        commands = [one for q in questions for one in q]
-        replies = iter(all_answered(await self._link.call(commands, large=True)))
-        found: list[list[Entry] | None] = []
-        for request_id, asked in zip(request_ids, questions, strict=True):
-            entries = outline.put_together([next(replies) for _ in asked])
-            several = outline.epochs_left(entries)
-            found.append(await self.outline(request_id) if several else entries or None)
-        return found
+        keys = [self.key(request_id) for request_id in request_ids]
+        replies = await self._of_each([outline.first_questions(key) for key in keys], large)
+        epochs = [outline.epochs_left(outline.put_together(found)) for found in replies]
+        if any(epochs):
+            questions = zip(keys, epochs, strict=True)
+            more = await self._of_each([outline.more_questions(*one) for one in questions], large)
+            replies = [[*found, *also] for found, also in zip(replies, more, strict=True)]
+        return [outline.put_together(found) or None for found in replies]
+
+    async def _of_each(self, questions: list[list[Command]], large: bool) -> list[list[Any]]:
+        """The replies to several journals' questions, in one round trip."""
+        commands = [command for asked in questions for command in asked]
+        replies = iter(all_answered(await self._link.call(commands, large)))
+        return [[next(replies) for _ in asked] for asked in questions]
 
     async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
         """See `listing.listed`."""
@@ -165,15 +168,10 @@ class JournalStore:
             RedisUnavailable: Redis cannot be reached.
         """
         last = await self.last(request_id)
-        commands: list[Command] = [("UNLINK", self.key(request_id), self.body_key(request_id))]
-        summary = last.summary if last is not None and last.ends else None
-        facts = summary.request if summary else None
-        if last is not None and summary is not None and facts is not None and facts.detached:
-            until_ms = summary.ended_ms + int(self._retention_s(facts) * 1000)
-            longest_s = self._settings.journal.max_retention_s
-            whose = (self._settings.namespace, facts.tenant)
-            commands += keeping(*whose, -size_of(last), until_ms, longest_s)
-        all_answered(await self._link.call(commands))
+        key, body = self.key(request_id), self.body_key(request_id)
+        deleted, _ = all_answered(await self._link.call([("UNLINK", key), ("UNLINK", body)]))
+        if deleted and last is not None and last.terminal:  # whoever wrote it has counted it
+            await self._link.call(keeping(self._settings, last.summary, -size_of(last)))
 
     async def kept(self, tenant: str) -> Kept:
         """See `kept.kept`."""
@@ -308,6 +306,7 @@ class JournalStore:
             after.append(("PUBLISH", facts.wake, wakes))
             if facts.detached:  # of its answer nothing is kept
                 after.append(("XTRIM", key, "MINID", str(TERMINAL_ID)))
+                after += keeping(self._settings, summary, size_of(terminal))
             if queued := entries[0].queue_entry:  # nobody waits for a claim of it any more
                 line = queue_key(self._settings.namespace, facts.model, facts.request_class)
                 after += [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]

@@ -106,8 +106,7 @@ class JournalWriter:
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
-        attempt.retention_s = (asked and asked.retention_s) or self._settings.journal.retention_s
-        attempt.detached_tenant = asked.tenant if asked and asked.detached else ""
+        attempt.retention_s = asked.retention_s if asked else 0.0
         attempt.history.add(entries[-1])
         if (
             request_id in self._attempts
@@ -296,18 +295,16 @@ class JournalWriter:
         """Trim the journal, and let it expire. Of a detached request that failed, only this
         remains.
         """
-        settings, detached = self._settings, attempt.detached_tenant
-        trimmed = terminal.packed is not None or (
-            detached and terminal.state is not State.COMPLETED
-        )
+        settings, detached = self._settings, attempt.retention_s > 0
+        failed = terminal.state is not State.COMPLETED
+        trimmed = terminal.packed is not None or (detached and failed)
         if trimmed:
             self._after.append(("XTRIM", attempt.key, "MINID", str(TERMINAL_ID)))
-        self._after.append(("PEXPIRE", attempt.key, int(attempt.retention_s * 1000)))
-        if detached and (summary := terminal.summary):
+        retention_s = attempt.retention_s or settings.journal.retention_s
+        self._after.append(("PEXPIRE", attempt.key, int(retention_s * 1000)))
+        if detached:
             size = size_of(terminal) if trimmed else attempt.bytes
-            until_ms = summary.ended_ms + int(attempt.retention_s * 1000)
-            longest_s = settings.journal.max_retention_s
-            self._after += keeping(settings.namespace, detached, size, until_ms, longest_s)
+            self._after += keeping(settings, terminal.summary, size)
         self._something_to_do.set()
 
     def _forget(self, attempt: Attempt, fenced: bool) -> None:

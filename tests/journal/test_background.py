@@ -4,11 +4,13 @@ What becomes of one on a real engine: tests/service/test_openai_sdk.py.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.journal.in_process import Door, door
+from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import World
 from tests.tables import Failures
 from tests.waiting import eventually
@@ -98,3 +100,34 @@ async def test_what_is_not_there_or_has_no_events_is_refused(
                     assert (answer.status_code, error["param"]) == (status, param)
         unstored = await at.http.post("/v1/responses", json={**BODY, "store": False})
         assert (unstored.status_code, unstored.json()["error"]["param"]) == (400, "background")
+
+
+async def test_what_is_cancelled_counts_until_it_is_deleted_once(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace) as at:
+        ids = [(await created(at))["id"] for _ in range(3)]
+        counted = []
+        for response_id in ids:
+            await at.http.post(f"/v1/responses/{response_id}/cancel")
+            counted.append(await w.store.kept("default"))
+        assert counted == sorted(counted)
+        assert counted[0].of_tenant == counted[0].in_all > 0, "it is kept for a day, too"
+        for response_id in ids:
+            many = [at.http.delete(f"/v1/responses/{response_id}") for _ in range(4)]
+            await asyncio.gather(*many)
+        await at.http.delete(f"/v1/responses/{(await created(at))['id']}")
+        assert await w.store.kept("default") == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_answer_of_another_endpoint_is_no_response(
+    redis_url: str, namespace: str, stream: bool
+) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as at:
+        body = {"model": "hermes-tiny", "prompt": "a", "max_tokens": 2, "stream": stream}
+        answer = await at.http.post("/v1/completions", json=body)
+        request_id = answer.headers["x-request-id"]
+        for response_id in (request_id, f"resp_{request_id}"):
+            found = await at.http.get(f"/v1/responses/{response_id}")
+            assert (found.status_code, found.json()["error"]["param"]) == (404, "id")
