@@ -45,7 +45,9 @@ _FORMATS = frozenset(
     "uri-template".split()
 )
 """In its other formats xgrammar does not escape quotes."""
-_NEGATED_CLASS = re.compile(r"\[\^(?:\\.|[^\]\\])*\]", re.DOTALL)
+_NEGATED_CLASS = re.compile(r"\[\^(?:\\.|[^\]\\])*+\]?", re.DOTALL)
+"""Also one that is not closed: to search on behind it would take time in the square of its length.
+"""
 _ESCAPED_IN_JSON = re.compile(
     r"[\x00-\x1f\"]|\\(?:[\\\"ntrfv0c]|(?:x|u00)(?:[01][0-9a-fA-F]|22|5[cC]))"
 )
@@ -68,6 +70,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
+_MOST_CHAINED = 100
+"""References and branches in a row, for one value."""
+_MOST_COMPARED = 100_000
+"""Steps to tell the branches of `oneOf` apart; all of them take about a tenth of a second, in which
+no other request of the engine's moves.
+"""
 _Nodes = dict[str, dict[str, Any]]
 
 
@@ -86,10 +94,11 @@ def prepared(schema: Any) -> Any:
     """
     made = copy.deepcopy(schema)
     nodes = dict(_nodes(made, "#"))
+    alternatives, checked = _Alternatives(nodes), set[str]()
     for place, node in nodes.items():
-        _check(node, place, nodes)
+        _check(node, place, alternatives)
     for place in nodes:
-        _check_references(place, nodes, frozenset())
+        _check_references(place, nodes, frozenset(), checked)
     for node in nodes.values():
         _write_lengths_as_pattern(node)
     return made
@@ -130,7 +139,7 @@ def _refuse(what: str, place: str) -> NoReturn:
     raise NotObeyed(f"{what} in the JSON schema (at {place}) is not supported here.")
 
 
-def _check(node: Mapping[str, Any], place: str, nodes: _Nodes) -> None:
+def _check(node: Mapping[str, Any], place: str, alternatives: _Alternatives) -> None:
     asserted = [word for word in node if word in _ASSERTIONS]
     for word in asserted:
         if word in _NEVER:
@@ -146,7 +155,7 @@ def _check(node: Mapping[str, Any], place: str, nodes: _Nodes) -> None:
     if form in _BRANCHES and isinstance(branches, list):
         if not branches or (form == "allOf" and len(branches) > 1):
             _refuse(f"'{form}' of {'several' if branches else 'no'} schemas", place)
-        if form == "oneOf" and not _exclude_each_other(branches, nodes):
+        if form == "oneOf" and not alternatives.exclude_each_other(branches, place):
             _refuse("'oneOf' of schemas that do not exclude each other by type or constant", place)
 
 
@@ -231,10 +240,10 @@ def _are_of_type(node: Mapping[str, Any], form: str) -> bool:
     if form not in ("const", "enum"):
         return False
     kinds = [kind for name in _types(node) for kind in _TYPES[name]]
-    return all(type(value) in kinds for value in _constants(node) or ())
+    return all(type(value) in kinds for value in _values(node) or ())
 
 
-def _constants(node: Mapping[str, Any]) -> list[Any] | None:
+def _values(node: Mapping[str, Any]) -> list[Any] | None:
     """The only values that a schema allows, if it lists them."""
     if "const" in node:
         return [node["const"]]
@@ -242,51 +251,80 @@ def _constants(node: Mapping[str, Any]) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _exclude_each_other(branches: Sequence[Any], nodes: _Nodes) -> bool:
-    return all(
-        _exclude(_resolved(one, nodes), _resolved(other, nodes))
-        for one, other in combinations(branches, 2)
-    )
+class _Alternatives:
+    """Tells the branches of a schema's `oneOf`s apart, in a bounded number of steps."""
 
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+        self._left = _MOST_COMPARED
 
-def _exclude(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether no value can obey both: by types, by constants, or by a property that both require
-    and that has other constants in each.
-    """
-    ours, theirs = _constants(one), _constants(other)
-    if ours is not None and theirs is not None:
+    def exclude_each_other(self, branches: Sequence[Any], place: str) -> bool:
+        """Whether no value can obey two of them.
+
+        Raises:
+            NotObeyed: to find out would take too long.
+        """
+        found = [self._resolved(one, place) for one in branches]
+        return all(self._exclude(one, other, place) for one, other in combinations(found, 2))
+
+    def _exclude(self, one: Mapping[str, Any], other: Mapping[str, Any], place: str) -> bool:
+        """By types, by constants, or by a property that both require and that has other constants
+        in each.
+        """
+        self._step(1, place)
+        ours, theirs = _values(one), _values(other)
+        if ours is not None and theirs is not None:
+            return self._differ(ours, theirs, place)
+        types = [
+            {"number" if name == "integer" else name for name in _types(x)} for x in (one, other)
+        ]
+        if all(types) and not types[0] & types[1]:
+            return True
+        if types != [{"object"}, {"object"}]:
+            return False
+        required = [x.get("required") or () for x in (one, other)]
+        self._step(sum(map(len, required)), place)
+        return any(
+            (mine := _values(one["properties"][name])) is not None
+            and (others := _values(other["properties"][name])) is not None
+            and self._differ(mine, others, place)
+            for name in sorted(set(required[0]) & set(required[1]))
+        )
+
+    def _differ(self, ours: Sequence[Any], theirs: Sequence[Any], place: str) -> bool:
+        self._step(len(ours) * len(theirs), place)
         return not any(value in theirs for value in ours)
-    types = [{"number" if name == "integer" else name for name in _types(x)} for x in (one, other)]
-    if all(types) and not types[0] & types[1]:
-        return True
-    if types != [{"object"}, {"object"}]:
-        return False
-    required = [set(x.get("required") or ()) for x in (one, other)]
-    return any(
-        (mine := _constants(one["properties"][name])) is not None
-        and (others := _constants(other["properties"][name])) is not None
-        and not any(value in others for value in mine)
-        for name in sorted(required[0] & required[1])
-    )
+
+    def _resolved(self, node: Any, place: str) -> Mapping[str, Any]:
+        for _ in range(len(self._nodes)):
+            self._step(1, place)
+            if not isinstance(node, dict) or "$ref" not in node:
+                break
+            node = self._nodes.get(node["$ref"])
+        return node if isinstance(node, dict) else {}
+
+    def _step(self, steps: int, place: str) -> None:
+        self._left -= steps
+        if self._left < 0:
+            _refuse("'oneOf' of so many alternatives", place)
 
 
-def _resolved(node: Any, nodes: _Nodes) -> Mapping[str, Any]:
-    for _ in range(len(nodes)):
-        if not isinstance(node, dict) or "$ref" not in node:
-            break
-        node = nodes.get(node["$ref"])
-    return node if isinstance(node, dict) else {}
-
-
-def _check_references(place: str, nodes: _Nodes, through: frozenset[str]) -> None:
+def _check_references(
+    place: str, nodes: _Nodes, through: frozenset[str], checked: set[str]
+) -> None:
     """Refuse references to nowhere, and those that come back before anything is written.
 
     Args:
         through: the schemas that have led to this one, for the same value.
+        checked: those from which nothing comes back.
     """
+    if place in checked:
+        return
     node = nodes[place]
     if place in through:
         _refuse("A '$ref' to itself", place)
+    if len(through) > _MOST_CHAINED:
+        _refuse(f"A chain of more than {_MOST_CHAINED} references", place)
     if "$ref" in node and node["$ref"] not in nodes:
         _refuse(f"The '$ref' {str(node['$ref'])[:100]}, which is no place in it,", place)
     following = [node["$ref"]] if "$ref" in node else []
@@ -296,7 +334,8 @@ def _check_references(place: str, nodes: _Nodes, through: frozenset[str]) -> Non
             places = [f"{place}/{word}/{number}" for number in range(len(branches))]
             following += [one for one in places if one in nodes]
     for one in following:
-        _check_references(one, nodes, through | {place})
+        _check_references(one, nodes, through | {place}, checked)
+    checked.add(place)
 
 
 def _write_lengths_as_pattern(node: dict[str, Any]) -> None:
