@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from serve_app.contract import Reason, State
 from serve_app.journal.entries import Entry
 from serve_app.journal.store import JournalStore
+from serve_app.journal.usage import Whose
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.request_queue.entry import QueueEntry
@@ -81,7 +82,8 @@ class Endings:
 
         Returns and raises as `end`.
         """
-        if await self._store.end(entry.request_id, state, reason, []) is None:
+        row = Whose(entry.tenant, "", entry.request_class, self._store.model)
+        if await self._store.end(entry.request_id, state, reason, [], row) is None:
             return False
         whose = (entry.request_class, entry.tenant, entry.trace)
         self._tell(Ended(entry.request_id, state, reason, *whose))

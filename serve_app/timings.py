@@ -106,8 +106,10 @@ after 4 s.
 ENDED_WITHIN_S = 300.0
 """A journal outlives its deadline by at least this long, so that a late ending still finds it."""
 
-KEPT_HOUR_MS = 3_600_000
-"""Answers that are kept without a reader are counted by the hour in which they expire."""
+HOUR_MS = 3_600_000
+"""The ledger sums up by the hour in which requests end; answers that are kept for whoever comes
+later are counted by the hour in which they expire.
+"""
 
 # -- request queue --------------------------------------------------------------------------------
 

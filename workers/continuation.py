@@ -8,7 +8,7 @@ one, so the result equals that of an uninterrupted run.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from copy import copy
 from types import SimpleNamespace
@@ -103,15 +103,20 @@ class Continuation:
             raise CannotContinue(Because.DIFFERS, "the journal has more sequences than the request")
         return self._output(self._sequences[recorded.sequence].replay(recorded), recorded)
 
-    async def continued(self, options: dict[str, Any]) -> AsyncGenerator[RequestOutput, None]:
+    async def continued(
+        self, options: dict[str, Any], again: Callable[[int], None]
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The engine's new outputs: at most the tokens that remain.
+
+        Args:
+            again: called with numbers of tokens that the engine has computed again.
 
         Raises:
             CannotContinue: the engine has generated other tokens than the first time.
         """
         open_ones = [sequence for sequence in self._sequences if not sequence.finished]
         new = merge_async_iterators(
-            *(sequence.continued(dict(self._prompt), options) for sequence in open_ones)
+            *(sequence.continued(dict(self._prompt), options, again) for sequence in open_ones)
         )
         async with aclosing(new):
             async for _, item in new:
@@ -194,16 +199,20 @@ class _Sequence:
         )
 
     async def continued(
-        self, prompt: Any, options: dict[str, Any]
+        self, prompt: Any, options: dict[str, Any], again: Callable[[int], None]
     ) -> AsyncGenerator[CompletionOutput, None]:
         """The engine's outputs behind the recorded ones."""
         if len(self._token_ids) >= self._limit:  # the engine would generate one more
             yield self._ended_by_its_length()
             return
         to_repeat, repeated = self.to_repeat, 0
+        had = len(prompt["prompt_token_ids"]) + len(self._token_ids)
         deltas = self._engine.generate(prompt, self._of_the_rest(), self._request_id, **options)
         async with aclosing(deltas):
             async for delta in deltas:
+                if had:
+                    again(had - (delta.num_cached_tokens or 0))
+                    had = 0
                 item = delta.outputs[0]
                 if repeated < to_repeat:
                     repeated += self._without_what_is_known(item, repeated, to_repeat)

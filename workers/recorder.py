@@ -16,9 +16,10 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.events import EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.usage import Usage, reasoning_tokens
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings.journal import JournalSettings
-from workers.replay import AnswerTooLarge, CannotContinue, Output, Recorded
+from workers.replay import AnswerTooLarge, CannotContinue, Recorded
 
 _KEPT_HEADERS = ("content-type",)
 _ERROR_EVENT = b'data: {"error"'
@@ -48,6 +49,7 @@ class Recorder:
     __slots__ = (
         "_attempt",
         "_body",
+        "_cached_tokens",
         "_clock",
         "_count_output",
         "_facts",
@@ -63,6 +65,8 @@ class Recorder:
         "_opened_s",
         "_outputs",
         "_passed",
+        "_reasoning_tokens",
+        "_recomputed_tokens",
         "_repeated",
         "_stream_failed",
         "_streamed",
@@ -101,7 +105,7 @@ class Recorder:
         self.failure: RequestRefused | None = None
         """What the engine's server has failed with, once it has."""
         self.first_output_ms: int | None = None
-        self.output_tokens = self.prompt_tokens = 0
+        self._count(self.recorded.usage)
         self._attempt = attempt
         self._facts = facts
         self._opened = opened
@@ -157,8 +161,23 @@ class Recorder:
     def written(self) -> Written:
         """What the request has written so far."""
         whole = self.completed and self.first_output_ms is not None
-        several = self._generations > 1  # the prompt that was counted is one of them
-        return Written(self.output_tokens, whole, True, 0 if several else self.prompt_tokens)
+        return Written(self.output_tokens, whole, True, self.prompt_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """What the request has used so far."""
+        return Usage(
+            self.prompt_tokens,
+            self._cached_tokens,
+            self.output_tokens,
+            self._reasoning_tokens,
+            self._recomputed_tokens,
+        )
+
+    def _count(self, usage: Usage) -> None:
+        self.prompt_tokens, self._cached_tokens = usage.prompt, usage.cached
+        self.output_tokens, self._reasoning_tokens = usage.output, usage.reasoning
+        self._recomputed_tokens = usage.recomputed
 
     def next_value(self) -> bytes:
         """A deterministic replacement for a random value, the same in every attempt."""
@@ -175,10 +194,6 @@ class Recorder:
         return self._generations - 1
 
     # -- going on where an older attempt stopped --------------------------------------------------
-
-    def replay(self, output: Output) -> None:
-        """A recorded output is passed to the serving layer again."""
-        self.output_tokens += len(output.token_ids)
 
     async def turn(self, number: int) -> None:
         """Wait until the serving layer has consumed the first `number` recorded outputs, of which
@@ -205,11 +220,17 @@ class Recorder:
                 Because.TOO_LONG, f"more than {allowed} tokens would have to be generated again"
             )
 
+    def computed_again(self, tokens: int) -> None:
+        """The engine has computed that many tokens that an older attempt had."""
+        self._recomputed_tokens += tokens
+
     def restart(self) -> None:
         """Forget what was recorded, because no client has seen any of it."""
         assert not self.recorded.seen
         self._attempt.continue_from(REQUEST_ID, b"", 0, None)
-        self.recorded = Recorded()
+        lost = self.recorded.usage
+        self._count(Usage(recomputed=lost.recomputed + lost.prompt + lost.output))
+        self.recorded = Recorded(began_ms=self.recorded.began_ms)
 
     def lose(self, because: Because, why: str) -> NoReturn:
         """The recorded part cannot be continued exactly: end the attempt and the request.
@@ -226,6 +247,12 @@ class Recorder:
 
     # -- what the engine produces -----------------------------------------------------------------
 
+    def read(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine has read a prompt, and had so many of its tokens in the prefix cache."""
+        self._telemetry.tokens.prompt(prompt_tokens)
+        self.prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
+
     def record(
         self,
         index: int,
@@ -234,7 +261,6 @@ class Recorder:
         finish_reason: str | None,
         stop_reason: int | str | None,
         cached_tokens: int | None,
-        prompt_tokens: int = 0,
         more: Sequence[Any] = (),
     ) -> None:
         """Record an engine output, which is always a delta.
@@ -244,7 +270,6 @@ class Recorder:
             token_ids: ids of the tokens in `text`, new since the last output.
             cached_tokens: prompt tokens found in the prefix cache; kept with the first output of a
                 generation only.
-            prompt_tokens: length of the prompt; counted with the first output only.
             more: the other fields of `Output`, if they have other values than usual.
         """
         now = self._monotonic_s()
@@ -255,8 +280,6 @@ class Recorder:
                     self._facts.request_class,
                     (self.first_output_ms - self._facts.admitted_ms) / 1000,
                 )
-            self._telemetry.tokens.prompt(prompt_tokens)
-            self.prompt_tokens = prompt_tokens
         elif index >= 0:
             cached_tokens = None
         self._outputs.append(
@@ -314,7 +337,8 @@ class Recorder:
             return
         head = self.head if self._body and not self._head_kept else None
         self._head_kept = self._head_kept or head is not None
-        self._attempt.append(self._outputs, self._body, self._numberer.last, head)
+        used = self.usage.encode() if self._outputs else b""
+        self._attempt.append(self._outputs, self._body, self._numberer.last, head, used)
         self._outputs, self._body = [], []
         self._left_bytes = self._max_bytes - self.recorded.bytes - self._attempt.bytes
         if self._left_bytes < 0:
@@ -354,16 +378,19 @@ class Recorder:
         if isinstance(self.lost, CannotContinue):
             self._telemetry.lost(self.lost.because)
         self.completed = state is State.COMPLETED
-        if self._facts.detached and compression_level is None:
+        if self._facts.kept and compression_level is None:
             compression_level = 1  # an error, too, is kept for whoever comes later
-        self._attempt.append(self._outputs, self._body, self._numberer.last, self.head)
+        if self.completed and b'"reasoning_tokens"' in (last := b"".join(self._body)):
+            self._reasoning_tokens = reasoning_tokens(last, self._streamed)
+        used = self.usage.encode()
+        self._attempt.append(self._outputs, self._body, self._numberer.last, self.head, used)
         summary = Summary(
             request=self._facts,
             attempt=self._opened,
             attempts=self._attempt.epoch,
             ended_ms=self._clock.now_ms(),
             first_output_ms=self.first_output_ms,
-            output_tokens=self.output_tokens,
+            began_ms=self.recorded.began_ms or self._opened.opened_ms,
             why=self.lost.why if self.lost else "",
             message=message,
         )

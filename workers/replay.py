@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from serve_app.contract import Because, Reason
-from serve_app.journal.entries import Entry, decode_facts
+from serve_app.journal.entries import Entry, decode_facts, openings
 from serve_app.journal.facts import AttemptFacts, Head
 from serve_app.journal.ids import REQUEST_ID, EntryId
+from serve_app.journal.usage import Usage
 
 
 class AnswerTooLarge(Exception):
@@ -78,13 +79,17 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
 _outputs = msgspec.json.Decoder(list[Output])
 
 
+_NOTHING = Usage()
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The part of a response that is in the journal.
 
     `last`: its last output; `body`: the response bytes, numbered; `bytes`: the size of outputs and
-    response; `fingerprint`: of the engine that produced it; `complete`: whether nothing in between
-    is missing, as can happen when Redis came back with older data.
+    response; `usage`: what it took; `fingerprint`: of the engine that produced it; `complete`:
+    whether nothing in between is missing, as can happen when Redis came back with older data;
+    `began_ms`: when the first attempt was opened.
     """
 
     last: EntryId = REQUEST_ID
@@ -95,6 +100,8 @@ class Recorded:
     fingerprint: str = ""
     bytes: int = 0
     complete: bool = True
+    usage: Usage = _NOTHING
+    began_ms: int = 0
 
     def prompt(self, generation: int, made: Any) -> Any:
         """The prompt of a generation: the recorded one, or what this attempt has made."""
@@ -141,7 +148,18 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
         fingerprint=fingerprint,
         bytes=sum(len(entry.outputs or b"") + len(entry.body) for entry, _ in counted),
         complete=complete,
+        usage=_usage([entry for entry, _ in counted], outputs),
+        began_ms=decode_facts(openings(entries)[0], AttemptFacts).opened_ms,
     )
+
+
+def _usage(counted: Sequence[Entry], outputs: Sequence[Output]) -> Usage:
+    """What the recorded part took: the output is what was recorded, and the rest is as its last
+    entry that says so has it.
+    """
+    used = next((entry.used for entry in reversed(counted) if entry.used), b"")
+    tokens = sum(len(output.token_ids) for output in outputs)
+    return Usage.decode(used)._replace(output=tokens)
 
 
 class _Produced(NamedTuple):

@@ -97,6 +97,8 @@ class RecordingClient:
         outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
         async with aclosing(outputs):
             async for output in outputs:
+                if recorder is not None and output.finished:
+                    recorder.read(len(output.prompt_token_ids), output.num_cached_tokens or 0)
                 yield output
 
     def _prioritised(
@@ -170,12 +172,15 @@ class RecordingClient:
         if continuation is None or first:
             new = self._engine.generate(prompt, params, request_id, **options)
         else:
-            new = continuation.continued(options)
+            new = continuation.continued(options, recorder.computed_again)
         async with aclosing(new):
             async for output in new:
                 if first and not output.outputs[0].token_ids:
                     _check_compiled(output, params)
                 async with recorder.one_at_a_time:
+                    if first:
+                        prompt_tokens = len(output.prompt_token_ids or ())
+                        recorder.read(prompt_tokens, output.num_cached_tokens or 0)
                     _record(output, recorder, generation, first, first and self._prompts_vary)
                     yield output
                 first = False
@@ -193,7 +198,6 @@ class RecordingClient:
                 await asyncio.sleep(0)
             await recorder.turn(number)
             output = continuation.replay(recorded)
-            recorder.replay(recorded)
             try:
                 yield output
             finally:
@@ -300,7 +304,6 @@ def _record(
             item.finish_reason,
             item.stop_reason,
             output.num_cached_tokens if first else None,
-            len(output.prompt_token_ids or ()),
             _more(output, item, generation, first, with_prompt),
         )
 

@@ -184,6 +184,7 @@ def start_ray_direct(options: Namespace, folder: Path) -> System:
     """Ray Serve's direct shape with the simulated engine's tokens, on a Ray of its own."""
     state, port = folder / "direct", free_port()
     state.mkdir()
+    ray_cluster.use_token(state / "ray-token")  # another system's names that system's folder
     pid = ray_direct.start_ray(state, port, options.replicas)
     marks = (str(state), str(ray_cluster.short_folder(state)))
     url = f"http://127.0.0.1:{port}/v1"

@@ -130,7 +130,7 @@ class Admission:
         expect: Expect,
         send: Send,
     ) -> Receipt:
-        if facts.detached:
+        if facts.kept:
             self._limits.check_kept(await self._store.kept(facts.tenant))
         work = submission.work
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
@@ -174,7 +174,10 @@ class Admission:
             wake=submission.wake,
             client_request_id=submission.client_request_id,
             trace=submission.trace,
+            key=submission.key,
+            detached=submission.detached,
             retention_s=submission.retention_s,
+            stored=submission.stored,
         )
 
 

@@ -33,8 +33,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         seen: the number of the last event that the client has of the answer to its key; if it has
             any, only an earlier request will do.
         trace: the `traceparent` of the request's span; empty if it is not traced.
-        retention_s: how long the answer can be read after its end, if the request goes on although
-            nobody waits for it; 0 for all others.
+        key: the name of the API key; empty if none is required.
+        detached: whether the request goes on although nobody waits for it.
+        retention_s: how long the answer is kept for whoever comes later; 0 for all others.
+        stored: whether the body is kept as long as the answer.
     """
 
     tenant: str
@@ -52,7 +54,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes = b""
     seen: int = 0
     trace: str = ""
+    key: str = ""
+    detached: bool = False
     retention_s: float = 0.0
+    stored: bool = False
 
 
 class Receipt(NamedTuple):

@@ -39,6 +39,7 @@ async def redrive(
         deadline_ms=now_ms + letter.facts.deadline_ms - letter.facts.admitted_ms,
         wake="",  # no ingress holds a connection for it
         idempotency="",  # the idempotency key belongs to the request that failed
+        detached=True,
         retention_s=letter.facts.retention_s or settings.journal.detached_retention_s,
     )
     work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))

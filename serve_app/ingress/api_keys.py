@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
@@ -27,6 +28,15 @@ SCRAPER = "@metrics"
 """Stands for the reader of metrics; the names of tenants contain no `@`."""
 
 _LINE = re.compile(r"(?P<tenant>@metrics|[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+
+
+class Caller(NamedTuple):
+    """Who sends a request. `key` is how the API key is named where the key itself must not stand:
+    `key_` and the first 12 digits of its hash. It is empty if no API key is required.
+    """
+
+    tenant: str
+    key: str = ""
 
 
 class ApiKeys:
@@ -46,16 +56,16 @@ class ApiKeys:
         if self._required:
             self._version, self._tenants = self._stat(), self._read()
 
-    def tenant(self, authorization: str) -> str:
-        """The tenant whose key the `Authorization` header contains.
+    def caller(self, authorization: str) -> Caller:
+        """Whose key the `Authorization` header contains.
 
         Raises:
             RequestRefused: `invalid_api_key`, `key_not_permitted`.
         """
         if not self._required:
-            return DEFAULT_TENANT
+            return Caller(DEFAULT_TENANT)
         found = self._whose(authorization)
-        if found == SCRAPER:
+        if found.tenant == SCRAPER:
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, "This API key is for /metrics only.")
         return found
 
@@ -65,14 +75,14 @@ class ApiKeys:
         Raises:
             RequestRefused: `invalid_api_key`, `key_not_permitted`.
         """
-        if self._required and self._whose(authorization) != SCRAPER:
+        if self._required and self._whose(authorization).tenant != SCRAPER:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
                 "The metrics cover all tenants and need a key of their own: ask the operator for "
                 "one (scripts/api-key --metrics).",
             )
 
-    def _whose(self, authorization: str) -> str:
+    def _whose(self, authorization: str) -> Caller:
         self._look()
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -81,10 +91,11 @@ class ApiKeys:
                 "You didn't provide an API key; send it as 'Authorization: Bearer <key>'.",
             )
         # The time of a lookup tells of digests, and nobody can choose a key for a digest.
-        found = self._tenants.get(hashlib.sha256(key.strip().encode()).digest())
-        if found is None:
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        tenant = self._tenants.get(digest)
+        if tenant is None:
             raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
-        return found
+        return Caller(tenant, f"key_{digest.hex()[:12]}")
 
     def _look(self) -> None:
         """Read the file again if it has changed; a malformed file changes nothing."""

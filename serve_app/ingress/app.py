@@ -89,7 +89,7 @@ async def _defect(*_: object) -> Response:
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = str(first["loc"][-1])
+    param = next(str(part) for part in reversed(first["loc"]) if isinstance(part, str))
     message = f"Invalid value for '{param}': {first['msg']}."
     refusal = RequestRefused(Reason.INVALID_REQUEST, message, param=param)
     return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")

@@ -29,7 +29,7 @@ _METRICS_PATH = "/metrics"
 
 
 class Guard:
-    """ASGI middleware. It sets `scope["state"]["tenant"]` to the request's tenant.
+    """ASGI middleware. It sets `tenant` and `key` in `scope["state"]` to the request's caller.
 
     Inference requests go straight to their endpoint, because every layer of the framework wraps
     `send`, and each token would pass them all.
@@ -78,7 +78,8 @@ class Guard:
         if path == _METRICS_PATH:
             self._api_keys.check_scraper(authorization)
         elif path not in _OPEN_PATHS:
-            scope["state"]["tenant"] = tenant = self._api_keys.tenant(authorization)
+            tenant, key = self._api_keys.caller(authorization)
+            scope["state"].update(tenant=tenant, key=key)
             if path in INFERENCE_PATHS and scope["method"] == "POST":  # others are short
                 with self._connections.hold(tenant):
                     await self._inference(scope, receive, send)

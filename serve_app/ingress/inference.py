@@ -10,6 +10,7 @@ from starlette.responses import Response
 from serve_app.errors import RequestRefused
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answers
+from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.refusals import send_refusal
 from serve_app.ingress.requests_api import accepted
 from serve_app.ingress.responses_api import queued
@@ -78,16 +79,17 @@ class InferenceEndpoint:
     ) -> Answer | Response:
         check_content_type(headers.get("content-type", ""))
         check_content_encoding(headers.get("content-encoding", ""))
-        path, tenant = scope["path"], scope["state"]["tenant"]
+        path, state = scope["path"], scope["state"]
+        caller = Caller(state["tenant"], state["key"])
         query = scope["query_string"].decode("latin-1")
-        with self._uploads.of(tenant) as upload:
+        with self._uploads.of(caller.tenant) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request = await self._validator.parse(path, body)
             submission = self._submissions.of(
-                tenant, path, query, headers, body, request, span.traceparent
+                caller, path, query, headers, body, request, span.traceparent
             )
             background = in_background(path, request)
-            if submission.retention_s and not (background and submission.streamed):
+            if submission.detached and not (background and submission.streamed):
                 request_id, facts = await self._acceptance.accept_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
                 return (queued if background else accepted)(request_id, facts)

@@ -18,6 +18,7 @@ from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import FIRST_OPENING_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
+from serve_app.journal.usage import Usage
 from serve_app.policy.classes import CLASSES
 
 _A_LOOK = 50
@@ -149,8 +150,7 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
         reader.feed(entry)
     facts, ending = reader.facts, reader.ending
     summary = ending.summary if ending else None
-    # Who ends a request from outside does not know what its worker has written until then.
-    told = summary and (entries[-1].counts or not summary.attempts)
+    used = Usage.decode(entries[-1].used)
     open_state = State.RUNNING if reader.attempt else State.QUEUED
     return {
         "id": request_id,
@@ -164,13 +164,17 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
         "engine": reader.attempt.engine if reader.attempt else None,
         "attempts": reader.attempts,
         "events": _events(entries, reader),
-        "output_tokens": summary.output_tokens if summary and told else None,
+        "usage": _usage(used) if summary else None,
         "admitted_at_ms": facts.admitted_ms if facts else None,
         "started_at_ms": reader.attempt.opened_ms if reader.attempt else None,
         "first_output_at_ms": summary.first_output_ms if summary else None,
         "ended_at_ms": summary.ended_ms if summary else None,
         "deadline_at_ms": facts.deadline_ms if facts else None,
     }
+
+
+def _usage(used: Usage) -> dict[str, int]:
+    return {f"{name}_tokens": count for name, count in used._asdict().items()}
 
 
 def _events(entries: list[Entry], reader: JournalReader) -> int | None:

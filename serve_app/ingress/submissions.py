@@ -10,6 +10,7 @@ import msgspec
 from serve_app.admission.submission import Submission
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.client_ids import client_request_id
 from serve_app.ingress.validation.headers import last_event_id, prefers_async, seconds
 from serve_app.ingress.validation.structure import PIECE_BYTES
@@ -59,7 +60,7 @@ class Submissions:
 
     def of(
         self,
-        tenant: str,
+        caller: Caller,
         path: str,
         query: str,
         headers: Mapping[str, str],
@@ -78,6 +79,7 @@ class Submissions:
             RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
                 class that the tenant may not use.
         """
+        tenant, key_name = caller
         key = headers.get("idempotency-key", "")
         background = in_background(path, request)
         detached = background or prefers_async(headers.get("prefer", ""))
@@ -105,6 +107,8 @@ class Submissions:
             value=_meaning(body, request) if key else b"",
             seen=last_event_id(headers.get("last-event-id")) if key else 0,
             trace=trace,
+            key=key_name,
+            detached=detached,
             retention_s=self._retention_s(headers) if detached else 0.0,
         )
 

@@ -21,8 +21,8 @@ class Attempt:
     """The entries of one epoch, each in one of three states: buffered, built but not yet accepted,
     or accepted.
 
-    Accepted entries are kept, packed, until the terminal entry is accepted, to restore a Redis that
-    comes back with older data. `closed` ends when the terminal entry is accepted, or with `Fenced`.
+    Accepted entries are kept, packed, until the request has ended, to restore a Redis that comes
+    back with older data. `closed` ends with the request, or with `Fenced`.
     """
 
     __slots__ = (
@@ -40,17 +40,18 @@ class Attempt:
         "_quit",
         "_resumed_from",
         "_seq",
+        "_used",
         "announced",
         "bytes",
         "channel",
         "closed",
+        "ending",
         "epoch",
         "history",
         "key",
         "met_full",
         "nonce",
         "request_id",
-        "retention_s",
         "unaccepted",
     )
 
@@ -68,11 +69,12 @@ class Attempt:
         self.epoch = epoch
         self.nonce = nonce
         self.channel = channel
-        self.retention_s = 0.0
-        """See `RequestFacts`."""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.history = History()
         self.unaccepted: deque[Entry] = deque()
+        self.ending: tuple[Entry, Summary] | None = None
+        """The terminal entry, which is appended together with the last of `unaccepted`, and the
+        summary in it; None before the request ends."""
         self.announced = ""
         self.met_full = False
         """Whether Redis was full when it refused an entry last."""
@@ -82,6 +84,7 @@ class Attempt:
         self._seq = 0
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
+        self._used = b""
         self._events = 0
         self._events_built = 0
         self._head: Head | None = None
@@ -125,7 +128,12 @@ class Attempt:
         self._last_head = head
 
     def append(
-        self, outputs: list[Any], body: list[bytes], events: int, head: Head | None = None
+        self,
+        outputs: list[Any],
+        body: list[bytes],
+        events: int,
+        head: Head | None = None,
+        used: bytes = b"",
     ) -> None:
         """Add engine outputs and the response bytes that they produced.
 
@@ -135,6 +143,7 @@ class Attempt:
                 a stream, otherwise of at most `ENTRY_BYTES`.
             events: number of the last event so far.
             head: status and headers, with the first bytes.
+            used: what the request has used so far, encoded (`Usage`).
         """
         if self._finished or self.closed.done():
             return
@@ -144,6 +153,7 @@ class Attempt:
             self.bytes += len(piece)
         self._events = max(self._events, events)
         self._head = head or self._head
+        self._used = used or self._used
         self._mark(self)
 
     def finish(
@@ -192,6 +202,7 @@ class Attempt:
             self._events_built,
             self._resumed_from,
             given_up,
+            self._used if ending or not self._outputs else b"",
         )
         if body is not None:
             self._resumed_from = None  # readers are only told of entries with bytes
@@ -207,7 +218,8 @@ class Attempt:
         packed = None
         if (level := self._compression_level) is not None:
             packed = compress((self._older, *self.history.bodies(), entry.body), level)
-        self.unaccepted += (seal, seal.terminal_behind(packed, self._last_head))
+        self.unaccepted.append(seal)
+        self.ending = seal.terminal_behind(packed, self._last_head), ending[2]
 
     def _next_outputs(self) -> bytes:
         """The outputs of the next entry as JSON. Of many, a part: bytes come behind all outputs
@@ -256,6 +268,7 @@ class Attempt:
     def close(self, fenced: bool) -> None:
         """The terminal entry is accepted, or the attempt is fenced: append nothing more."""
         self.unaccepted.clear()
+        self.ending = None
         self._outputs, self._body, self._older, self.history = [], [], b"", History()
         self._head, self._ending, self._quit, self._finished = None, None, None, True
         if not self.closed.done():

@@ -86,6 +86,7 @@ class Entry(NamedTuple):
         events: int,
         resumed_from: EntryId | None,
         given_up: Cause | None,
+        used: bytes = b"",
     ) -> Entry:
         """What an attempt has produced since its last entry (the hot path)."""
         fields = {b"n": nonce}
@@ -96,6 +97,8 @@ class Entry(NamedTuple):
         if body is not None:
             fields[b"b"] = body
         fields[b"e"] = b"%d" % events
+        if used:
+            fields[b"u"] = used
         if resumed_from is not None:
             fields[b"f"] = str(resumed_from).encode()
         if given_up is not None:
@@ -113,7 +116,8 @@ class Entry(NamedTuple):
         """The terminal entry after this seal. With the packed transcript and the response's head it
         replaces all earlier entries.
         """
-        fields = {name: self.fields[name] for name in (b"n", b"e", b"k", b"w", b"m")}
+        same = (b"n", b"e", b"u", b"k", b"w", b"m")
+        fields = {name: self.fields[name] for name in same if name in self.fields}
         if packed is not None:
             fields[b"z"] = packed
             if head is not None:
@@ -191,6 +195,11 @@ class Entry(NamedTuple):
     def events(self) -> int:
         """Number of the last event in the response so far."""
         return int(self.fields.get(b"e", b"0"))
+
+    @property
+    def used(self) -> bytes:
+        """What the request has used so far, encoded (`Usage`); empty if the entry does not say."""
+        return self.fields.get(b"u", b"")
 
     @property
     def counts(self) -> bool:

@@ -32,14 +32,20 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same of what the body means, however it is written."""
     trace: str = ""
     """The `traceparent` of the HTTP request, if it is traced."""
+    key: str = ""
+    """The name of the API key that it came with; empty if none is required."""
+    detached: bool = False
+    """Whether it goes on without a reader (`Prefer: respond-async`)."""
     retention_s: float = 0.0
-    """How long it can be read after its end, if it goes on without a reader (`Prefer:
-    respond-async`); 0 for all others.
+    """How long its answer is kept after its end, if it is kept for whoever comes later; 0 for all
+    others.
     """
+    stored: bool = False
+    """Whether its body is kept as long as the answer."""
 
     @property
-    def detached(self) -> bool:
-        """Whether it goes on without a reader."""
+    def kept(self) -> bool:
+        """Whether its answer is kept for whoever comes later."""
         return self.retention_s > 0
 
 
@@ -67,7 +73,8 @@ class Summary(msgspec.Struct, frozen=True):
     attempts: int
     ended_ms: int
     first_output_ms: int | None = None
-    output_tokens: int = 0
+    began_ms: int = 0
+    """When the first attempt was opened; 0 if none was."""
     why: str = ""
     """Why an answer could not be continued; completes a sentence that ends with "because"."""
     message: str = ""

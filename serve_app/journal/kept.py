@@ -30,7 +30,8 @@ class Kept(NamedTuple):
 
 def size_of(terminal: Entry) -> int:
     """About how much a journal occupies of which only this entry is left."""
-    return sum(map(len, terminal.fields.values())) + _STREAM_BYTES
+    values = (value for name, value in terminal.fields.items() if name != b"u")  # see `finish.py`
+    return sum(map(len, values)) + _STREAM_BYTES
 
 
 def keeping(settings: Settings, summary: Summary | None, size: int) -> list[Command]:
@@ -38,10 +39,10 @@ def keeping(settings: Settings, summary: Summary | None, size: int) -> list[Comm
     no longer count them (negative); none if it is not kept without a reader.
     """
     facts = summary.request if summary else None
-    if summary is None or facts is None or not facts.detached:
+    if summary is None or facts is None or not facts.kept:
         return []
-    hour = (summary.ended_ms + int(facts.retention_s * 1000)) // timings.KEPT_HOUR_MS + 1
-    longest_ms = int(settings.journal.max_retention_s * 1000) + 2 * timings.KEPT_HOUR_MS
+    hour = (summary.ended_ms + int(facts.retention_s * 1000)) // timings.HOUR_MS + 1
+    longest_ms = int(settings.journal.max_retention_s * 1000) + 2 * timings.HOUR_MS
     commands: list[Command] = []
     for key in (kept_key(settings.namespace, one) for one in (facts.tenant, _ALL)):
         commands += [("HINCRBY", key, hour, size), ("PEXPIRE", key, longest_ms)]
@@ -59,7 +60,7 @@ async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kep
     sums, passed = [], list[Command]()
     for key, page in zip(keys, pages, strict=True):
         sizes = dict(zip(map(int, page[::2]), map(int, page[1::2]), strict=True))
-        over = [hour for hour in sizes if hour * timings.KEPT_HOUR_MS <= now_ms]
+        over = [hour for hour in sizes if hour * timings.HOUR_MS <= now_ms]
         sums.append(sum(sizes.values()) - sum(sizes[hour] for hour in over))
         if over:
             passed.append(("HDEL", key, *over))

@@ -16,6 +16,7 @@ from serve_app.contract import State, Written
 from serve_app.journal.entries import Entry, decode_facts, entry_from_redis, openings
 from serve_app.journal.facts import AttemptFacts, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID, EntryId, opening_id, seal_id
+from serve_app.journal.usage import Usage
 from serve_app.redis.connection import Command
 
 
@@ -58,6 +59,7 @@ def summary_of(entries: Sequence[Entry], ended_ms: int) -> Summary:
         attempt=decode_facts(opened[-1], AttemptFacts) if opened else None,
         attempts=opened[-1].id.epoch if opened else 0,
         ended_ms=ended_ms,
+        began_ms=decode_facts(opened[0], AttemptFacts).opened_ms if opened else 0,
     )
 
 
@@ -65,19 +67,16 @@ def written(last: Entry) -> Written | None:
     """What a request has written, by the last entry of its journal.
 
     Returns:
-        None if the entry does not say so: the request was ended from outside while a worker worked
-        on it, or the entry is unreadable.
+        None if the request has not ended, or the entry is unreadable.
     """
     try:
-        summary = last.summary
+        summary, used = last.summary, Usage.decode(last.used)
     except (msgspec.DecodeError, LookupError, ValueError):
         return None
     if summary is None:
         return None
-    if not summary.attempts:
-        return Written(0, whole=False, begun=False)
-    wrote, completed = summary.first_output_ms is not None, last.state is State.COMPLETED
-    return Written(summary.output_tokens, wrote and completed) if wrote or completed else None
+    whole = last.state is State.COMPLETED and used.output > 0
+    return Written(used.output, whole, summary.attempts > 0, used.prompt)
 
 
 def _one(key: str, entry_id: EntryId) -> Command:

@@ -12,14 +12,14 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause, Reason, State
 from serve_app.journal import outline
-from serve_app.journal.appending import append, append_though_full
+from serve_app.journal.appending import append
 from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine, Summary
+from serve_app.journal.finish import from_outside
 from serve_app.journal.ids import (
     BEGINNING,
     REQUEST_ID,
-    TERMINAL_ID,
     EntryId,
     following,
     opening_id,
@@ -27,15 +27,14 @@ from serve_app.journal.ids import (
 )
 from serve_app.journal.kept import Kept, keeping, kept, size_of
 from serve_app.journal.listing import listed, listing
-from serve_app.journal.wakes import encode_wakes, wake_of
+from serve_app.journal.usage import Whose
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key, queue_key
+from serve_app.redis.keyspace import body_key, journal_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import (
     Reply,
     all_answered,
     answered,
-    is_full,
     is_id_taken,
     is_of_another_type,
 )
@@ -51,6 +50,11 @@ class JournalStore:
         self._settings = settings
         self._link = link
         self._clock = clock or RedisClock()
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is served."""
+        return self._settings.model.name
 
     def key(self, request_id: str) -> str:
         """Redis key of a journal."""
@@ -264,54 +268,37 @@ class JournalStore:
         return True
 
     async def end(
-        self, request_id: str, state: State, reason: Reason | None, entries: list[Entry]
+        self,
+        request_id: str,
+        state: State,
+        reason: Reason | None,
+        entries: list[Entry],
+        unreadable: Whose | None = None,
     ) -> Summary | None:
-        """Append the terminal entry from outside of an attempt: cancelled, expired, lost. The queue
-        entry goes with it.
-
-        A full Redis takes the entry, too.
+        """End a request from outside of an attempt: cancelled, expired, lost. The queue entry goes
+        with it. A full Redis takes this, too.
 
         Args:
-            entries: the journal as read before (its outline is enough), for the summary and the
-                wake-up.
+            entries: the journal as read before (its outline is enough), for the summary.
+            unreadable: whose it is, if its journal cannot be decoded.
 
         Returns:
             The summary that this call has written; None if the request had ended already or is
-                gone.
+            gone.
 
         Raises:
-            RedisUnavailable: Redis cannot be reached, or it is unknown whether the entry was
-                written.
+            RedisUnavailable: Redis cannot be reached, or it is unknown whether the request ended.
         """
         if has_ended(entries):  # nor can a summary be built from a compacted journal
             return None
         summary = outline.summary_of(entries, self._clock.now_ms())
         terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
-        key = self.key(request_id)
-        since = following(entries[-1].id if entries else BEGINNING)
-        look = ("XRANGE", key, since, "+")
-        delete = ("UNLINK", self.body_key(request_id))
-        _, reply, raw = await self._link.call([delete, append(key, terminal), look])
-        if is_full(reply):
-            reply, raw = await self._link.call([append_though_full(key, terminal), look])
-        if reply is None or is_id_taken(reply):
+        queued = entries[0].queue_entry if entries else b""
+        command = from_outside(self._settings, request_id, terminal, summary, queued, unreadable)
+        (reply,) = await self._link.call([command])
+        if is_id_taken(reply):
             return None
-        answered(reply)
-        if has_ended([entry_from_redis(item) for item in answered(raw)[:-1]]):
-            return None  # a worker's seal was earlier, and the first ending counts
-        facts = summary.request
-        after: list[Command] = [("PEXPIRE", key, int(self._retention_s(facts) * 1000))]
-        if facts is not None:
-            wakes = encode_wakes([wake_of(request_id, terminal)])
-            after.append(("PUBLISH", facts.wake, wakes))
-            if facts.detached:  # of its answer nothing is kept
-                after.append(("XTRIM", key, "MINID", str(TERMINAL_ID)))
-                after += keeping(self._settings, summary, size_of(terminal))
-            if queued := entries[0].queue_entry:  # nobody waits for a claim of it any more
-                line = queue_key(self._settings.namespace, facts.model, facts.request_class)
-                after += [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]
-        await self._link.call(after)
-        return summary
+        return summary if answered(reply) else None
 
 
 def _before(last: Entry) -> Iterator[EntryId]:

@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from serve_app import timings
-from serve_app.contract import State
 from serve_app.errors import AnswerLost, Fenced, RedisUnavailable
-from serve_app.journal import opening
+from serve_app.journal import finish, opening
 from serve_app.journal.appending import append, append_though_full
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, RequestFacts
-from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, TERMINAL_ID, EntryId
-from serve_app.journal.kept import keeping, size_of
+from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId
 from serve_app.journal.standing import Standing, last_entries, standing, was_ours
 from serve_app.journal.wakes import Wake, encode_wakes, wake_of
 from serve_app.loops import Loops, backoff
@@ -55,7 +53,6 @@ class JournalWriter:
         self._refusals = 0
         self._retry: asyncio.TimerHandle | None = None
         self._wakes: dict[str, list[Wake]] = {}
-        self._after: list[Command] = []
         self._something_to_do = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
@@ -106,7 +103,6 @@ class JournalWriter:
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
-        attempt.retention_s = asked.retention_s if asked else 0.0
         attempt.history.add(entries[-1])
         if (
             request_id in self._attempts
@@ -134,7 +130,7 @@ class JournalWriter:
     async def _run(self) -> None:
         outage = Outage(log, "journal: cannot append")
         while True:
-            if not (self._dirty or self._wakes or self._after or self._due):
+            if not (self._dirty or self._wakes or self._due):
                 self._something_to_do.clear()
                 await self._something_to_do.wait()
             connection: RespConnection | None = None
@@ -159,9 +155,8 @@ class JournalWriter:
 
     async def _flush(self, connection: RespConnection) -> str:
         """Send one pipeline. Returns why Redis rejected an append, if the reason is temporary."""
-        after, wakes = self._after, self._wakes
-        self._after, self._wakes = [], {}
-        commands = after + [
+        wakes, self._wakes = self._wakes, {}
+        commands: list[Command] = [
             ("PUBLISH", channel, encode_wakes(items)) for channel, items in wakes.items()
         ]
         batch = [
@@ -172,12 +167,10 @@ class JournalWriter:
         self._dirty = {}
         others = len(commands)
         for attempt, entry in batch:
-            command = append_though_full if attempt.met_full and attempt.finished else append
-            commands.append(command(attempt.key, entry))
+            commands.append(self._appending(attempt, entry))
         try:
             replies = await connection.ask(commands, self._within_s) if commands else []
-        except BaseException:  # a wake-up may be lost; a trim or an expiry may not
-            self._after = after + self._after
+        except BaseException:
             for attempt, _ in batch:
                 self._again(attempt)
             raise
@@ -198,23 +191,32 @@ class JournalWriter:
             raise
         return refused
 
+    def _appending(self, attempt: Attempt, entry: Entry) -> Command:
+        if entry.ends and attempt.ending:
+            return finish.by_worker(
+                self._settings, attempt.request_id, entry, *attempt.ending, attempt.bytes
+            )
+        command = append_though_full if attempt.met_full and attempt.finished else append
+        return command(attempt.key, entry)
+
     async def _settle(
         self, connection: RespConnection, attempt: Attempt, entry: Entry, reply: Reply
     ) -> None:
         """An append was answered: either the entry is in the journal, or this attempt is fenced."""
         if isinstance(reply, Exception):
-            mine = await was_ours(connection, attempt, entry, self._within_s)
+            log.debug("request %s: append refused: %s", attempt.request_id, reply)
+            written = attempt.ending[0] if entry.ends and attempt.ending else entry
+            mine = await was_ours(connection, attempt, written, self._within_s)
         else:
-            mine = reply is not None
+            mine = bool(reply)
         if not mine:
             self._forget(attempt, fenced=True)
             return
-        if entry.terminal:
-            self._ended(attempt, entry)
-            return
         attempt.accepted(entry)
         self._announce(attempt, entry)
-        if entry.quit:
+        if entry.ends:
+            self._forget(attempt, fenced=False)
+        elif entry.quit:
             self._forget(attempt, fenced=True)
         elif attempt.pending:
             self._again(attempt)
@@ -272,8 +274,6 @@ class JournalWriter:
     # -- after an entry ---------------------------------------------------------------------------
 
     def _announce(self, attempt: Attempt, entry: Entry) -> None:
-        if entry.terminal and attempt.announced:
-            return  # the seal has announced everything
         if attempt.channel and entry.needed_by_readers:
             wake = wake_of(
                 attempt.request_id,
@@ -283,29 +283,6 @@ class JournalWriter:
             attempt.announced = str(entry.id)
             self._wakes.setdefault(attempt.channel, []).append(wake)
             self._something_to_do.set()
-
-    def _ended(self, attempt: Attempt, terminal: Entry) -> None:
-        """The attempt's own terminal entry is accepted."""
-        attempt.accepted(terminal)
-        self._announce(attempt, terminal)
-        self._retain(attempt, terminal)
-        self._forget(attempt, fenced=False)
-
-    def _retain(self, attempt: Attempt, terminal: Entry) -> None:
-        """Trim the journal, and let it expire. Of a detached request that failed, only this
-        remains.
-        """
-        settings, detached = self._settings, attempt.retention_s > 0
-        failed = terminal.state is not State.COMPLETED
-        trimmed = terminal.packed is not None or (detached and failed)
-        if trimmed:
-            self._after.append(("XTRIM", attempt.key, "MINID", str(TERMINAL_ID)))
-        retention_s = attempt.retention_s or settings.journal.retention_s
-        self._after.append(("PEXPIRE", attempt.key, int(retention_s * 1000)))
-        if detached:
-            size = size_of(terminal) if trimmed else attempt.bytes
-            self._after += keeping(settings, terminal.summary, size)
-        self._something_to_do.set()
 
     def _forget(self, attempt: Attempt, fenced: bool) -> None:
         if self._attempts.get(attempt.request_id) is attempt:
@@ -348,7 +325,8 @@ class JournalWriter:
         if last is None or stands is Standing.FENCED:
             self._forget(attempt, fenced=True)
         elif stands is Standing.ENDED:
-            self._ended(attempt, last)
+            self._announce(attempt, last)
+            self._forget(attempt, fenced=False)
         else:
             attempt.rewind(last.id)
             if attempt.pending:

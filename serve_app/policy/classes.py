@@ -43,8 +43,9 @@ DEFAULT_CLASS = "standard"
 # /flex-processing
 SERVICE_TIERS = {"priority": "realtime", "auto": "standard", "default": "standard", "flex": "batch"}
 
-_INTERACTIVE, _BATCH = "interactive", "batch"
-_GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": _BATCH}
+BATCH = "batch"
+_INTERACTIVE = "interactive"
+_GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": BATCH}
 
 
 def engine_priority(request_class: str, one_of_several: bool = False) -> int:
@@ -71,7 +72,7 @@ class ClassOrder:
         share = rules.interactive_share
         self._ageing_ms = rules.ageing_s * 1000
         self._credit = rules.interactive_credit / share
-        self._groups = VirtualCounters({_INTERACTIVE: share, _BATCH: 1 - share})
+        self._groups = VirtualCounters({_INTERACTIVE: share, BATCH: 1 - share})
         aged = rules.aged_share
         self._aged = VirtualCounters({"realtime": 1 - aged, "standard": aged})
         self.promotions = 0
@@ -108,7 +109,7 @@ class ClassOrder:
         if CRITICAL in oldest_ms:
             return CRITICAL
         interactive = [name for name in ("realtime", "standard") if name in oldest_ms]
-        if not interactive or ("batch" in oldest_ms and self._groups.least() == _BATCH):
+        if not interactive or ("batch" in oldest_ms and self._groups.least() == BATCH):
             return "batch"
         if len(interactive) == 1 or now_ms - oldest_ms["standard"] < self._ageing_ms:
             return interactive[0]

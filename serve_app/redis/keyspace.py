@@ -55,6 +55,13 @@ def kept_key(namespace: str, tenant: str) -> str:
     return f"{namespace}:k:{tenant}"
 
 
+def usage_key(namespace: str, hour: int) -> str:
+    """What the requests have used that ended in an hour (since 1970): the ledger, by tenant, API
+    key, class and model.
+    """
+    return f"{namespace}:u:{hour}"
+
+
 def readers_key(namespace: str, request_id: str) -> str:
     """The ingresses that hold a connection of a request's client, as long as they live."""
     return f"{namespace}:a:{request_id}"
@@ -134,7 +141,12 @@ _RETENTION = "until its deadline, then `journal.retention_s` after its end"
 
 KINDS = (
     Kind(journal_key, Type.STREAM, "ingress (admission, endings), worker (output)", _RETENTION),
-    Kind(body_key, Type.STRING, "ingress (admission)", "until the request ends"),
+    Kind(
+        body_key,
+        Type.STRING,
+        "ingress (admission)",
+        "until the request ends, or as long as the journal if it is stored",
+    ),
     Kind(
         queue_key,
         Type.STREAM,
@@ -163,9 +175,10 @@ KINDS = (
     Kind(
         kept_key,
         Type.HASH,
-        "worker",
+        "worker, ingress (endings)",
         "two hours longer than `journal.max_retention_s` after the last such answer",
     ),
+    Kind(usage_key, Type.HASH, "worker, ingress (endings)", "`journal.ledger_days`"),
     Kind(readers_key, Type.SORTED_SET, "ingress", "two minutes"),
     Kind(wake_channel, Type.CHANNEL, "worker, ingress (endings)", "while the ingress is alive"),
     Kind(ingresses_key, Type.SORTED_SET, "ingress", "forever; a member for its lease"),

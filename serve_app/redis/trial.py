@@ -128,7 +128,13 @@ def _leases(leases: str) -> list[Command]:
 
 
 def _sums(sums: str) -> list[Command]:
-    return [("HINCRBY", sums, 1, 1), ("HGETALL", sums), ("HDEL", sums, 1)]
+    return [
+        ("HINCRBY", sums, 1, 1),
+        ("HGETALL", sums),
+        ("HGET", sums, 1),
+        ("HSET", sums, 1, 1),
+        ("HDEL", sums, 1),
+    ]
 
 
 def _lock(lock: str) -> list[Command]:

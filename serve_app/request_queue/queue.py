@@ -22,7 +22,7 @@ from serve_app.policy.work import Work, writes_tokens
 from serve_app.redis.client import redis_call
 from serve_app.redis.connection import Command
 from serve_app.redis.groups import GroupGone, read_group
-from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key
+from serve_app.redis.keyspace import QUEUE_GROUP, journal_key
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import QueueEntry, encode_entry
 from serve_app.request_queue.streams import QueueStreams, text
@@ -85,19 +85,17 @@ class RequestQueue:
         ]
 
     async def acknowledge(self, entry: QueueEntry) -> None:
-        """Delete a request's entry and its body, after the terminal entry has been read.
+        """Delete a request's entry, after the terminal entry has been read.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
         # Delete first: an entry that then remains pending is repaired by a take-over.
         # In the other order it would count forever.
-        namespace = self._streams.namespace
         await self._link.call(
             [
                 ("XDEL", entry.stream, entry.entry_id),
                 ("XACK", entry.stream, QUEUE_GROUP, entry.entry_id),
-                ("UNLINK", body_key(namespace, entry.request_id)),
             ]
         )
 

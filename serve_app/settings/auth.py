@@ -27,3 +27,9 @@ class AuthSettings(Section):
         description="Tenants that may send requests of the class `critical`, which go before all "
         "others: the operators' own. `default` stands for everybody if no API key is required",
     )
+    admin_tenants: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="Tenants that may read what all tenants have used "
+        "(`/v1/organization/usage/completions`); everybody may if no API key is required",
+    )

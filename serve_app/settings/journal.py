@@ -37,6 +37,13 @@ class JournalSettings(Section):
         "that answers kept without a reader may occupy, and of that a tenant "
         "`queue.max_tenant_share`; beyond it `Prefer: respond-async` is refused (`results_full`)",
     )
+    ledger_days: float = Field(
+        100.0,
+        gt=0,
+        le=3650,
+        description="How long the ledger keeps what was used in an hour, by tenant, API key, class "
+        "and model: some 150 bytes each",
+    )
     listed_requests: int = Field(
         10_000, ge=0, description="Latest requests of a tenant that GET /v1/requests lists"
     )

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from serve_app.clock import SystemClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
+from serve_app.ingress.api_keys import Caller
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.follower import Follower
 from serve_app.processes.ingress import IngressProcess
@@ -54,7 +55,7 @@ class StillIngress(IngressProcess):
             headers["x-session-id"] = session
         request = json.loads(body)
         submission = self.submissions.of(
-            "tenant", "/v1/completions", "", headers, body, request, ""
+            Caller("tenant"), "/v1/completions", "", headers, body, request, ""
         )
         return await self.acceptance.accept(submission)
 

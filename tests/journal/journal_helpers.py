@@ -26,6 +26,7 @@ from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLin
 from serve_app.journal.follower import Follower
 from serve_app.journal.followers import Followers
 from serve_app.journal.store import JournalStore
+from serve_app.journal.usage import Usage
 from serve_app.journal.writer import JournalWriter
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work
@@ -44,7 +45,8 @@ from tests.waiting import PATIENCE_S, eventually, until
 HEAD = Head(200, [("content-type", "text/event-stream")])
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
 LINE = RequestLine("POST", "/v1/chat/completions", "", [("content-type", "application/json")])
-SUMMARY = Summary(None, None, 1, 9)
+FACTS = RequestFacts("standard", "t", "s", "hermes-tiny", True, 1, 60_000, "")
+SUMMARY = Summary(FACTS, None, 1, 9)
 WHOLE_S = 240.0
 """A whole test, of which each wait may take long on a busy machine."""
 
@@ -63,7 +65,8 @@ def add(attempt: Attempt, *numbers: int) -> None:
     """Append the events of these numbers."""
     for n in numbers:
         head = HEAD if n == 1 else None
-        attempt.append([[0, str(n), [n], None, None, None]], [event(n)], n, head)
+        used = Usage(output=n).encode()
+        attempt.append([[0, str(n), [n], None, None, None]], [event(n)], n, head, used)
 
 
 async def added(attempt: Attempt, number: int) -> None:

@@ -21,10 +21,10 @@ ADMITTED = ("eval", "xadd", "xadd", "pexpire", "set", "zremrangebyrank", "pexpir
 ADMITTED_BY_KEY = (*ADMITTED, "get", "xrevrange")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "getrange")
-ANSWERED = ("xadd", "publish")
-"""The last bytes, and the attempt's seal."""
-ENDED = ("xadd", "publish", "xtrim", "pexpire")
-ACKNOWLEDGED = ("xdel", "xack", "unlink")
+ENDED = ("eval", "xdel", "xadd", "xadd", "hget", "hset", "xtrim", "pexpire", "unlink")
+"""The last bytes with the attempt's seal, and the terminal entry, in one transaction."""
+ANSWERED = ("publish", "publish")
+ACKNOWLEDGED = ("xdel", "xack")
 EACH = Counter((*ADMITTED, *CLAIMED, *OPENED, *ANSWERED, *ENDED, *ACKNOWLEDGED))
 BACKGROUND = {"time", "zadd", "zrem", "zremrangebyscore", "zrangebyscore"}
 """What processes do to renew their leases, whether there are requests or not. A `ZADD` lists a

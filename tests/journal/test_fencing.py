@@ -121,8 +121,8 @@ async def test_a_journal_that_is_gone_does_not_come_back_to_life(w: World) -> No
     [
         ("1-1", b"nonce-2", None, False),
         ("1-2", b"nonce-1", None, False),
-        (SEAL, b"nonce-1", b"completed", True),
-        (SEAL, b"nonce-1", b"failed", False),
+        (TERMINAL, b"nonce-1", b"completed", True),
+        (TERMINAL, b"nonce-1", b"failed", False),
         (SEAL, b"nonce-2", b"completed", False),
         (TERMINAL, b"nonce-2", b"completed", False),
     ],

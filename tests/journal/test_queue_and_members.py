@@ -17,6 +17,7 @@ from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, Reason, State, WorkerLease, Written
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.facts import Summary
+from serve_app.journal.usage import Usage
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
@@ -25,10 +26,10 @@ from serve_app.redis.replies import Reply
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import encode_entry
 from serve_app.request_queue.queue import RequestQueue
-from tests.journal.journal_helpers import HEAD, OPENED, World
+from tests.journal.journal_helpers import FACTS, HEAD, OPENED, World
 from tests.waiting import eventually
 
-SUMMARY_OF_42 = Summary(None, None, 1, 9, first_output_ms=5, output_tokens=42)
+SUMMARY_OF_42 = Summary(FACTS, None, 1, 9, first_output_ms=5)
 
 
 async def enqueue(w: World, request_class: str, *request_ids: str) -> None:
@@ -224,7 +225,7 @@ async def answers(
 ) -> None:
     """A worker writes this and ends the request."""
     attempt, _ = await (await w.writer()).open(await w.admit(request_id), 1, b"nonce-1", OPENED)
-    attempt.append([], [text], 1, HEAD)
+    attempt.append([], [text], 1, HEAD, Usage(output=42).encode())
     attempt.finish(state, reason, SUMMARY_OF_42, 1 if state is State.COMPLETED else None)
     await attempt.closed
 
@@ -242,7 +243,7 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
         "req_1": Written(42),
         "req_cancelled": Written(0, whole=False, begun=False),
         "req_waits": None,
-        "req_broken_off": None,
+        "req_broken_off": Written(0, whole=False),
         "req_expired": Written(42, whole=False),
     }
 

@@ -102,7 +102,7 @@ def under(
         assert one.done
         assert one.text == expected(one.prompt, tokens), one.request_id
         state = service.state(one.request_id)
-        assert (state["state"], state["output_tokens"]) == ("completed", tokens), state
+        assert (state["state"], state["usage"]["output_tokens"]) == ("completed", tokens), state
         one.state = state
         again = service.http.get(f"/v1/requests/{one.request_id}/events").text
         if one.streamed:

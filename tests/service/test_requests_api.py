@@ -39,7 +39,7 @@ def test_a_finished_request_is_described(simulated: Running) -> None:
     assert found["model"] == simulated.model
     assert found["replica"] == answer.headers["x-hermes-replica"]
     assert found["attempts"] >= 1
-    assert found["output_tokens"] == 8
+    assert found["usage"]["output_tokens"] == 8
     of_worker = [found[f"{name}_at_ms"] for name in ("started", "first_output", "ended")]
     assert of_worker == sorted(of_worker)
     # The ingress and the worker estimate Redis's clock, and a busy machine makes that inaccurate.

@@ -112,7 +112,7 @@ def test_what_a_version_left_is_gone_on_with(simulated: Running, path: Path) -> 
         assert text_of_events(simulated, running.request_id) == simulated_text(PROMPT, TOKENS)
         assert simulated.state(running.request_id)["attempts"] >= (1 if entries else 2)
     completed.put_back(simulated.redis, "acme")
-    assert simulated.state(completed.request_id)["output_tokens"] == TOKENS
+    assert simulated.state(completed.request_id)["usage"]["output_tokens"] == TOKENS
     assert text_of_events(simulated, completed.request_id) == simulated_text(PROMPT, TOKENS)
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 import hiredis
 
 from serve_app.errors import RequestRefused
+from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.submissions import Submissions
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 from serve_app.ingress.validation.context import check_context
@@ -60,7 +61,7 @@ def submit(path: str, body: bytes, headers: dict[str, str]) -> None:
     with suppress(RequestRefused):
         request = parse(path, body, MODEL)
         check_context(path, request, 4_096)
-        made = SUBMISSIONS.of("tenant", path, "", headers, body, request, "")
+        made = SUBMISSIONS.of(Caller("tenant"), path, "", headers, body, request, "")
         entry = encode_entry("req_1", made.tenant, made.session, 1, made.work)
         hiredis.pack_command(("XADD", "key", "*", *itertools.chain(*entry.items())))
 

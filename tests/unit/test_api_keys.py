@@ -36,12 +36,12 @@ def made(file: Path, clock: Clock = SYSTEM) -> ApiKeys:
 
 def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> None:
     keys = made(file)
-    assert [keys.tenant(f"Bearer {key}") for key in ("hk-1", "hk-2", "hk-3")] == [
+    assert [keys.caller(f"Bearer {key}").tenant for key in ("hk-1", "hk-2", "hk-3")] == [
         "acme",
         "acme",
         "zeta",
     ]
-    assert keys.tenant("bearer hk-1") == "acme"
+    assert keys.caller("bearer hk-1").tenant == "acme"
 
 
 @each(
@@ -50,7 +50,7 @@ def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> Non
 )
 def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        made(file).tenant(authorization)
+        made(file).caller(authorization)
     assert refused.value.reason is Reason.INVALID_API_KEY
     assert refused.value.status == 401
     assert refused.value.headers()["www-authenticate"] == "Bearer"
@@ -59,7 +59,7 @@ def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: s
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
-    assert ApiKeys(AuthSettings()).tenant("Bearer whatever") == "default"
+    assert ApiKeys(AuthSettings()).caller("Bearer whatever") == ("default", "")
 
 
 def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
@@ -68,20 +68,20 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
     clock = TurnedClock()
     keys = made(file, clock)
     file.write_text(line("acme", "hk-9"))
-    assert keys.tenant("Bearer hk-1") == "acme", "a file is looked at once a second"
+    assert keys.caller("Bearer hk-1").tenant == "acme", "a file is looked at once a second"
     clock.now_s += 1.1
-    assert keys.tenant("Bearer hk-9") == "acme"
+    assert keys.caller("Bearer hk-9").tenant == "acme"
     with pytest.raises(RequestRefused):
-        keys.tenant("Bearer hk-1")
+        keys.caller("Bearer hk-1")
     file.write_text("acme hk-in-the-clear\n")
     clock.now_s += 1.1
     with caplog.at_level(logging.ERROR):
-        assert keys.tenant("Bearer hk-9") == "acme"
+        assert keys.caller("Bearer hk-9").tenant == "acme"
     assert "line 1" in caplog.text
     assert "hk-in-the-clear" not in caplog.text
     file.unlink()
     clock.now_s += 1.1
-    assert keys.tenant("Bearer hk-9") == "acme"
+    assert keys.caller("Bearer hk-9").tenant == "acme"
 
 
 @each(
@@ -110,7 +110,7 @@ def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path
     file.write_text(file.read_text() + line("@metrics", "hk-m"))
     keys = made(file)
     keys.check_scraper("Bearer hk-m")
-    for call, authorization in ((keys.tenant, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
+    for call, authorization in ((keys.caller, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
         with pytest.raises(RequestRefused) as refused:
             call(authorization)
         assert (refused.value.status, refused.value.reason) == (403, Reason.KEY_NOT_PERMITTED)

@@ -44,6 +44,16 @@ def accept(attempt: Attempt) -> Entry:
     return entry
 
 
+def accept_end(attempt: Attempt) -> tuple[Entry, Entry]:
+    """The seal and the terminal entry, which are appended together."""
+    seal = attempt.take()
+    assert seal is not None
+    assert attempt.ending is not None
+    terminal, _ = attempt.ending
+    attempt.accepted(seal)
+    return seal, terminal
+
+
 async def test_what_comes_while_nothing_is_sent_becomes_one_entry(
     attempt: Attempt, marks: list[Attempt]
 ) -> None:
@@ -79,11 +89,10 @@ async def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_
     accept(attempt)
     attempt.append([], [b"y"], 2)
     attempt.finish(State.COMPLETED, None, SUMMARY, 1)
-    seal = accept(attempt)
+    seal, terminal = accept_end(attempt)
     assert seal.id == seal_id(2)
     assert (seal.body, seal.events, seal.state, seal.fields[b"p"]) == (b"y", 2, "completed", b"2-1")
     assert transcript(seal) is None
-    terminal = accept(attempt)
     assert terminal.id == TERMINAL_ID
     assert (terminal.events, terminal.state, terminal.head) == (2, "completed", HEAD)
     assert terminal.fields[b"p"] == str(seal.id).encode()
@@ -99,9 +108,8 @@ async def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt) -> 
     assert attempt.pending
     assert first is not None
     attempt.accepted(first)
-    seal = accept(attempt)
+    seal, terminal = accept_end(attempt)
     assert (seal.id, seal.reason) == (seal_id(2), "engine_error")
-    terminal = accept(attempt)
     found = (terminal.id, terminal.reason, transcript(terminal))
     assert found == (TERMINAL_ID, "engine_error", None)
 
@@ -110,7 +118,7 @@ async def test_nothing_is_taken_in_after_the_end(attempt: Attempt) -> None:
     attempt.finish(State.COMPLETED, None, SUMMARY, 1)
     attempt.append([], [b"late"], 1)
     attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
-    seal, terminal = accept(attempt), accept(attempt)
+    seal, terminal = accept_end(attempt)
     assert (seal.state, seal.body) == ("completed", b"")
     assert (terminal.state, transcript(terminal)) == ("completed", b"")
     attempt.append([], [b"later"], 2)

@@ -24,6 +24,7 @@ NAMES = {
     "later_request_key": "n:i:a",
     "requests_key": "n:r:a",
     "kept_key": "n:k:a",
+    "usage_key": "n:u:a",
     "readers_key": "n:a:a",
     "wake_channel": "n:w:a",
     "ingresses_key": "n:ingresses",

@@ -15,6 +15,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry, decode_facts, transcript
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
+from serve_app.journal.usage import Usage
 from serve_app.observability.metrics import Telemetry
 from workers.recorder import Recorder
 from workers.replay import AnswerTooLarge, Recorded
@@ -61,6 +62,12 @@ class Scene:
         self.attempt.accepted(entry)
         return entry
 
+    def ended(self) -> tuple[Entry, Entry]:
+        """Seal and terminal entry, which are appended together."""
+        seal = self.written()
+        assert self.attempt.ending is not None
+        return seal, self.attempt.ending[0]
+
     @property
     def silent(self) -> bool:
         """Whether there is nothing to append."""
@@ -98,7 +105,7 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     await s.body(b"data: [DONE]\n\n", more=False)
     assert s.silent
     s.recorder.end(State.COMPLETED, None, 1)
-    seal, terminal = s.written(), s.written()
+    seal, terminal = s.ended()
     assert terminal.terminal
     assert seal.body == b"id: 2\ndata: b\n\nid: 3\ndata: [DONE]\n\n"
     assert terminal.events == 3
@@ -107,7 +114,7 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     assert terminal.head is not None  # a compacted journal has no other place for it
     summary = decode_facts(terminal, Summary)
     assert (summary.request, summary.attempt) == (FACTS, OPENED)
-    assert (summary.attempts, summary.output_tokens) == (1, 2)
+    assert (summary.attempts, Usage.decode(terminal.used).output) == (1, 2)
     assert summary.first_output_ms is not None
 
 
@@ -130,7 +137,7 @@ async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     await s.body(b'{"a": 1}\n\n', more=True)
     await s.body(b"{}", more=False)
     s.recorder.end(State.COMPLETED, None, 1)
-    seal, terminal = s.written(), s.written()
+    seal, terminal = s.ended()
     assert transcript(terminal) == seal.body == b'{"a": 1}\n\n{}'
     assert terminal.events == 0
 

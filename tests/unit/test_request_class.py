@@ -9,6 +9,7 @@ import pytest
 from serve_app.admission.submission import Submission
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.submissions import Submissions
 from serve_app.settings import Settings
 
@@ -17,7 +18,7 @@ def submitted(tenant: str = "acme", header: str = "", **request: Any) -> Submiss
     settings = Settings.model_validate({"auth": {"critical_tenants": ["ops"]}})
     headers = {"x-hermes-class": header} if header else {}
     made = Submissions(settings, "wake")
-    return made.of(tenant, "/v1/completions", "", headers, b"{}", request, "")
+    return made.of(Caller(tenant), "/v1/completions", "", headers, b"{}", request, "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""What requests have used, in OpenAI's shape: `/v1/usage` and
+`/v1/organization/usage/completions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
+from starlette.responses import JSONResponse
+
+from serve_app import timings
+from serve_app.clock import RedisClock
+from serve_app.contract import Reason
+from serve_app.errors import RequestRefused
+from serve_app.ingress.requests_api import invalid
+from serve_app.journal.ledger import sums
+from serve_app.journal.usage import STATES, Row, Whose
+from serve_app.policy.classes import BATCH
+from serve_app.redis.link import RedisLink
+from serve_app.settings import Settings
+
+_HOURS = {"1h": 1, "1d": 24}
+_LIMITS = {"1h": (24, 168), "1d": (7, 31)}
+"""Of buckets on a page, as OpenAI has them: usual and largest."""
+_YEAR_10000_S = 253_402_300_800
+_HOUR_S = timings.HOUR_MS // 1000
+_PAGE = "page_"
+
+
+class _Asked(BaseModel):
+    """What a caller wants to know: OpenAI's parameters. Times are Unix seconds."""
+
+    start_time: int | None = Field(None, ge=0, lt=_YEAR_10000_S)
+    end_time: int | None = Field(None, ge=0, lt=_YEAR_10000_S)
+    bucket_width: Literal["1h", "1d"] = "1d"
+    """OpenAI's `1m` is finer than the ledger."""
+    group_by: list[Literal["project_id", "api_key_id", "model", "batch", "class"]] = []
+    project_ids: list[str] = Field([], max_length=100)
+    api_key_ids: list[str] = Field([], max_length=100)
+    models: list[str] = Field([], max_length=100)
+    batch: bool | None = None
+    limit: int | None = Field(None, ge=1)
+    page: str = Field("", max_length=64)
+
+    @classmethod
+    def of(cls, request: Request) -> _Asked:
+        """The parameters of a request; a list may be written with `[]`, as OpenAI's SDKs do.
+
+        Raises:
+            RequestValidationError: one has a wrong value.
+        """
+        values: dict[str, Any] = {}
+        for key, value in request.query_params.multi_items():
+            name = key.removesuffix("[]")
+            field = cls.model_fields.get(name)
+            if field is not None and field.default == []:
+                values.setdefault(name, []).append(value)
+            else:
+                values[name] = value
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+
+    def group(self, whose: Whose) -> Hashable | None:
+        """The values that a row is grouped by, in the order of `group_by`; None if it is not
+        wanted.
+        """
+        batch = whose.request_class == BATCH
+        wanted: tuple[tuple[Sequence[object], object], ...] = (
+            (self.project_ids, whose.tenant),
+            (self.api_key_ids, whose.key),
+            (self.models, whose.model),
+            ([] if self.batch is None else [self.batch], batch),
+        )
+        if any(names and value not in names for names, value in wanted):
+            return None
+        known = {
+            "project_id": whose.tenant,
+            "api_key_id": whose.key or None,
+            "model": whose.model,
+            "batch": batch,
+            "class": whose.request_class,
+        }
+        return tuple(known[name] for name in self.group_by)
+
+
+def routes(settings: Settings, link: RedisLink, clock: RedisClock) -> APIRouter:
+    """The endpoints."""
+    router = APIRouter(tags=["usage"])
+    admins = frozenset(settings.auth.admin_tenants)
+
+    async def page(asked: _Asked) -> JSONResponse:
+        usual, most = _LIMITS[asked.bucket_width]
+        if asked.limit is not None and asked.limit > most:
+            raise invalid("limit", f"it must be at most {most} for this bucket_width")
+        now_s, hours = clock.now_ms() // 1000, _HOURS[asked.bucket_width]
+        end_s = now_s + 1 if asked.end_time is None else min(asked.end_time, now_s + 1)
+        start_s = end_s - 86_400 if asked.start_time is None else asked.start_time
+        first = _begin(asked.page, start_s) // (hours * _HOUR_S) * hours
+        buckets = range(first, -(-end_s // _HOUR_S), hours)
+        shown = buckets[: asked.limit or usual]
+        found = await sums(link, settings.namespace, shown, asked.group)
+        more = len(shown) < len(buckets)
+        return JSONResponse(
+            {
+                "object": "page",
+                "data": [
+                    _bucket(hour, hours, one, asked.group_by)
+                    for hour, one in zip(shown, found, strict=True)
+                ],
+                "has_more": more,
+                "next_page": f"{_PAGE}{shown[-1] + hours}" if more else None,
+            }
+        )
+
+    @router.get("/v1/usage", summary="What your requests have used, by hour or day")
+    async def own(request: Request) -> JSONResponse:
+        asked = _Asked.of(request)
+        return await page(asked.model_copy(update={"project_ids": [request.state.tenant]}))
+
+    @router.get("/v1/organization/usage/completions", summary="The same of all tenants, for admins")
+    async def all_tenants(request: Request) -> JSONResponse:
+        if settings.auth.required and request.state.tenant not in admins:
+            raise RequestRefused(
+                Reason.KEY_NOT_PERMITTED,
+                "The usage of all tenants is for those in auth.admin_tenants; GET /v1/usage has "
+                "your own.",
+            )
+        return await page(_Asked.of(request))
+
+    return router
+
+
+def _begin(page: str, start_s: int) -> int:
+    """Where a page begins, in Unix seconds."""
+    if not page:
+        return start_s
+    hour = page.removeprefix(_PAGE)
+    if hour == page or not hour.isdecimal() or int(hour) * _HOUR_S >= _YEAR_10000_S:
+        raise invalid("page", "it must be the next_page of an earlier answer")
+    return int(hour) * _HOUR_S
+
+
+def _bucket(
+    hour: int, hours: int, found: Mapping[Any, Row], group_by: Sequence[str]
+) -> dict[str, Any]:
+    results = [
+        _result(row, dict(zip(group_by, values, strict=True))) for values, row in found.items()
+    ]
+    return {
+        "object": "bucket",
+        "start_time": hour * _HOUR_S,
+        "end_time": (hour + hours) * _HOUR_S,
+        "results": results,
+    }
+
+
+def _result(row: Row, group: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's fields, and behind them our own."""
+    usage = row.usage
+    return {
+        "object": "organization.usage.completions.result",
+        "input_tokens": usage.prompt,
+        "input_cached_tokens": usage.cached,
+        "output_tokens": usage.output,
+        "input_audio_tokens": 0,
+        "output_audio_tokens": 0,
+        "num_model_requests": row.requests,
+        **dict.fromkeys(("project_id", "user_id", "api_key_id", "model", "batch")),
+        **group,
+        "output_reasoning_tokens": usage.reasoning,
+        "recomputed_tokens": usage.recomputed,
+        "attempts": row.attempts,
+        "queued_ms": row.queued_ms,
+        "running_ms": row.running_ms,
+        "states": dict(zip(STATES, row.states, strict=True)),
+    }

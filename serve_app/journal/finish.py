@@ -1,0 +1,192 @@
+"""The one way in which a request ends: a transaction that closes its journal, books what it has
+used, and drops what is no longer needed. Pure.
+
+A worker that ends its attempt, and whoever ends a request from outside, send the same script. The
+first ending counts: a second one changes nothing, and is not booked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serve_app import timings
+from serve_app.contract import State
+from serve_app.journal.appending import append
+from serve_app.journal.entries import Entry
+from serve_app.journal.facts import RequestFacts, Summary
+from serve_app.journal.ids import TERMINAL_ID
+from serve_app.journal.kept import keeping, size_of
+from serve_app.journal.usage import STATES, Usage, Whose
+from serve_app.journal.wakes import encode_wakes, wake_of
+from serve_app.redis.connection import Command
+from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key, queue_key, usage_key
+from serve_app.settings import Settings
+
+_FINISH = """
+redis.pcall('XDEL', KEYS[1], '0-0')
+local at, attempts, used = 8, ARGV[5], ARGV[6]
+local function command()
+  local words = tonumber(ARGV[at])
+  at = at + words + 1
+  return {unpack(ARGV, at - words, at - 1)}
+end
+
+local outside = used == ''
+if outside then
+  used = '0 0 0 0 0'
+  local before, last = '+', nil
+  while true do
+    local entry = redis.call('XREVRANGE', KEYS[1], before, '-', 'COUNT', 1)[1]
+    if not entry then break end
+    last = last or entry[1]
+    local fields = {}
+    for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+    if fields['k'] then return 0 end
+    if fields['u'] then
+      used = fields['u']
+      break
+    end
+    before = '(' .. entry[1]
+  end
+  attempts = last and string.match(last, '^%d+') or '0'
+end
+
+for _ = 1, tonumber(ARGV[1]) do
+  local append = command()
+  if outside then
+    append[#append + 1] = 'u'
+    append[#append + 1] = used
+  end
+  local reply = redis.pcall(unpack(append))
+  if type(reply) == 'table' and reply.err then
+    return redis.error_reply((string.gsub(reply.err, '^@user_script: %d+: %-?', '')))
+  end
+  if not reply then return false end
+end
+
+local more = {0, 0, 0, 0}
+more[tonumber(ARGV[3])] = 1
+for number in string.gmatch(used .. ' ' .. attempts .. ' ' .. ARGV[4], '%d+') do
+  more[#more + 1] = tonumber(number)
+end
+local row, column, booked = {}, 0, redis.call('HGET', KEYS[2], ARGV[2])
+for number in string.gmatch(booked or '', '%d+') do
+  column = column + 1
+  more[column] = (more[column] or 0) + tonumber(number)
+end
+for i = 1, #more do row[i] = string.format('%.0f', more[i]) end
+redis.call('HSET', KEYS[2], ARGV[2], table.concat(row, ' '))
+if not booked then redis.call('PEXPIRE', KEYS[2], ARGV[7]) end
+while at <= #ARGV do redis.call(unpack(command())) end
+return 1
+"""
+"""Appends the entries that end a request, adds to a row of the ledger, and executes commands.
+
+The first command is what makes a full Redis take all of it, see `appending.py`.
+
+KEYS: the journal; the ledger of the hour. ARGV: how many entries; the row's name; the column of the
+state, from 1; the times in ms, queued and running; the attempts; the usage, empty if the journal
+says it, as for an ending from outside; the ledger's lifetime in ms; for each command, the entries'
+first, the number of its words and the words. Returns 1; 0 if the request had ended; nil if its
+journal has gone; the error if an entry was refused.
+"""
+
+
+_NOTHING = Usage().encode()
+
+
+def by_worker(
+    settings: Settings, request_id: str, seal: Entry, terminal: Entry, summary: Summary, size: int
+) -> Command:
+    """The command with which an attempt ends its request: the fenced seal, and the terminal entry.
+
+    Args:
+        size: bytes of the journal, if its entries remain.
+    """
+    facts = summary.request
+    trimmed = terminal.packed is not None
+    if facts is not None and facts.kept and terminal.state is not State.COMPLETED:
+        trimmed = True  # nobody wants what was broken off for that long
+    after = _afterwards(settings, request_id, facts, trimmed)
+    after += keeping(settings, summary, size_of(terminal) if trimmed else size)
+    return _command(settings, request_id, [seal, terminal], summary, seal.used or _NOTHING, after)
+
+
+def from_outside(
+    settings: Settings,
+    request_id: str,
+    terminal: Entry,
+    summary: Summary,
+    queued: bytes,
+    unreadable: Whose | None = None,
+) -> Command:
+    """The command with which anybody else ends a request: cancelled, expired, lost. Its queue entry
+    goes with it, and who reads the answer is told.
+
+    Args:
+        queued: the id of its queue entry; empty if it is not known.
+        unreadable: whose it is, if its journal cannot be decoded.
+    """
+    facts = summary.request
+    if facts is None:
+        after = _afterwards(settings, request_id, None, trimmed=False)
+        return _command(settings, request_id, [terminal], summary, b"", after, unreadable)
+    after = _afterwards(settings, request_id, facts, trimmed=facts.kept)
+    after += keeping(settings, summary, size_of(terminal))
+    wakes = encode_wakes([wake_of(request_id, terminal)])
+    after.append(("PUBLISH", facts.wake, wakes))
+    if queued:  # nobody waits for a claim of it any more
+        line = queue_key(settings.namespace, facts.model, facts.request_class)
+        after += [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]
+    return _command(settings, request_id, [terminal], summary, b"", after)
+
+
+def _afterwards(
+    settings: Settings, request_id: str, facts: RequestFacts | None, trimmed: bool
+) -> list[Command]:
+    """What becomes of journal and body."""
+    key, body = (make(settings.namespace, request_id) for make in (journal_key, body_key))
+    keep_ms = int(((facts and facts.retention_s) or settings.journal.retention_s) * 1000)
+    trim: list[Command] = [("XTRIM", key, "MINID", str(TERMINAL_ID))] if trimmed else []
+    stored = facts is not None and facts.stored
+    its_body: Command = ("PEXPIRE", body, keep_ms) if stored else ("UNLINK", body)
+    return [*trim, ("PEXPIRE", key, keep_ms), its_body]
+
+
+def _command(
+    settings: Settings,
+    request_id: str,
+    entries: Sequence[Entry],
+    summary: Summary,
+    used: bytes,
+    after: Sequence[Command],
+    unreadable: Whose | None = None,
+) -> Command:
+    key = journal_key(settings.namespace, request_id)
+    commands = [*(append(key, entry) for entry in entries), *after]
+    words = [word for command in commands for word in (len(command), *command)]
+    ledger = usage_key(settings.namespace, summary.ended_ms // timings.HOUR_MS)
+    state = STATES.index(entries[0].state or State.FAILED) + 1
+    row, times = unreadable or whose(summary), " ".join(map(str, times_ms(summary)))
+    return (
+        *("EVAL", _FINISH, 2, key, ledger),
+        *(len(entries), row.encode(), state, times, summary.attempts, used),
+        *(int(settings.journal.ledger_days * 24 * timings.HOUR_MS), *words),
+    )
+
+
+def whose(summary: Summary) -> Whose:
+    """The row of the ledger that a request belongs to."""
+    facts = summary.request
+    if facts is None:
+        return Whose("?", "", "?", "?")
+    return Whose(facts.tenant, facts.key, facts.request_class, facts.model)
+
+
+def times_ms(summary: Summary) -> tuple[int, int]:
+    """How long a request waited and ran."""
+    if summary.request is None:
+        return 0, 0
+    began_ms = summary.began_ms or summary.ended_ms
+    queued_ms = max(0, began_ms - summary.request.admitted_ms)
+    return queued_ms, max(0, summary.ended_ms - began_ms)

@@ -1,0 +1,133 @@
+"""What requests have used: the counts in their journals, and the ledger's rows. Pure.
+
+A row of the ledger sums up the requests of one tenant, API key, class and model that ended in one
+hour. It is written in the transaction of their endings (`finish.py`), so it can be neither ahead of
+the journals nor behind them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from serve_app.contract import State
+from serve_app.journal.events import SEPARATOR
+
+STATES = (State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED)
+"""The first columns of a row, in this order: how many requests ended so."""
+
+
+class Usage(NamedTuple):
+    """Tokens of one request, or of several. Those of every attempt that the answer consists of
+    count once.
+    """
+
+    prompt: int = 0
+    """Tokens of its prompts, as the engine counted them."""
+    cached: int = 0
+    """How many of them the engine's prefix cache had."""
+    output: int = 0
+    reasoning: int = 0
+    """How many of the output were reasoning, if the engine's server says so."""
+    recomputed: int = 0
+    """Tokens, of prompt or output, that were computed again after an engine's death. Nobody is
+    billed for them.
+    """
+
+    def encode(self) -> bytes:
+        """The field `u` of an entry."""
+        return b"%d %d %d %d %d" % self
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Usage:
+        """Parse the field; a newer version may have added numbers."""
+        return cls(*map(int, raw.split()[: len(cls._fields)]))
+
+
+class Whose(NamedTuple):
+    """Whose requests a row sums up. `key` is empty if no API key is required."""
+
+    tenant: str
+    key: str
+    request_class: str
+    model: str
+
+    def encode(self) -> str:
+        """The row's name. Only the model's name, which is the last, may contain spaces."""
+        return f"{self.tenant} {self.key or '-'} {self.request_class} {self.model}"
+
+    @classmethod
+    def decode(cls, name: bytes) -> Whose:
+        """Parse a name; raises ValueError if it is none."""
+        tenant, key, request_class, model = name.decode().split(" ", 3)
+        return cls(tenant, key.removeprefix("-"), request_class, model)
+
+
+class Row(NamedTuple):
+    """Sums over requests."""
+
+    states: tuple[int, ...]
+    """How many ended in each of `STATES`."""
+    usage: Usage
+    attempts: int
+    queued_ms: int
+    """From admission until a worker began, or until the end if none did."""
+    running_ms: int
+    """From then on."""
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return sum(self.states)
+
+    def __add__(self, other: object) -> Row:
+        assert isinstance(other, Row)
+        states = tuple(map(sum, zip(self.states, other.states, strict=True)))
+        usage = Usage(*map(sum, zip(self.usage, other.usage, strict=True)))
+        rest = (a + b for a, b in zip(self[2:], other[2:], strict=True))
+        return Row(states, usage, *rest)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Row:
+        """Parse a row; raises ValueError if it is none. A newer version may have added numbers."""
+        numbers = [*map(int, value.split())]
+        states, used = len(STATES), len(STATES) + len(Usage._fields)
+        if len(numbers) < used + 3:
+            raise ValueError(f"a row with {len(numbers)} numbers")
+        usage = Usage(*numbers[states:used])
+        return cls(tuple(numbers[:states]), usage, *numbers[used : used + 3])
+
+
+class _Details(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class _OfAnAnswer(msgspec.Struct):
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _OfAnAnswer | None = None
+    response: _Answer | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
+
+
+def reasoning_tokens(answer: bytes, streamed: bool) -> int:
+    """How many tokens of reasoning an answer, or the last events of a streamed one, tell of; 0 if
+    they tell of none.
+    """
+    parts = answer.split(SEPARATOR) if streamed else [b"data: " + answer]
+    for part in reversed(parts):
+        try:
+            found = _answers.decode(part.partition(b"data: ")[2])
+        except msgspec.MsgspecError:
+            continue
+        usage = (found.response or found).usage
+        details = usage and (usage.completion_tokens_details or usage.output_tokens_details)
+        if details:
+            return details.reasoning_tokens
+    return 0
