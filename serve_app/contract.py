@@ -13,6 +13,9 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
+"""The paths whose bodies ask for a response, or for the size of its input."""
+
 
 class State(StrEnum):
     """The state of a request. All but the first two are final."""
@@ -50,6 +53,8 @@ class Reason(StrEnum):
     TENANT_LIMIT = "tenant_limit"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     """OpenAI's word for what is longer than the model's context."""
+    PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
+    """OpenAI's word."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
     JOURNAL_LOST = "journal_lost"

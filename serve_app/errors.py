@@ -57,6 +57,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.TENANT_LIMIT: _Shape(429, "rate_limit_error", retryable=True),
     Reason.TOO_MANY_CONNECTIONS: _Shape(429, "rate_limit_error", retryable=True),
     Reason.JOURNAL_UNAVAILABLE: _Shape(503, "service_unavailable_error", retryable=True),
+    Reason.PREVIOUS_RESPONSE_NOT_FOUND: _Shape(400, "invalid_request_error"),
     Reason.JOURNAL_LOST: _Shape(410, "invalid_request_error"),
     Reason.DEADLINE: _Shape(504, "timeout_error", retryable=True),
     Reason.CANCELLED: _Shape(499, "request_cancelled"),

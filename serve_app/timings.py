@@ -106,6 +106,9 @@ after 4 s.
 ENDED_WITHIN_S = 300.0
 """A journal outlives its deadline by at least this long, so that a late ending still finds it."""
 
+KEPT_LOOK_S = 2.0
+"""How old an ingress's knowledge of a tenant's kept answers may be."""
+
 HOUR_MS = 3_600_000
 """The ledger sums up by the hour in which requests end; answers that are kept for whoever comes
 later are counted by the hour in which they expire.

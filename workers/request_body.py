@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
-RESPONSES = "/v1/responses"
+from serve_app.contract import INPUT_TOKENS, RESPONSES
+
+_RESPONSES = (RESPONSES, INPUT_TOKENS)
 _UNFINISHED = ("in_progress", "incomplete")
 """States of an answer that vLLM continues; it does so only if the answer is in parts."""
 _NULL_HAS_A_MEANING = ("max_tokens",)
@@ -25,7 +27,7 @@ def as_vllm_takes(path: str, body: bytes, request_id: str) -> bytes:
     Args:
         body: has passed the ingress.
     """
-    if path != RESPONSES and b"null" not in body:
+    if path not in _RESPONSES and b"null" not in body:
         return body
     request = msgspec.json.decode(body)
     if not isinstance(request, dict):
@@ -34,7 +36,7 @@ def as_vllm_takes(path: str, body: bytes, request_id: str) -> bytes:
     for name in ("messages", "input", "tools"):
         if isinstance(items := request.get(name), list):
             request[name] = [_without_nulls(item) for item in items]
-    if path == RESPONSES:
+    if path in _RESPONSES:
         if isinstance(items := request.get("input"), list):
             request["input"] = [_item(item) for item in items]
         # vLLM would answer at once, and keep the response in this process.

@@ -19,7 +19,7 @@ from serve_app.contract import EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
-from workers import asgi, vllm_failures
+from workers import asgi, responses, vllm_failures
 from workers.engine import EngineFailed, Progress
 from workers.engine_usage import EngineUsage
 from workers.recorder import Recorder
@@ -119,6 +119,7 @@ class VllmEngine:
             should_exit=False
         )  # vLLM's error handler sets it if the engine is dead
         determinism.install()
+        responses.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._app = app

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import Reason
+from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.field_errors import refusal_of
 from serve_app.journal.ending import MESSAGES
@@ -30,7 +30,12 @@ log = logging.getLogger("hermes.worker")
 asked: ContextVar[tuple[str, bytes]] = ContextVar("hermes_asked", default=("", b""))
 """Path and body of the request that the running task serves."""
 
-_READ = {"/v1/completions": "prompt", "/v1/responses": "input", "/tokenize": "prompt"}
+_READ = {
+    "/v1/completions": "prompt",
+    RESPONSES: "input",
+    INPUT_TOKENS: "input",
+    "/tokenize": "prompt",
+}
 """The field that the model reads; that of other paths is `messages`."""
 _NO_FIELD = {"input_tokens", "input_text", "type"}
 """What vLLM calls a field although it is a part of what the model reads."""

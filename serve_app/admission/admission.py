@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.facts import RequestFacts
+from serve_app.journal.kept import Kept
 from serve_app.journal.store import JournalStore
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
@@ -62,6 +64,7 @@ class Admission:
         self._telemetry = telemetry
         self._unsure = unsure
         self._send: Send = partial(accept, link)
+        self._kept_of: dict[str, tuple[float, Kept]] = {}
 
     async def submit(
         self, submission: Submission, expect: Expect = lambda _: lambda: None
@@ -131,7 +134,7 @@ class Admission:
         send: Send,
     ) -> Receipt:
         if facts.kept:
-            self._limits.check_kept(await self._store.kept(facts.tenant))
+            facts = await self._kept(facts, submission)
         work = submission.work
         writes_bytes = output_bytes(work.kind, work.max_output_tokens, work.sequences)
         size = len(submission.body), writes_bytes, work.sequences
@@ -161,6 +164,25 @@ class Admission:
         log.debug("request %s admitted: %s", request_id, facts.request_class, extra=extra)
         return Receipt(request_id, facts, begun)
 
+    async def _kept(self, facts: RequestFacts, submission: Submission) -> RequestFacts:
+        """The facts of a request whose answer is to be kept, or not to be if there is no room."""
+        try:
+            self._limits.check_kept(await self._kept_bytes(facts.tenant))
+        except RequestRefused:
+            if not submission.if_there_is_room:
+                raise
+            return msgspec.structs.replace(facts, retention_s=0.0, body_bytes=0)
+        return facts
+
+    async def _kept_bytes(self, tenant: str) -> Kept:
+        """What is kept, as it was a moment ago: most requests pay no round trip for it."""
+        now_s = self._clock.local.monotonic_s()
+        read_s, kept = self._kept_of.get(tenant, (-math.inf, None))
+        if kept is None or now_s - read_s > timings.KEPT_LOOK_S:
+            kept = await self._store.kept(tenant)
+            self._kept_of[tenant] = now_s, kept
+        return kept
+
     def _facts(self, submission: Submission) -> RequestFacts:
         now_ms = self._clock.now_ms()
         return RequestFacts(
@@ -177,7 +199,7 @@ class Admission:
             key=submission.key,
             detached=submission.detached,
             retention_s=submission.retention_s,
-            stored=submission.stored,
+            body_bytes=len(submission.body) if submission.stored else 0,
         )
 
 

@@ -37,6 +37,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         detached: whether the request goes on although nobody waits for it.
         retention_s: how long the answer is kept for whoever comes later; 0 for all others.
         stored: whether the body is kept as long as the answer.
+        if_there_is_room: whether it is accepted, and not kept, where too much is kept already.
     """
 
     tenant: str
@@ -58,6 +59,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     detached: bool = False
     retention_s: float = 0.0
     stored: bool = False
+    if_there_is_room: bool = False
 
 
 class Receipt(NamedTuple):

@@ -31,6 +31,11 @@ _PAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"input": "Tell me a story about a lighthouse.", "max_output_tokens": 64, "stream": False},
         {},
     ),
+    "/v1/responses/input_tokens": (
+        "The number of tokens of a response's input",
+        {"input": "Tell me a story about a lighthouse."},
+        {},
+    ),
     "/v1/embeddings": (
         "Embeddings, if the model supports them",
         {"input": "A lighthouse"},

@@ -7,10 +7,13 @@ from typing import Any
 
 from starlette.responses import Response
 
+from serve_app.contract import INPUT_TOKENS, RESPONSES
 from serve_app.errors import RequestRefused
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answers
 from serve_app.ingress.api_keys import Caller
+from serve_app.ingress.conversations import PARAM as PREVIOUS
+from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.refusals import send_refusal
 from serve_app.ingress.requests_api import accepted
 from serve_app.ingress.responses_api import queued
@@ -33,6 +36,7 @@ class InferenceEndpoint:
         self,
         uploads: Uploads,
         validator: Validator,
+        conversations: Conversations,
         submissions: Submissions,
         acceptance: Acceptance,
         answers: Answers,
@@ -41,6 +45,7 @@ class InferenceEndpoint:
     ) -> None:
         self._uploads = uploads
         self._validator = validator
+        self._conversations = conversations
         self._submissions = submissions
         self._acceptance = acceptance
         self._answers = answers
@@ -85,6 +90,9 @@ class InferenceEndpoint:
         with self._uploads.of(caller.tenant) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request = await self._validator.parse(path, body)
+            if path in (RESPONSES, INPUT_TOKENS) and request.get(PREVIOUS):
+                body = await self._conversations.whole(caller.tenant, body, request)
+                request = await self._validator.parse(path, body)
             submission = self._submissions.of(
                 caller, path, query, headers, body, request, span.traceparent
             )

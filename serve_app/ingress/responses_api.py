@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -16,19 +17,15 @@ from starlette.responses import JSONResponse, Response
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, error_body
+from serve_app.ingress.conversations import PREFIX, answer, items_of
 from serve_app.ingress.event_streams import EventStream, EventStreams
 from serve_app.ingress.requests_api import entries_of, invalid, known_headers
 from serve_app.journal.entries import Entry, has_ended
-from serve_app.journal.events import SEPARATOR
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 
 log = logging.getLogger("hermes.ingress")
-
-_PREFIX = "resp_"
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-"""What a response has in its fields may be large, and is passed on as it is."""
 
 
 def queued(request_id: str, facts: RequestFacts) -> Response:
@@ -64,10 +61,10 @@ class _Whole(Response):
             if has_ended(entries):
                 entries = await self._store.read(self._request_id) or entries
             content = await asyncio.to_thread(_object, self._request_id, entries)
-            answer = Response(content, media_type="application/json")
+            found = Response(content, media_type="application/json")
             try:
                 async with asyncio.timeout(self._streams.slow_readers.stalled_s):
-                    await answer(scope, receive, send)
+                    await found(scope, receive, send)
             except TimeoutError:
                 log.info("request %s: the client does not take the response", self._request_id)
 
@@ -77,7 +74,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
     router = APIRouter(tags=["responses"])
 
     async def found(response_id: str, request: Request) -> tuple[str, list[Entry]]:
-        request_id = response_id.removeprefix(_PREFIX)
+        request_id = response_id.removeprefix(PREFIX)
         if request_id == response_id:
             raise _not_found(response_id)
         try:
@@ -107,6 +104,26 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
             return EventStream(streams, request_id, request.state.tenant, seen, entries)
         return _Whole(store, streams, request_id, request.state.tenant, entries)
+
+    @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
+    async def input_items(
+        response_id: str,
+        request: Request,
+        order: Literal["asc", "desc"] = "desc",
+        after: Annotated[str, Query(max_length=200)] = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    ) -> Response:
+        request_id, _ = await found(response_id, request)
+        with streams.connections.hold(request.state.tenant):
+            asked = await store.body(request_id)
+            if asked is None:
+                raise _not_found(response_id)
+            try:
+                items = items_of(asked)
+            except LookupError:  # of another endpoint
+                raise _not_found(response_id) from None
+            page = await asyncio.to_thread(_input_items, request_id, items, order, after, limit)
+        return Response(page, media_type="application/json")
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
     async def cancel(response_id: str, request: Request) -> Any:
@@ -140,11 +157,9 @@ def _object(request_id: str, entries: list[Entry]) -> bytes:
     Raises:
         RequestRefused: `not_found`, if it is the journal of another endpoint.
     """
-    reader, body = JournalReader(), []
+    reader = JournalReader()
     for entry in entries:
         reader.feed(entry)
-    while reader.more:
-        body.append(reader.take())
     facts, ending = reader.facts, reader.ending
     assert facts is not None, "it has a tenant"
     if ending is None:
@@ -153,17 +168,40 @@ def _object(request_id: str, entries: list[Entry]) -> bytes:
     if ending.state is not State.COMPLETED:
         error = error_body(ending.reason or Reason.INTERNAL, ending.message)["error"]
         return msgspec.json.encode(_unfinished(request_id, facts, ending.state, error))
-    answer = b"".join(body)
-    try:
-        if reader.streams:  # its last event holds it
-            event = answer.rstrip().rpartition(SEPARATOR)[2]
-            answer = _fields.decode(event.partition(b"data: ")[2])["response"]
-        fields = _fields.decode(answer)
-    except (msgspec.MsgspecError, LookupError):
-        fields = {}
-    if bytes(fields.get("object", b"")) != b'"response"':
-        raise _not_found(_PREFIX + request_id)
-    return msgspec.json.encode({**fields, "background": facts.detached})
+    _, fields = answer(entries)
+    if fields is None:
+        raise _not_found(PREFIX + request_id)
+    ours = {"background": facts.detached, "store": facts.stored}
+    return msgspec.json.encode({**fields, **ours})
+
+
+def _input_items(
+    response_id: str, items: Sequence[msgspec.Raw], order: str, after: str, limit: int
+) -> bytes:
+    """A page of a response's input; an item without an id is named by its place."""
+    named = []
+    for number, item in enumerate(items):
+        fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw])
+        name = msgspec.Raw(msgspec.json.encode(f"item_{response_id}_{number}"))
+        kind = msgspec.Raw(b'"message"')
+        named.append({"type": kind, **fields, "id": fields.get("id") or name})
+    ids = [str(msgspec.json.decode(item["id"])) for item in named]
+    if order == "desc":
+        named.reverse()
+        ids.reverse()
+    if after and after not in ids:
+        raise invalid("after", f"the input has no item '{after[:80]}'")
+    begin = ids.index(after) + 1 if after else 0
+    shown = ids[begin : begin + limit]
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": named[begin : begin + limit],
+            "first_id": shown[0] if shown else None,
+            "last_id": shown[-1] if shown else None,
+            "has_more": begin + limit < len(ids),
+        }
+    )
 
 
 def _unfinished(
@@ -173,7 +211,7 @@ def _unfinished(
     status = state if state in (State.QUEUED, State.CANCELLED) else State.FAILED
     failed = error is not None and status is State.FAILED
     return {
-        "id": f"{_PREFIX}{request_id}",
+        "id": f"{PREFIX}{request_id}",
         "object": "response",
         "created_at": facts.admitted_ms // 1000,
         "status": "in_progress" if state is State.RUNNING else status,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from serve_app.admission.submission import Submission
-from serve_app.contract import Reason
+from serve_app.contract import RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.client_ids import client_request_id
@@ -30,6 +30,9 @@ from serve_app.settings import Settings
 _KEPT_HEADERS = ("content-type", "accept")
 
 
+_STORED_PATHS = (RESPONSES, "/v1/chat/completions")
+
+
 def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
     """Equal for bodies that differ in spaces, in the order of fields or in how numbers and texts
     are written; empty for a body of which the request may hold only a part.
@@ -41,7 +44,7 @@ def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
 
 def in_background(path: str, request: Mapping[str, Any]) -> bool:
     """Whether this is a response that goes on without its client, as OpenAI has it."""
-    return path == "/v1/responses" and request.get("background") is True
+    return path == RESPONSES and request.get("background") is True
 
 
 class Submissions:
@@ -90,6 +93,7 @@ class Submissions:
                 "'store', or 'background'.",
                 param="background",
             )
+        stored = background or self._stores(path, request)
         kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
         return Submission(
             tenant=tenant,
@@ -109,8 +113,16 @@ class Submissions:
             trace=trace,
             key=key_name,
             detached=detached,
-            retention_s=self._retention_s(headers) if detached else 0.0,
+            retention_s=self._retention_s(headers) if detached or stored else 0.0,
+            stored=stored,
+            if_there_is_room=not detached and request.get("store") is None,
         )
+
+    def _stores(self, path: str, request: Mapping[str, Any]) -> bool:
+        """Whether a client wants its request and the answer stored."""
+        wanted = request.get("store")
+        usual = path == RESPONSES and self._journal.store_responses
+        return path in _STORED_PATHS and (usual if wanted is None else wanted is True)
 
     def _request_class(
         self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any]

@@ -40,8 +40,13 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long its answer is kept after its end, if it is kept for whoever comes later; 0 for all
     others.
     """
-    stored: bool = False
-    """Whether its body is kept as long as the answer."""
+    body_bytes: int = 0
+    """Size of its body, if that is kept as long as the answer; otherwise 0."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether its body is kept as long as the answer."""
+        return self.body_bytes > 0
 
     @property
     def kept(self) -> bool:

@@ -35,12 +35,13 @@ def size_of(terminal: Entry) -> int:
 
 
 def keeping(settings: Settings, summary: Summary | None, size: int) -> list[Command]:
-    """The commands that count `size` bytes of a request that has ended until they expire, or that
-    no longer count them (negative); none if it is not kept without a reader.
+    """The commands that count a request that has ended, whose journal has `size` bytes, until it
+    expires, or that no longer count it (negative); none if it is not kept for later.
     """
     facts = summary.request if summary else None
     if summary is None or facts is None or not facts.kept:
         return []
+    size += facts.body_bytes if size > 0 else -facts.body_bytes
     hour = (summary.ended_ms + int(facts.retention_s * 1000)) // timings.HOUR_MS + 1
     longest_ms = int(settings.journal.max_retention_s * 1000) + 2 * timings.HOUR_MS
     commands: list[Command] = []

@@ -181,6 +181,17 @@ class JournalStore:
         """See `kept.kept`."""
         return await kept(self._link, self._settings.namespace, tenant, self._clock.now_ms())
 
+    async def body(self, request_id: str) -> bytes | None:
+        """A request's body; None if it is not kept (any more).
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        (body,) = all_answered(
+            await self._link.call([("GET", self.body_key(request_id))], large=True)
+        )
+        return body  # type: ignore[no-any-return]
+
     async def read_request(self, request_id: str) -> Entry | None:
         """The request itself, with its body if that still exists; None if there is no such journal
         (any more).

@@ -22,6 +22,7 @@ from serve_app.ingress.answer import Answers
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
 from serve_app.ingress.connection_limits import ConnectionLimits
+from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.inference import InferenceEndpoint
@@ -168,6 +169,7 @@ class IngressProcess:
         inference = InferenceEndpoint(
             self.uploads,
             self._validator,
+            Conversations(base.store, settings.ingress.max_body_bytes),
             self.submissions,
             self.acceptance,
             answers,

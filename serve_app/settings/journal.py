@@ -24,7 +24,12 @@ class JournalSettings(Section):
         86_400.0,
         gt=0,
         description="The same for a request that nobody waits for (`Prefer: respond-async`), "
-        "unless it sets another time",
+        "unless it sets another time, and for stored responses and chat completions",
+    )
+    store_responses: bool = Field(
+        True,
+        description="Whether a response is stored unless it says `store: false`, as OpenAI does: "
+        "its input and answer are kept for `journal.detached_retention_s`, where there is room",
     )
     max_retention_s: float = Field(
         7 * 86_400.0, gt=0, description="Longest time that x-hermes-retention-seconds can set"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve_app.contract import Reason
+from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.field_errors import refusal_of
 from serve_app.ingress.validation.fields import OF_VLLM
@@ -20,7 +20,8 @@ from serve_app.settings.limits import RequestLimits
 INFERENCE_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
-    "/v1/responses",
+    RESPONSES,
+    INPUT_TOKENS,
     "/v1/embeddings",
     "/tokenize",
     "/detokenize",
@@ -113,6 +114,8 @@ class _Tool(_Loose):
 
 
 class _Chat(_Sampling):
+    store: bool | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
     messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
 
@@ -132,12 +135,16 @@ class _Item(_Loose):
 class _Responses(_Sampling):
     input: str | Annotated[list[_Item], Field(fail_fast=True)]
     max_tool_calls: _Count | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = Field(None, max_length=200)
 
 
 _SHAPES: dict[str, type[_Loose]] = {
     "/v1/chat/completions": _Chat,
     "/v1/completions": _Completion,
-    "/v1/responses": _Responses,
+    RESPONSES: _Responses,
+    INPUT_TOKENS: _Responses,
     "/v1/embeddings": _Common,
     "/tokenize": _Common,
 }
@@ -181,7 +188,7 @@ def parse(
     if not isinstance(request, dict):
         raise RequestRefused(Reason.INVALID_REQUEST, "The body must be a JSON object.")
     name = request.get("model")
-    if name is None and path.startswith("/v1/"):
+    if name is None and path.startswith("/v1/") and path not in (RESPONSES, INPUT_TOKENS):
         raise RequestRefused(
             Reason.INVALID_REQUEST, "You must provide a model parameter.", param="model"
         )

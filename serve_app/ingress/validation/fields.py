@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from serve_app.contract import INPUT_TOKENS, RESPONSES
+
 _READ_HERE = "model prompt_cache_key service_tier user"
 _WRITING = """
     cache_salt frequency_penalty ignore_eos include_stop_str_in_output logit_bias min_p mm_payload
@@ -29,21 +31,24 @@ _CHAT = """
     add_generation_prompt add_special_tokens chat_template_kwargs continue_final_message messages
 """
 
+_RESPONSES = frozenset(
+    f"""
+    {_READ_HERE} {_WRITING} {_TOOLS} background enable_response_messages include input
+    instructions max_output_tokens max_tool_calls metadata previous_input_messages
+    previous_response_id prompt reasoning store text truncation
+    """.split()
+)
+
 OF_VLLM: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions": frozenset(
         f"""
         {_READ_HERE} {_WRITING} {_TOKENS} {_TOOLS} {_CHAT} documents max_completion_tokens
-        reasoning_effort return_prompt_text
+        metadata reasoning_effort return_prompt_text store
         """.split()
     ),
     "/v1/completions": frozenset(f"{_READ_HERE} {_WRITING} {_TOKENS} prompt suffix".split()),
-    "/v1/responses": frozenset(
-        f"""
-        {_READ_HERE} {_WRITING} {_TOOLS} background enable_response_messages include input
-        instructions max_output_tokens max_tool_calls metadata previous_input_messages
-        previous_response_id prompt reasoning store text truncation
-        """.split()
-    ),
+    RESPONSES: _RESPONSES,
+    INPUT_TOKENS: _RESPONSES,
     "/v1/embeddings": frozenset(
         f"""
         {_READ_HERE} {_CHAT} cache_salt dimensions embed_dtype encoding_format endianness input
@@ -59,14 +64,15 @@ _OPENAIS = "moderation prompt_cache_options prompt_cache_retention safety_identi
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions": frozenset(
         f"""
-        {_OPENAIS} audio function_call functions metadata modalities prediction store verbosity
+        {_OPENAIS} audio function_call functions modalities prediction verbosity
         web_search_options
         """.split()
     ),
     "/v1/completions": frozenset({"best_of"}),
-    "/v1/responses": frozenset(
+    RESPONSES: frozenset(
         f"{_OPENAIS} access_programs context_management conversation image stream_options".split()
     ),
+    INPUT_TOKENS: frozenset({"conversation", "personality"}),
     "/v1/embeddings": frozenset({"stream"}),
 }
 """By path: what OpenAI documents and vLLM does not know. It is taken, because OpenAI's clients send

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve_app.contract import Reason
+from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.fields import is_known
 from serve_app.ingress.validation.structure import too_many
@@ -160,7 +160,9 @@ def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimit
         inputs = prompts_in(request.get("input", request.get("messages")))
         if inputs > limits.max_inputs:
             raise too_many("texts", limits.max_inputs, "input")
-    elif path == "/v1/responses" and prompts_in(request.get("input")) > limits.max_messages:
+    elif (
+        path in (RESPONSES, INPUT_TOKENS) and prompts_in(request.get("input")) > limits.max_messages
+    ):
         raise too_many("items", limits.max_messages, "input")
     for name in ("n", "best_of"):
         count = request.get(name)

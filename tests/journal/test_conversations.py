@@ -1,0 +1,177 @@
+"""Responses that go on from earlier ones: what their engines are given, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from serve_app.contract import State
+from serve_app.journal.entries import decode_facts
+from serve_app.journal.facts import Head, RequestFacts, Summary
+from serve_app.journal.writer import JournalWriter
+from tests.journal.in_process import Door, door
+from tests.journal.journal_helpers import OPENED, World
+from tests.tables import Failures
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
+SAID = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "A lighthouse.", "annotations": []}],
+}
+
+
+class Service:
+    """An ingress, and a worker that answers what the test says."""
+
+    def __init__(self, at: Door, writer: JournalWriter, w: World) -> None:
+        self.at = at
+        self._writer = writer
+        self._w = w
+
+    async def ask(self, given: Any, **fields: Any) -> Any:
+        """Ask in the background; returns the answer to the POST."""
+        body = {"input": given, "background": True, **fields}
+        return await self.at.http.post("/v1/responses", json=body)
+
+    async def answered(
+        self,
+        given: Any,
+        output: list[Any],
+        *,
+        streamed: bool = False,
+        state: State = State.COMPLETED,
+        **fields: Any,
+    ) -> str:
+        """The id of a response with this output."""
+        response_id = str((await self.ask(given, **fields)).json()["id"])
+        request_id = response_id.removeprefix("resp_")
+        attempt, entries = await self._writer.open(request_id, 1, b"nonce", OPENED)
+        response = {"id": response_id, "object": "response", "output": output}
+        body, kind = json.dumps(response).encode(), "application/json"
+        if streamed:
+            event = json.dumps({"type": "response.completed", "response": response}).encode()
+            body, kind = (
+                b"id: 1\nevent: response.completed\ndata: %b\n\n" % event,
+                "text/event-stream",
+            )
+        head = Head(200, [("content-type", kind)])
+        attempt.append([], [body], int(streamed), head)
+        facts = decode_facts(entries[0], RequestFacts)
+        summary = Summary(facts, OPENED, 1, facts.admitted_ms)
+        attempt.finish(state, None, summary, 1)
+        await attempt.closed
+        return response_id
+
+    async def input_of(self, response_id: str) -> list[Any]:
+        """What the engine gets."""
+        body = await self._w.store.body(response_id.removeprefix("resp_"))
+        assert body is not None
+        found: list[Any] = json.loads(body)["input"]
+        return found
+
+
+@asynccontextmanager
+async def serving(w: World, **sections: Any) -> AsyncIterator[Service]:
+    settings = w.settings
+    async with door(settings.redis.url, settings.namespace, **sections) as at:
+        yield Service(at, await w.writer(), w)
+
+
+async def test_every_turn_holds_all_turns_before_it(w: World) -> None:
+    async with serving(w) as s:
+        first = await s.answered("Where?", [THOUGHT, CALL])
+        result = {"type": "function_call_output", "call_id": "c1", "output": "the coast"}
+        for streamed in (False, True):
+            second = await s.answered(
+                [result], [SAID], streamed=streamed, previous_response_id=first
+            )
+            third = (await s.ask("Why?", previous_response_id=second)).json()["id"]
+            asked = await s.input_of(third)
+            assert asked[0]["content"] == [{"type": "input_text", "text": "Where?"}]
+            assert asked[1:5] == [THOUGHT, CALL, result, SAID]
+            assert asked[5]["content"][0]["text"] == "Why?"
+
+
+async def test_what_nothing_can_go_on_from_is_refused(w: World) -> None:
+    async with serving(w) as s:
+        waiting = (await s.ask("Hi")).json()["id"]
+        failed = await s.answered("Hi", [SAID], state=State.FAILED)
+        gone = await s.answered("Hi", [SAID])
+        await s.at.http.delete(f"/v1/responses/{gone}")
+        not_found = (400, "previous_response_not_found", "previous_response_id")
+        no_answer = (400, "invalid_request", "previous_response_id")
+        cases = {
+            "unknown": ("resp_req_0", not_found),
+            "no id": ("abc", not_found),
+            "empty prefix": ("resp_", not_found),
+            "long": ("resp_" + "x" * 190, not_found),
+            "deleted": (gone, not_found),
+            "not ended": (waiting, no_answer),
+            "failed": (failed, no_answer),
+            "too long": ("resp_" + "x" * 200, no_answer),
+            "a number": (5, no_answer),
+        }
+        with Failures() as failures:
+            for name, (previous, expected) in cases.items():
+                with failures.of(name):
+                    answer = await s.ask("Go on", previous_response_id=previous)
+                    error = answer.json()["error"]
+                    assert (answer.status_code, error["code"], error["param"]) == expected
+
+
+async def test_a_conversation_is_bounded_as_every_body(w: World) -> None:
+    async with serving(w, ingress={"max_body_bytes": 2_000}) as s:
+        first = await s.answered("x" * 1_200, [SAID])
+        answer = await s.ask("y" * 1_200, previous_response_id=first)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (
+            413,
+            "previous_response_id",
+        )
+
+
+async def test_input_items_come_in_pages(w: World) -> None:
+    async with serving(w) as s:
+        given = [{"role": "user", "content": f"{n}"} for n in range(5)]
+        found = await s.answered([*given, CALL], [SAID])
+        page = f"/v1/responses/{found}/input_items"
+        every = (await s.at.http.get(page, params={"order": "asc"})).json()
+        assert [one.get("content") for one in every["data"]] == ["0", "1", "2", "3", "4", None]
+        assert every["data"][0]["type"] == "message"
+        assert every["data"][5]["id"] == "fc_1"
+        assert not every["has_more"]
+        seen: list[Any] = []
+        params: dict[str, Any] = {"limit": 4}
+        while True:
+            answer = (await s.at.http.get(page, params=params)).json()
+            seen += answer["data"]
+            if not answer["has_more"]:
+                break
+            params["after"] = answer["last_id"]
+        assert seen == every["data"][::-1]
+        wrong = await s.at.http.get(page, params={"after": "nobody"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
+
+
+async def test_responses_are_stored_unless_they_say_otherwise(w: World) -> None:
+    """One that waits for its answer is no other, but that its client's leaving ends it."""
+    async with serving(w) as s:
+        stored = {}
+        for name, fields in {"": {}, "no": {"store": False}, "yes": {"store": True}}.items():
+            body = {"input": "Hi", **fields}
+            posted = asyncio.create_task(s.at.http.post("/v1/responses", json=body))
+            (one,) = await s.at.waiting(1)
+            request = await w.store.read_request(one)
+            assert request is not None
+            facts = decode_facts(request, RequestFacts)
+            assert not facts.detached
+            stored[name] = facts.stored and facts.kept
+            await s.at.http.delete(f"/v1/requests/{one}")
+            assert (await posted).status_code == 499
+        assert stored == {"": True, "no": False, "yes": True}

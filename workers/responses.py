@@ -1,0 +1,120 @@
+"""What vLLM's Responses lack without a store of their own: an earlier response's id, `truncation:
+auto` by whole items, and the number of an input's tokens.
+
+The ingress has put the earlier items into the input already (`serve_app/ingress/conversations.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
+
+from serve_app.contract import INPUT_TOKENS
+
+Render = Callable[..., Awaitable[Any]]
+_KEPT_ROLES = ("system", "developer")
+_RESULTS = ("function_call_output", "custom_tool_call_output", "mcp_approval_response")
+
+
+class _Earlier(dict[str, Any]):
+    """Stands for vLLM's stores of responses and messages: every earlier response is known, and has
+    nothing that is not in the input.
+    """
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return SimpleNamespace(id=key, output=[])
+
+
+class _NoMessages(dict[str, Any]):
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def install(app: FastAPI) -> None:
+    """Change the server of this process."""
+    serving = getattr(app.state, "openai_serving_responses", None)
+    if serving is None:
+        return
+    serving.response_store, serving.msg_store = _Earlier(), _NoMessages()
+    render = serving._render_resolved_response_inputs
+    longest: int = serving.model_config.max_model_len
+    serving._render_resolved_response_inputs = partial(_fitted, render, longest)
+
+    @app.post(INPUT_TOKENS)
+    async def input_tokens(request: ResponsesRequest, raw_request: Request) -> JSONResponse:
+        found = await serving._render_resolved_response_inputs(request, None)
+        if isinstance(found, ErrorResponse):
+            return JSONResponse(found.model_dump(), found.error.code)
+        tokens = serving._extract_prompt_len(found.engine_input)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def _fitted(
+    render: Render, longest: int, request: ResponsesRequest, earlier: Any, **options: Any
+) -> Any:
+    """Render a request. With `truncation: auto`, its oldest items are left out until the prompt and
+    the answer fit; vLLM alone would cut into the first tokens, a system prompt included. What no
+    item less can make fit is refused.
+    """
+    if request.truncation != "auto":
+        return await render(request, earlier, **options)
+    whole = request.model_copy(update={"truncation": "disabled"})
+    room = longest - max(1, request.max_output_tokens or 1)
+    rendered = await _or_too_long(render, whole, earlier, options)
+    if rendered is not None and _length(rendered) <= room:
+        return rendered
+    items = request.input if isinstance(request.input, list) else []
+    begins, found = _begins(items), None
+    while begins:  # fewer items are fewer tokens
+        middle = len(begins) // 2
+        less = request.model_copy(
+            update={"truncation": "disabled", "input": _from(items, begins[middle])}
+        )
+        rendered = await _or_too_long(render, less, earlier, options)
+        if rendered is not None and _length(rendered) <= room:
+            found, begins = rendered, begins[:middle]
+        else:
+            begins = begins[middle + 1 :]
+    return found if found is not None else await render(whole, earlier, **options)
+
+
+async def _or_too_long(
+    render: Render, request: ResponsesRequest, earlier: Any, options: dict[str, Any]
+) -> Any:
+    try:
+        rendered = await render(request, earlier, **options)
+    except VLLMValidationError as error:
+        if "context length" not in str(error):
+            raise
+        return None
+    return rendered
+
+
+def _length(rendered: Any) -> int:
+    """Tokens of a prompt; an error has none, and is the answer."""
+    if isinstance(rendered, ErrorResponse):
+        return 0
+    return len(rendered.engine_input.get("prompt_token_ids", ()))
+
+
+def _begins(items: Sequence[Any]) -> list[int]:
+    """Where the rest of an input may begin: not with a result, whose call would be missing."""
+    return [at for at in range(1, len(items)) if _of(items[at], "type") not in _RESULTS]
+
+
+def _from(items: Sequence[Any], begin: int) -> list[Any]:
+    """The rest of an input, behind what the operator has said before it."""
+    said = [item for item in items[:begin] if _of(item, "role") in _KEPT_ROLES]
+    return [*said, *items[begin:]]
+
+
+def _of(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
