@@ -13,7 +13,7 @@ from scripts.local.redis_server import RedisServer
 from serve_app.redis.trial import trial
 
 _HAVE_SUBCOMMANDS = ("XGROUP", "XINFO", "SCRIPT")
-BESIDE = ("info", "pubsub", "pttl", "zcard", "echo")
+BESIDE = ("info", "pubsub", "zcard", "echo")
 """Without INFO there is only a warning. The others are the tests' own."""
 
 

@@ -178,7 +178,7 @@ class Admission:
         """What is kept, as it was a moment ago: most requests pay no round trip for it."""
         now_s = self._clock.local.monotonic_s()
         read_s, kept = self._kept_of.get(tenant, (-math.inf, None))
-        if kept is None or now_s - read_s > timings.KEPT_LOOK_S:
+        if kept is None or now_s - read_s >= timings.KEPT_LOOK_S:
             kept = await self._store.kept(tenant)
             self._kept_of[tenant] = now_s, kept
         return kept

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from serve_app.admission.submission import Submission
-from serve_app.contract import RESPONSES, Reason
+from serve_app.contract import CHATS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.client_ids import client_request_id
@@ -30,7 +30,7 @@ from serve_app.settings import Settings
 _KEPT_HEADERS = ("content-type", "accept")
 
 
-_STORED_PATHS = (RESPONSES, "/v1/chat/completions")
+_STORED_PATHS = (RESPONSES, CHATS)
 
 
 def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:

@@ -29,7 +29,13 @@ from serve_app.journal.kept import Kept, keeping, kept, size_of
 from serve_app.journal.listing import listed, listing
 from serve_app.journal.usage import Whose
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import body_key, journal_key
+from serve_app.redis.keyspace import (
+    body_key,
+    chats_key,
+    journal_key,
+    metadata_key,
+    requests_key,
+)
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import (
     Reply,
@@ -85,7 +91,7 @@ class JournalStore:
             ("XADD", key, str(first.id), *flatten(first)),
             ("PEXPIRE", key, keep_ms),
             ("SET", self.body_key(request_id), body, "PX", keep_ms),
-            *listing(self._settings, request_id, facts),
+            *listing(self._settings, request_id, line.path, facts),
         ]
 
     async def read(self, request_id: str, after: EntryId = BEGINNING) -> list[Entry] | None:
@@ -162,8 +168,37 @@ class JournalStore:
         return [[next(replies) for _ in asked] for asked in questions]
 
     async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
-        """See `listing.listed`."""
-        return await listed(self._settings, self._link, tenant, after, at_most)
+        """A tenant's latest requests, newest first; see `listing.listed`."""
+        key = requests_key(self._settings.namespace, tenant)
+        return await listed(self._link, key, after, at_most)
+
+    async def stored_chats(
+        self, tenant: str, after: str, newest_first: bool, at_most: int
+    ) -> list[str] | None:
+        """A tenant's stored chat completions; see `listing.listed`."""
+        key = chats_key(self._settings.namespace, tenant)
+        return await listed(self._link, key, after, at_most, newest_first)
+
+    async def asked(self, request_id: str) -> tuple[bytes | None, bytes | None]:
+        """The body of a request, and metadata that were set later; None for what is not there.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        keys = self.body_key(request_id), metadata_key(self._settings.namespace, request_id)
+        (found,) = all_answered(await self._link.call([("MGET", *keys)], large=True))
+        return found[0], found[1]
+
+    async def set_metadata(self, request_id: str, metadata: bytes) -> None:
+        """Keep metadata as long as the journal; without one, do nothing.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        (left_ms,) = all_answered(await self._link.call([("PTTL", self.key(request_id))]))
+        if left_ms > 0:
+            key = metadata_key(self._settings.namespace, request_id)
+            all_answered(await self._link.call([("SET", key, metadata, "PX", left_ms)]))
 
     async def forget(self, request_id: str) -> None:
         """Delete the journal of a request that has ended.
@@ -173,7 +208,9 @@ class JournalStore:
         """
         last = await self.last(request_id)
         key, body = self.key(request_id), self.body_key(request_id)
-        deleted, _ = all_answered(await self._link.call([("UNLINK", key), ("UNLINK", body)]))
+        metadata = metadata_key(self._settings.namespace, request_id)
+        replies = await self._link.call([("UNLINK", key), ("UNLINK", body, metadata)])
+        deleted, _ = all_answered(replies)
         if deleted and last is not None and last.terminal:  # whoever wrote it has counted it
             await self._link.call(keeping(self._settings, last.summary, -size_of(last)))
 

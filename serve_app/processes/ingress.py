@@ -16,7 +16,7 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.endings import Endings
-from serve_app.ingress import requests_api, responses_api, status, usage_api
+from serve_app.ingress import requests_api, responses_api, status, stored_chats, usage_api
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answers
 from serve_app.ingress.api_keys import ApiKeys
@@ -189,6 +189,7 @@ class IngressProcess:
             ),
             requests_api.routes(base.store, self.endings, streams),
             responses_api.routes(base.store, self.endings, streams),
+            stored_chats.routes(base.store, streams),
             usage_api.routes(settings, base.link, base.clock),
         ]
         return build_app(

@@ -48,6 +48,18 @@ def requests_key(namespace: str, tenant: str) -> str:
     return f"{namespace}:r:{tenant}"
 
 
+def chats_key(namespace: str, tenant: str) -> str:
+    """The ids of a tenant's latest stored chat completions, by their admission in Unix
+    milliseconds.
+    """
+    return f"{namespace}:c:{tenant}"
+
+
+def metadata_key(namespace: str, request_id: str) -> str:
+    """The metadata of a stored chat completion, if they were changed."""
+    return f"{namespace}:m:{request_id}"
+
+
 def kept_key(namespace: str, tenant: str) -> str:
     """Bytes of a tenant's (without a name: of all) answers that are kept without a reader, by the
     hour in which they expire.
@@ -172,6 +184,13 @@ KINDS = (
         "the longest that a journal of the newest one can be kept; the last "
         "`journal.listed_requests` ids",
     ),
+    Kind(
+        chats_key,
+        Type.SORTED_SET,
+        "ingress (admission)",
+        "as the ids of the latest requests",
+    ),
+    Kind(metadata_key, Type.STRING, "ingress", "as its request's journal"),
     Kind(
         kept_key,
         Type.HASH,

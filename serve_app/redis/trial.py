@@ -79,6 +79,7 @@ def _journal(journal: str, text: str) -> list[Command]:
         ("XRANGE", journal, "(0-1", "+", "COUNT", 1),
         ("XREVRANGE", journal, "+", "-", "COUNT", 1),
         ("EXISTS", journal),
+        ("PTTL", journal),
         ("XTRIM", journal, "MINID", "1-0"),
         ("GET", text),
         ("GETRANGE", text, 0, 1),
@@ -119,6 +120,8 @@ def _leases(leases: str) -> list[Command]:
     return [
         ("ZADD", leases, 1, "x"),
         ("PEXPIRE", leases, timings.REDIS_TRIAL_MS),
+        ("ZRANK", leases, "x"),
+        ("ZRANGE", leases, 0, 0),
         ("ZREVRANK", leases, "x"),
         ("ZREVRANGE", leases, 0, 0),
         ("ZRANGEBYSCORE", leases, 0, "+inf"),

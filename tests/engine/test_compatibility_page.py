@@ -36,7 +36,7 @@ ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("a prompt and a `max_tokens`", CHAT, {"max_tokens": 2_040}, 400, "context_length_exceeded"),
     ("a prompt and a `max_tokens`", COMPLETIONS, {"prompt": [7] * 2_045}, 400, ""),
     ("a JSON schema with a keyword", CHAT, {"response_format": NOT}, 400, "invalid_request"),
-    ("`previous_response_id`", RESPONSES, {"previous_response_id": "resp_1"}, 404, "not_found"),
+    ("`conversation`", RESPONSES, {"conversation": "conv_1"}, 200, ""),
     (
         "a refusal, or an answer in several",
         *(RESPONSES, {"input": [USER, {"role": "assistant", "content": REFUSAL}, USER]}, 200, ""),

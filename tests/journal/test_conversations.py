@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
+from serve_app import timings
 from serve_app.contract import State
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import Head, RequestFacts, Summary
@@ -175,3 +178,21 @@ async def test_responses_are_stored_unless_they_say_otherwise(w: World) -> None:
             await s.at.http.delete(f"/v1/requests/{one}")
             assert (await posted).status_code == 499
         assert stored == {"": True, "no": False, "yes": True}
+
+
+async def test_without_room_a_response_is_answered_and_not_stored(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(w, journal={"max_kept_share": 1e-7}) as s:
+        monkeypatch.setattr(timings, "KEPT_LOOK_S", 0.0)
+        await s.answered("Hi", [SAID])
+        refused = await s.ask("Hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "results_full")
+        posted = asyncio.create_task(s.at.http.post("/v1/responses", json={"input": "Hi"}))
+        (one,) = await s.at.waiting(1)
+        request = await w.store.read_request(one)
+        assert request is not None
+        facts = decode_facts(request, RequestFacts)
+        assert (facts.kept, facts.stored) == (False, False)
+        await s.at.http.delete(f"/v1/requests/{one}")
+        await posted

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app import timings
 from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -143,8 +144,13 @@ async def test_it_has_a_deadline_of_a_day_unless_it_asks_for_less(
 
 
 async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
-    w: World, redis_url: str, namespace: str, later: Callable[[float], None]
+    w: World,
+    redis_url: str,
+    namespace: str,
+    later: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(timings, "KEPT_LOOK_S", 0.0)
     share = {"journal": {"max_kept_share": 1e-7}}  # less than any answer
     async with in_process(settings_of(redis_url, namespace, **share)) as at:
         first = await post(at, **{"x-hermes-retention-seconds": "3600"})
@@ -153,6 +159,9 @@ async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
         refused = await post(at)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "results_full")
         assert (await post(at, prefer="")).status_code == 200, "whoever waits is served"
+        chat = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "Hi"}]}
+        stored = await at.http.post("/v1/chat/completions", json={**chat, "store": True})
+        assert (stored.status_code, stored.json()["error"]["code"]) == (429, "results_full")
         later(2 * 3600.0)
         assert (await post(at)).status_code == 202, "it has expired"
 

@@ -23,6 +23,8 @@ NAMES = {
     "dead_letters_key": "n:dead",
     "later_request_key": "n:i:a",
     "requests_key": "n:r:a",
+    "chats_key": "n:c:a",
+    "metadata_key": "n:m:a",
     "kept_key": "n:k:a",
     "usage_key": "n:u:a",
     "readers_key": "n:a:a",
