@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from scripts.chaos_testing import failover
+from scripts.chaos_testing import failover, ledger
 from scripts.chaos_testing.account import Account, Strike, as_json, settle, table
 from scripts.chaos_testing.faults import FAULTS, LASTING, REAL, SIMULATED, choose
 from scripts.chaos_testing.parts import Parts
@@ -178,9 +178,11 @@ async def disorder(
         # httpx's pool takes time quadratic in its waiting requests.
         gate = asyncio.Semaphore(_LOOK_UPS)
         await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
+    misbooked = await ledger.differences(parts, all_told)
     account = settle(all_told, lambda told: texts[told.prompt, told.tokens])
     account.stood_still = [f"{name}: {problem}" for name, problem in watchdog.findings.items()]
     account.longest_still_s = watchdog.longest_s
+    account.misbooked = misbooked
     return account, strikes, all_told
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from scripts.chaos_testing.traffic import Told
 
 _FLUSHED_S = 1.0
+_DAMAGE = ("lost", "duplicated", "corrupted", "stood_still", "misbooked")
 
 
 @dataclass
@@ -28,7 +29,9 @@ class Strike:
 
 @dataclass
 class Account:
-    """Counts; the numbers of lost, duplicated, corrupted and stalled requests must be 0."""
+    """Counts; the numbers of lost, duplicated, corrupted, stalled and misbooked requests must be
+    0.
+    """
 
     sent: int = 0
     completed: int = 0
@@ -39,12 +42,13 @@ class Account:
     duplicated: list[str] = field(default_factory=list)
     corrupted: list[str] = field(default_factory=list)
     stood_still: list[str] = field(default_factory=list)
+    misbooked: list[str] = field(default_factory=list)
     longest_still_s: float = 0.0
 
     @property
     def clean(self) -> bool:
         """Whether nothing happened that must never happen."""
-        return not (self.lost or self.duplicated or self.corrupted or self.stood_still)
+        return not any(getattr(self, kind) for kind in _DAMAGE)
 
 
 def settle(all_told: Sequence[Told], expected: Callable[[Told], str]) -> Account:
@@ -135,6 +139,7 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
         f"longest without a movement while Redis answered: {account.longest_still_s:.1f} s",
         f"lost {len(account.lost)}, duplicated {len(account.duplicated)}, corrupted "
         f"{len(account.corrupted)}, stood still for 15 s {len(account.stood_still)}",
+        f"differences of ledger, journals and clients {len(account.misbooked)}",
         *damage(account),
     ]
     return "\n".join(lines)
@@ -155,11 +160,7 @@ def summary(account: Account) -> list[str]:
 
 def damage(account: Account) -> list[str]:
     """A line for each request of which something is wrong, ten of each kind at most."""
-    return [
-        f"  {kind}: {item}"
-        for kind in ("lost", "duplicated", "corrupted", "stood_still")
-        for item in getattr(account, kind)[:10]
-    ]
+    return [f"  {kind}: {item}" for kind in _DAMAGE for item in getattr(account, kind)[:10]]
 
 
 def p95(values: Sequence[float]) -> float:

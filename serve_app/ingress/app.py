@@ -22,6 +22,9 @@ from serve_app.ingress.refusals import internal, journal_unavailable, note_refus
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.observability.metrics import Telemetry
 
+_Handler = Callable[[Request, Exception], Awaitable[Response]]
+"""Starlette awaits a coroutine function, and no other function that returns a coroutine."""
+
 
 def build_app(
     model: str,
@@ -55,17 +58,24 @@ def build_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     refused = _refused_handler(telemetry)
     app.add_exception_handler(RequestRefused, refused)
-    app.add_exception_handler(RedisUnavailable, lambda at, _: refused(at, journal_unavailable()))
+    app.add_exception_handler(RedisUnavailable, _unavailable_handler(refused))
     app.add_exception_handler(Exception, _defect)
     guard = Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
     return Cors(guard, origins=cors_origins) if cors_origins else guard
 
 
-def _refused_handler(telemetry: Telemetry) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _refused_handler(telemetry: Telemetry) -> _Handler:
     async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)
         note_refusal(telemetry, error, request.scope.get("state", {}).get("tenant", ""))
         return Response(error.body(), error.status, error.headers(), "application/json")
+
+    return handle
+
+
+def _unavailable_handler(refused: _Handler) -> _Handler:
+    async def handle(request: Request, _: Exception) -> Response:
+        return await refused(request, journal_unavailable())
 
     return handle
 

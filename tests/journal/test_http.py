@@ -22,6 +22,8 @@ from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.readiness import Readiness
 from serve_app.ingress.uploads import Uploads
 from tests.journal.in_process import Door, door, in_process, settings_of
+from tests.journal.journal_helpers import PrivateRedis
+from tests.tables import Failures
 
 MODEL = "hermes-tiny"
 READ = ("/v1/models", f"/v1/models/{MODEL}", "/healthz", "/readyz", "/metrics", *OPEN_PATHS)
@@ -278,3 +280,35 @@ async def test_an_id_that_was_made_up_is_not_the_clients() -> None:
     assert client_request_id({"x-request-id": made}) == ""
     assert client_request_id({"x-request-id": made + "x"}) == made + "x"
     assert client_request_id({}) == ""
+
+
+async def test_without_redis_every_question_about_a_request_is_a_503_that_may_be_repeated(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    async with in_process(settings_of(private_redis.url, namespace)) as d:
+        name = (await ask(d)).headers["x-request-id"]
+        private_redis.kill()
+        paths = {
+            "GET": [
+                "/v1/requests",
+                *(f"/v1/requests/{name}{rest}" for rest in ("", "/events", "/response")),
+                *(f"/v1/responses/resp_{name}{rest}" for rest in ("", "/input_items")),
+                "/v1/chat/completions",
+                *(f"/v1/chat/completions/chatcmpl-{name}{rest}" for rest in ("", "/messages")),
+                "/v1/usage",
+                "/v1/organization/usage/completions",
+            ],
+            "DELETE": [
+                f"/v1/{kind}{name}"
+                for kind in ("requests/", "responses/resp_", "chat/completions/chatcmpl-")
+            ],
+            "POST": [f"/v1/responses/resp_{name}/cancel"],
+        }
+        with Failures() as failures:
+            for method, path in ((m, path) for m, found in paths.items() for path in found):
+                with failures.of(method, path):
+                    answer = await d.http.request(method, path)
+                    reason = answer.headers["x-hermes-reason"]
+                    assert (answer.status_code, reason) == (503, "journal_unavailable")
+                    assert "x-should-retry" not in answer.headers
+        await private_redis.start()

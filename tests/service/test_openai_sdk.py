@@ -139,6 +139,50 @@ def test_a_response_in_the_background_is_fetched_streamed_again_and_deleted(
     assert failed.error.message == error.value.body["message"]  # type: ignore[index]
 
 
+def test_a_conversation_goes_on_by_the_id_of_its_last_response(service: Running) -> None:
+    responses: Any = service.sdk.responses
+    usual = {"model": service.model, "temperature": 0, "max_output_tokens": 16}
+    first = responses.create(input=STORY, **usual)
+    second = responses.create(input="Why?", previous_response_id=first.id, **usual)
+    said = [item.to_dict() for item in first.output]
+    whole = [{"role": "user", "content": STORY}, *said, {"role": "user", "content": "Why?"}]
+    by_hand = responses.create(input=whole, store=False, **usual)
+    assert (second.output_text, second.usage) == (by_hand.output_text, by_hand.usage)
+    assert second.previous_response_id == first.id
+    items = list(responses.input_items.list(second.id, order="asc", limit=2))
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    counted = responses.input_tokens.count(
+        model=service.model, input="Why?", previous_response_id=first.id
+    )
+    assert counted.input_tokens == second.usage.input_tokens
+    responses.delete(first.id)
+    third = responses.create(input="And?", previous_response_id=second.id, **usual)
+    assert third.status in ("completed", "incomplete"), "it needs no response but the last"
+    with pytest.raises(BadRequestError, match="not found") as error:
+        responses.create(input="And?", previous_response_id=first.id, **usual)
+    assert error.value.code == "previous_response_not_found"
+
+
+def test_chat_completions_are_stored_listed_changed_and_deleted(service: Running) -> None:
+    chats: Any = service.sdk.chat.completions
+    mark = {"test": "stored"}
+    whole = chats.create(**asking(STORY, 8), store=True, metadata=mark)
+    stream = chats.create(**asking(STORY, 8, stream=True), store=True, metadata=mark)
+    (streamed,) = {chunk.id for chunk in stream}
+    found = list(chats.list(metadata=mark, order="asc", limit=1))
+    assert [one.id for one in found] == [whole.id, streamed]
+    assert found[0].choices[0].message == found[1].choices[0].message == whole.choices[0].message
+    assert chats.retrieve(whole.id).usage == whole.usage
+    (message,) = chats.messages.list(whole.id)
+    assert message.content == STORY
+    assert chats.update(whole.id, metadata={"test": "changed"}).metadata == {"test": "changed"}
+    assert [one.id for one in chats.list(metadata=mark)] == [streamed]
+    for chat_id in (whole.id, streamed):
+        assert chats.delete(chat_id).deleted
+        with pytest.raises(NotFoundError, match="not found"):
+            chats.retrieve(chat_id)
+
+
 def test_models_are_listed_and_retrieved(service: Running) -> None:
     assert [model.id for model in service.sdk.models.list()] == [service.model]
     assert service.sdk.models.retrieve(service.model).id == service.model
