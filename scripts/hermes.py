@@ -7,17 +7,23 @@ import sys
 
 from scripts.local.environment import ROOT
 from scripts.local.service import Service
-from serve_app.cli import dead_letters, deploy_code
+from serve_app.cli import dead_letters, deploy_code, requests, usage
 
-_COMMANDS = {"deploy": deploy_code.app, "dead-letters": dead_letters.app}
+_COMMANDS = {
+    "deploy": deploy_code.app,
+    "dead-letters": dead_letters.app,
+    "requests": requests.app,
+    "usage": usage.app,
+}
 _QUICKSTART = ROOT / ".hermes" / "quickstart"
 
 
 def main(name: str, words: list[str]) -> None:
-    """Run it. Dead letters are those of the running quickstart, where there is one."""
-    running = Service.load(_QUICKSTART) if name == "dead-letters" else None
+    """Run it. Requests and dead letters are those of the running quickstart, where there is one."""
+    running = Service.load(_QUICKSTART) if name != "deploy" else None
     if running is not None and running.running:
         os.environ.setdefault("HERMES_REDIS_URL", running.redis_url)
+        os.environ.setdefault("HERMES_URL", running.url)
     _COMMANDS[name](args=words, prog_name=f"scripts/{name}")
 
 

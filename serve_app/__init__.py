@@ -28,7 +28,8 @@ cluster/leases.py             which processes are alive; cluster/replicas.py: wh
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
                               it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines
-cli/                          the command hermes: deploy, api-key, check-redis, dead-letters
+cli/                          the command hermes: deploy, api-key, check-redis, dead-letters,
+                              requests, usage
 processes/, deploy.py         compose one process, and the application
 settings/, errors.py, contract.py, clock.py are used everywhere; timings.py: times that are
                               not settings, each with its reason

@@ -1,1 +1,3 @@
-"""The command `hermes`, which the wheel and the images contain: deploy, api-key, dead-letters."""
+"""The command `hermes`, which the wheel and the images contain: deploy, api-key, check-redis,
+dead-letters, requests, usage.
+"""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
@@ -13,9 +12,9 @@ import typer
 from pydantic import ValidationError
 
 from serve_app.cli import letters_text
-from serve_app.cli.console import CommandFailed, fail, new_app
+from serve_app.cli.console import CommandFailed, new_app, one_sentence
 from serve_app.cli.redriving import redrive
-from serve_app.errors import HermesError
+from serve_app.cli.texts import printable
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters
 from serve_app.settings import RedisSettings, Settings
@@ -71,7 +70,7 @@ def show_letter(
     async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
         (letter,) = _wanted(await dead.read(), [request_id])
         described = letters_text.described(letter, text)
-        print(letters_text.printable(json.dumps(described, indent=2, ensure_ascii=False)))
+        print(printable(json.dumps(described, indent=2, ensure_ascii=False)))
 
     _do(show, redis_url, namespace)
 
@@ -106,12 +105,8 @@ def redrive_letters(
 
 def _do(action: Action, redis_url: str, namespace: str) -> None:
     """Run a command on the service's Redis; print a failure as one line on standard error."""
-    try:
+    with one_sentence("dead-letters"):
         asyncio.run(_connected(action, _settings(redis_url, namespace)))
-    except (CommandFailed, HermesError) as error:
-        fail(f"dead-letters: {error}")
-    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _settings(redis_url: str, namespace: str) -> Settings:
@@ -147,7 +142,5 @@ def _wanted(letters: Sequence[DeadLetter], ids: Sequence[str]) -> list[DeadLette
     known = {letter.request_id: letter for letter in letters}
     unknown = [request_id for request_id in ids if request_id not in known]
     if unknown:
-        raise CommandFailed(
-            f"no dead letter has the id {letters_text.printable(', '.join(unknown))}"
-        )
+        raise CommandFailed(f"no dead letter has the id {printable(', '.join(unknown))}")
     return [known[request_id] for request_id in dict.fromkeys(ids)]

@@ -4,13 +4,14 @@ unless requested.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from serve_app.cli import texts
+from serve_app.cli.texts import columns, printable
 from serve_app.request_queue.dead_letters import DeadLetter, Unreadable
 
 _TEXT_CHARACTERS = 60
@@ -33,15 +34,7 @@ def table(letters: Sequence[DeadLetter], with_text: bool) -> str:
             str(len(letter.body)),
         )
         rows.append((*row, last_user_text(letter.body)[:_TEXT_CHARACTERS]) if with_text else row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numbers = (_HEADINGS.index("attempts"), _HEADINGS.index("bytes"))
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if number in numbers else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return columns(rows, (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
 
 
 def raw(letters: Sequence[Unreadable], with_text: bool) -> str:
@@ -86,8 +79,7 @@ def described(letter: DeadLetter, with_body: bool) -> dict[str, Any]:
 
 def when(letter: DeadLetter | Unreadable) -> str:
     """When the request was given up, by Redis's clock."""
-    seconds = int(letter.entry_id.partition("-")[0]) / 1000
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}"
+    return texts.when(int(letter.entry_id.partition("-")[0]) / 1000)
 
 
 def last_user_text(body: bytes) -> str:
@@ -115,10 +107,3 @@ def last_user_text(body: bytes) -> str:
             str(part["text"]) for part in said if isinstance(part, dict) and "text" in part
         )
     return printable(" ".join(str(said).split()))
-
-
-def printable(text: str) -> str:
-    """Remove everything that would control a terminal, because the text comes from a client."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else "?" for character in text
-    )

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import api_key, check_redis, dead_letters, deploy_code
+from serve_app.cli import api_key, check_redis, dead_letters, deploy_code, requests, usage
 from serve_app.cli.console import fail, new_app
 
 app = new_app("Operate hermes-serve, an OpenAI-compatible LLM service.")
 app.add_typer(deploy_code.app)
+app.add_typer(usage.app)
+app.add_typer(requests.app, name="requests")
 app.add_typer(dead_letters.app, name="dead-letters")
 
 

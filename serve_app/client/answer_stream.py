@@ -10,7 +10,7 @@ import httpx
 
 from .events import EventSplitter
 from .io import Io, done, read, run
-from .messages import is_stream, refusal, request_id_of, rest_of
+from .messages import is_stream, refusal, request_id_of, rest_of, seen_before
 from .retries import RetryClock
 
 # After these errors a stream is resumed. All timeouts are included: a living service is never
@@ -22,11 +22,11 @@ _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException
 class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
     """The events of one answer, over all its connections."""
 
-    def __init__(self, io: Io, post: httpx.Request, response: httpx.Response) -> None:
-        self._io, self._post, self._request_id = io, post, request_id_of(response)
+    def __init__(self, io: Io, first: httpx.Request, response: httpx.Response) -> None:
+        self._io, self._first, self._request_id = io, first, request_id_of(response)
         self._clock, self._events, self._closed = (
             RetryClock(io.give_up_after_s),
-            EventSplitter(),
+            EventSplitter(seen_before(first)),
             False,
         )
         self._stream: Any = response.stream
@@ -77,7 +77,7 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
                 raise failure
             await done(self._io.pause(pause_s))
             try:
-                rest = rest_of(self._post, self._request_id, self._events.last)
+                rest = rest_of(self._first, self._request_id, self._events.last)
                 response = await done(self._io.send(rest))
                 self._stream = response.stream
                 if self._closed:  # closed by another thread while this one connected

@@ -24,8 +24,8 @@ class EventSplitter:
     because the stream then cannot be resumed.
     """
 
-    def __init__(self) -> None:
-        self.last, self.finished, self.numbered, self.part = 0, False, True, b""
+    def __init__(self, last: int = 0) -> None:
+        self.last, self.finished, self.numbered, self.part = last, False, True, b""
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The events that this chunk completes; raises `httpx.ProtocolError` if one is missing."""

@@ -9,46 +9,68 @@ from urllib.parse import quote
 
 import httpx
 
-# Headers that do not apply to the GET for the rest; Ray's proxy would enforce the timeout with a
-# 408.
-_OF_THE_POST = (
+# Headers of the first request that do not apply to the GET for the rest; Ray's proxy would enforce
+# the timeout with a 408.
+_OF_THE_FIRST = (
     "accept",
     "content-",
     "expect",
     "idempotency-",
+    "last-event-id",
     "prefer",
     "transfer-",
     "x-request-timeout-",
 )
 
 
-def with_key(post: httpx.Request) -> httpx.Request:
-    """The request, whose body has been read, with an `Idempotency-Key`: the caller's or a new
-    one.
+def is_repeatable(request: httpx.Request) -> bool:
+    """Whether it may be sent again: a POST by its key, and a GET of a request's events."""
+    path = request.url.path
+    if request.method == "GET":
+        return "/v1/requests/" in path and path.endswith("/events")
+    return request.method == "POST" and "/v1/" in path
+
+
+def repeatable(request: httpx.Request) -> httpx.Request:
+    """Such a request, whose body has been read; a POST with an `Idempotency-Key`: the caller's or a
+    new one.
     """
-    headers = post.headers.copy()
-    headers.setdefault("idempotency-key", str(uuid.uuid4()))
+    headers = request.headers.copy()
+    if request.method == "POST":
+        headers.setdefault("idempotency-key", str(uuid.uuid4()))
     headers["accept-encoding"] = (
         "identity"  # two halves of compressed streams do not form one stream
     )
     return httpx.Request(
-        "POST", post.url, headers=headers, stream=post.stream, extensions=post.extensions
+        request.method,
+        request.url,
+        headers=headers,
+        stream=request.stream,
+        extensions=request.extensions,
     )
 
 
-def rest_of(post: httpx.Request, request_id: str, last: int) -> httpx.Request:
-    """The GET for the events after number `last` of the answer."""
-    headers = [item for item in post.headers.multi_items() if not item[0].startswith(_OF_THE_POST)]
+def seen_before(request: httpx.Request) -> int:
+    """The number of the last event that the caller has already, or 0."""
+    seen = request.headers.get("last-event-id", "")
+    return int(seen) if seen.isdecimal() else 0
+
+
+def rest_of(first: httpx.Request, request_id: str, last: int) -> httpx.Request:
+    """The GET for the events after number `last` of the answer to the first request."""
+    headers = [
+        item for item in first.headers.multi_items() if not item[0].startswith(_OF_THE_FIRST)
+    ]
     headers += [
         ("accept", "text/event-stream"),
         ("accept-encoding", "identity"),
         ("last-event-id", str(last)),
     ]
-    before = post.url.raw_path.partition(b"?")[0].rpartition(b"/v1/")[0]
-    url = post.url.copy_with(
+    before = first.url.raw_path.partition(b"?")[0].rpartition(b"/v1/")[0]
+    url = first.url.copy_with(
         raw_path=before + f"/v1/requests/{quote(request_id, safe='')}/events".encode()
     )
-    return httpx.Request("GET", url, headers=headers, extensions=post.extensions)
+    return httpx.Request("GET", url, headers=headers, extensions=first.extensions)
 
 
 def is_stream(response: httpx.Response) -> bool:

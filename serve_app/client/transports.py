@@ -5,8 +5,9 @@ event to a broken connection.
     client = openai.OpenAI(base_url=..., http_client=http)
 
 A POST carries an `Idempotency-Key`, so it can be sent again and is computed once. The events of a
-stream are numbered, so a broken stream continues after its last complete event. This folder needs
-httpx and nothing else of this project.
+stream are numbered, so a broken stream continues after its last complete event, be it the answer to
+a POST or to `GET /v1/requests/{id}/events`. This folder needs httpx and nothing else of this
+project.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import httpx
 
 from .answer_stream import AnswerStream
 from .io import Io, done, read, run
-from .messages import is_proxy_failure, is_stream, request_id_of, with_key
+from .messages import is_proxy_failure, is_repeatable, is_stream, repeatable, request_id_of
 from .retries import RetryClock
 
 # After these errors a POST is sent again, because the connection failed. Of the timeouts only the
@@ -30,16 +31,16 @@ _REPEATED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout
 
 
 async def _answer(io: Io, request: httpx.Request) -> httpx.Response:
-    if request.method != "POST" or "/v1/" not in request.url.path:
+    if not is_repeatable(request):
         return await done(io.send(request))
     await done(io.load(request))
-    post, clock = with_key(request), RetryClock(io.give_up_after_s)
+    first, clock = repeatable(request), RetryClock(io.give_up_after_s)
     while True:
         try:
-            response = await done(io.send(post))
+            response = await done(io.send(first))
             if is_stream(response):
                 if request_id_of(response) and "content-encoding" not in response.headers:
-                    response.stream = AnswerStream(io, post, response)
+                    response.stream = AnswerStream(io, first, response)
                 return response
             response.stream = httpx.ByteStream(await read(io, response.stream))
         except _REPEATED:
@@ -53,7 +54,7 @@ async def _answer(io: Io, request: httpx.Request) -> httpx.Response:
 
 class ReconnectingTransport(httpx.BaseTransport):
     """Sends a POST again until it is answered, and continues its streamed answer, for an
-    `httpx.Client`.
+    `httpx.Client`; the same for a GET of a request's events.
 
     After `give_up_after_s` seconds of failures it raises the last failure, or the first one if the
     answer was streaming. `transport` sends the requests; the default is an `httpx.HTTPTransport()`.

@@ -60,7 +60,7 @@ OWNERS = {
     "fastapi": ("serve_app.ingress",),
     "starlette": ("serve_app.ingress",),
     "hiredis": ("serve_app.redis",),
-    "httpx": ("serve_app.client",),
+    "httpx": ("serve_app.client", "serve_app.cli.service_api"),
     "redis.exceptions": ("serve_app.redis",),
     "redis": (
         "serve_app.redis",

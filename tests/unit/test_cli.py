@@ -37,7 +37,7 @@ def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command() -> None:
     told = hermes("--help")
     assert told.returncode == 0
-    for name in ("deploy", "api-key", "check-redis", "dead-letters"):
+    for name in ("deploy", "api-key", "check-redis", "dead-letters", "requests", "usage"):
         assert f" {name} " in told.stdout
         assert hermes(name, "--help").returncode == 0
 
@@ -94,4 +94,5 @@ def test_a_command_line_that_cannot_be_understood_has_status_2() -> None:
     for words in (["deploy"], ["deploy", "missing.yaml"], ["dead-letters", "redrive"]):
         assert hermes(*words).returncode == 2
     assert script("deploy").returncode == 2
+    assert script("usage", "--from", "x").returncode == 2
     assert script("dead-letters", "redrive", "req_1", "--all").returncode == 2

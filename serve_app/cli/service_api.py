@@ -1,0 +1,143 @@
+"""The service's public HTTP API, for commands. What it refuses becomes one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+import typer
+
+from serve_app.cli.console import CommandFailed
+from serve_app.cli.texts import in_one_line
+from serve_app.client import ReconnectingTransport
+from serve_app.client.events import EventSplitter
+
+USUAL = "http://127.0.0.1:8000"
+_KEYS = ("HERMES_API_KEY", "OPENAI_API_KEY")
+_SILENCE = httpx.Timeout(60.0, connect=10.0)
+"""A service is never silent for longer than its `ingress.heartbeat_s`."""
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="HERMES_URL", metavar="URL", help="address of the service, such as " + USUAL
+    ),
+]
+KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
+
+
+class ServiceApi:
+    """A client of one service, with the API key of the environment. Use it in a `with`.
+
+    Raises:
+        CommandFailed: the address or the key cannot be one.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = _address(url)
+        self._http = httpx.Client(
+            base_url=self._url,
+            headers=_authorization(),
+            transport=ReconnectingTransport(),
+            timeout=_SILENCE,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def ask(self, method: str, path: str, **params: Any) -> dict[str, Any]:
+        """The JSON object that the service answers; empty parameters are left out.
+
+        Raises:
+            CommandFailed: it does not answer, or refuses.
+        """
+        given = {name: value for name, value in params.items() if value not in ("", None, [])}
+        with self._failures():
+            return self._content(self._http.request(method, path, params=given))
+
+    def events(self, request_id: str) -> Iterator[tuple[str, str]]:
+        """Name and data of each event of an answer, over as many connections as it needs.
+
+        Raises:
+            CommandFailed: they are refused, or cannot be reached for a minute.
+        """
+        splitter = EventSplitter()
+        path = f"{path_of(request_id)}/events"
+        with self._failures(), self._http.stream("GET", path) as response:
+            if response.status_code not in (200, 204):
+                response.read()
+                self._content(response)
+            for chunk in response.iter_raw():
+                yield from map(_named, splitter.feed(chunk))
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPError as error:
+            why = in_one_line(str(error)) or type(error).__name__
+            raise CommandFailed(f"{self._url} does not answer: {why}") from None
+
+    def _content(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            found = response.json()
+        except ValueError:
+            found = None
+        if response.is_success and isinstance(found, dict):
+            return found
+        status = response.status_code
+        error = found.get("error") if isinstance(found, dict) else None
+        if not isinstance(error, dict):
+            raise CommandFailed(
+                f"{self._url} answers {status} and is no such service: give its address in --url "
+                "or HERMES_URL"
+            )
+        fix = f" Give an API key in {_KEYS[0]}." if status == 401 else ""
+        raise CommandFailed(in_one_line(str(error.get("message"))) + fix)
+
+
+def path_of(request_id: str) -> str:
+    """The path of a request; raises `typer.BadParameter` if none can have this id."""
+    if not re.fullmatch(r"\w[\w.-]*", request_id):
+        raise typer.BadParameter(f"no request has the id '{in_one_line(request_id)}'")
+    return f"/v1/requests/{quote(request_id, safe='')}"
+
+
+def _address(url: str) -> str:
+    """A URL as a person writes it: without its scheme, or with the `/v1` of OpenAI's clients."""
+    url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        usable = False
+    if not usable:
+        raise CommandFailed(f"'{in_one_line(url)}' is no address of a service: {USUAL} is one")
+    if "@" in parts.netloc:
+        raise CommandFailed(f"an address holds no password; the API key belongs in {_KEYS[0]}")
+    return url
+
+
+def _authorization() -> dict[str, str]:
+    for name in _KEYS:
+        if key := os.environ.get(name, "").strip():
+            if not re.fullmatch(r"[!-~]+", key):
+                raise CommandFailed(f"{name} holds no API key")
+            return {"authorization": f"Bearer {key}"}
+    return {}
+
+
+def _named(event: bytes) -> tuple[str, str]:
+    fields = [line.partition(b":")[::2] for line in event.splitlines()]
+    name = next((value.strip() for field, value in fields if field == b"event"), b"")
+    data = b"\n".join(value.removeprefix(b" ") for field, value in fields if field == b"data")
+    return name.decode(errors="replace"), data.decode(errors="replace")
