@@ -223,13 +223,15 @@ class Recorder:
     def computed_again(self, tokens: int) -> None:
         """The engine has computed that many tokens that an older attempt had."""
         self._recomputed_tokens += tokens
+        self._telemetry.tokens.recomputed(tokens)
 
     def restart(self) -> None:
         """Forget what was recorded, because no client has seen any of it."""
         assert not self.recorded.seen
         self._attempt.continue_from(REQUEST_ID, b"", 0, None)
         lost = self.recorded.usage
-        self._count(Usage(recomputed=lost.recomputed + lost.prompt + lost.output))
+        self._count(Usage(recomputed=lost.recomputed))
+        self.computed_again(lost.prompt + lost.output)
         self.recorded = Recorded(began_ms=self.recorded.began_ms)
 
     def lose(self, because: Because, why: str) -> NoReturn:

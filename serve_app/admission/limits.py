@@ -46,13 +46,20 @@ class AdmissionLimits:
         """Requests in the queues that no ingress had claimed when they were read last."""
         return sum(depth.waiting for depth in self._depths.values())
 
+    @property
+    def kept_bound_bytes(self) -> float:
+        """What answers that are kept without a reader may occupy in all; infinite if Redis has no
+        limit.
+        """
+        return self._kept_share * self.memory.room_bytes
+
     def check_kept(self, kept: Kept) -> None:
         """Refuse a request whose answer would be kept without a reader, if too many are.
 
         Raises:
             RequestRefused: `results_full`.
         """
-        bound_bytes = self._kept_share * self.memory.room_bytes
+        bound_bytes = self.kept_bound_bytes
         own_bytes = bound_bytes * (self._queue.max_tenant_share if self._tenants_differ else 1)
         if kept.in_all < bound_bytes and kept.of_tenant < own_bytes:
             return

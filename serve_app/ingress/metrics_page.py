@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.admission.limits import AdmissionLimits
 from serve_app.clock import SYSTEM
 from serve_app.cluster.leases import Membership
 from serve_app.errors import RedisUnavailable
@@ -28,14 +28,16 @@ class MetricsPage:
         membership: Membership,
         snapshots: Snapshots,
         depths: QueueDepths,
-        memory: MemoryLimit,
+        limits: AdmissionLimits,
+        kept: Callable[[], Awaitable[int]],
     ) -> None:
         self._period_s = settings.telemetry.page_period_s
         self._max_waiting = settings.queue.max_waiting
         self._membership = membership
         self._snapshots = snapshots
         self._depths = depths
-        self._memory = memory
+        self._limits = limits
+        self._kept = kept
         self._page = b""
         self._made_s = -math.inf
         self._making = asyncio.Lock()
@@ -53,7 +55,8 @@ class MetricsPage:
         pages = await self._snapshots.pages(
             [*members.names, *(one.name for one in members.workers)]
         )
-        gauges = queue_gauges(await self._queue_state(), self._redis_bytes())
+        queues, kept = await asyncio.gather(self._queue_state(), self._kept_bytes())
+        gauges = queue_gauges(queues, self._redis_bytes(), kept)
         return await asyncio.to_thread(merge_pages, pages, gauges)
 
     async def _queue_state(self) -> Mapping[str, tuple[int, int, int, float]]:
@@ -68,5 +71,12 @@ class MetricsPage:
         }
 
     def _redis_bytes(self) -> tuple[int, int] | None:
-        seen = self._memory.seen
+        seen = self._limits.memory.seen
         return (seen.used_bytes, seen.limit_bytes) if seen is not None else None
+
+    async def _kept_bytes(self) -> tuple[int, int] | None:
+        bound_bytes = self._limits.kept_bound_bytes
+        try:
+            return await self._kept(), int(bound_bytes) if math.isfinite(bound_bytes) else 0
+        except RedisUnavailable:
+            return None

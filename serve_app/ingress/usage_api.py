@@ -27,7 +27,6 @@ _HOURS = {"1h": 1, "1d": 24}
 _LIMITS = {"1h": (24, 168), "1d": (7, 31)}
 """Of buckets on a page, as OpenAI has them: usual and largest."""
 _YEAR_10000_S = 253_402_300_800
-_HOUR_S = timings.HOUR_MS // 1000
 _PAGE = "page_"
 
 
@@ -101,8 +100,8 @@ def routes(settings: Settings, link: RedisLink, clock: RedisClock) -> APIRouter:
         now_s, hours = clock.now_ms() // 1000, _HOURS[asked.bucket_width]
         end_s = now_s + 1 if asked.end_time is None else min(asked.end_time, now_s + 1)
         start_s = end_s - 86_400 if asked.start_time is None else asked.start_time
-        first = _begin(asked.page, start_s) // (hours * _HOUR_S) * hours
-        buckets = range(first, -(-end_s // _HOUR_S), hours)
+        first = _begin(asked.page, start_s) // (hours * timings.HOUR_S) * hours
+        buckets = range(first, -(-end_s // timings.HOUR_S), hours)
         shown = buckets[: asked.limit or usual]
         found = await sums(link, settings.namespace, shown, asked.group)
         more = len(shown) < len(buckets)
@@ -141,9 +140,9 @@ def _begin(page: str, start_s: int) -> int:
     if not page:
         return start_s
     hour = page.removeprefix(_PAGE)
-    if hour == page or not hour.isdecimal() or int(hour) * _HOUR_S >= _YEAR_10000_S:
+    if hour == page or not hour.isdecimal() or int(hour) * timings.HOUR_S >= _YEAR_10000_S:
         raise invalid("page", "it must be the next_page of an earlier answer")
-    return int(hour) * _HOUR_S
+    return int(hour) * timings.HOUR_S
 
 
 def _bucket(
@@ -154,8 +153,8 @@ def _bucket(
     ]
     return {
         "object": "bucket",
-        "start_time": hour * _HOUR_S,
-        "end_time": (hour + hours) * _HOUR_S,
+        "start_time": hour * timings.HOUR_S,
+        "end_time": (hour + hours) * timings.HOUR_S,
         "results": results,
     }
 

@@ -4,6 +4,7 @@ for them: counted per tenant and in total, by the hour in which they expire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
@@ -30,8 +31,8 @@ class Kept(NamedTuple):
 
 def size_of(terminal: Entry) -> int:
     """About how much a journal occupies of which only this entry is left."""
-    values = (value for name, value in terminal.fields.items() if name != b"u")  # see `finish.py`
-    return sum(map(len, values)) + _STREAM_BYTES
+    # The script that ends a request from outside adds what was used (`finish.py`).
+    return sum(map(len, terminal.fields.values())) - len(terminal.used) + _STREAM_BYTES
 
 
 def keeping(settings: Settings, summary: Summary | None, size: int) -> list[Command]:
@@ -56,7 +57,21 @@ async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kep
     Raises:
         RedisUnavailable: Redis cannot be reached.
     """
-    keys = [kept_key(namespace, one) for one in (tenant, _ALL)]
+    return Kept(*await _sums(link, namespace, (tenant, _ALL), now_ms))
+
+
+async def kept_in_all(link: RedisLink, namespace: str, now_ms: int) -> int:
+    """The bytes of all tenants that are kept now.
+
+    Raises:
+        RedisUnavailable: Redis cannot be reached.
+    """
+    (in_all,) = await _sums(link, namespace, (_ALL,), now_ms)
+    return in_all
+
+
+async def _sums(link: RedisLink, namespace: str, whose: Sequence[str], now_ms: int) -> list[int]:
+    keys = [kept_key(namespace, one) for one in whose]
     pages = all_answered(await link.call([("HGETALL", key) for key in keys]))
     sums, passed = [], list[Command]()
     for key, page in zip(keys, pages, strict=True):
@@ -67,4 +82,4 @@ async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kep
             passed.append(("HDEL", key, *over))
     if passed:
         await link.call(passed)
-    return Kept(*sums)
+    return sums

@@ -25,7 +25,7 @@ from serve_app.journal.ids import (
     opening_id,
     seal_id,
 )
-from serve_app.journal.kept import Kept, keeping, kept, size_of
+from serve_app.journal.kept import Kept, keeping, kept, kept_in_all, size_of
 from serve_app.journal.listing import listed, listing
 from serve_app.journal.usage import Whose
 from serve_app.redis.connection import Command
@@ -228,6 +228,10 @@ class JournalStore:
             await self._link.call([("GET", self.body_key(request_id))], large=True)
         )
         return body  # type: ignore[no-any-return]
+
+    async def kept_in_all(self) -> int:
+        """See `kept.kept_in_all`."""
+        return await kept_in_all(self._link, self._settings.namespace, self._clock.now_ms())
 
     async def read_request(self, request_id: str) -> Entry | None:
         """The request itself, with its body if that still exists; None if there is no such journal

@@ -13,6 +13,15 @@ log = logging.getLogger("hermes.telemetry")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_OF_REDIS = (
+    ("hermes_redis_used_bytes", "Redis's used memory, as counted towards its limit."),
+    ("hermes_redis_limit_bytes", "Redis's `maxmemory`; 0 if there is none."),
+)
+_OF_KEPT = (
+    ("hermes_kept_answers_bytes", "What answers that are kept without a reader occupy in Redis."),
+    ("hermes_kept_answers_limit_bytes", "What they may occupy; 0 if Redis has no limit."),
+)
+
 
 class _Families:
     """Already collected families, as a collector."""
@@ -55,7 +64,9 @@ def _families_of(replica: str, page: bytes) -> list[Metric]:
 
 
 def queue_gauges(
-    depths: Mapping[str, tuple[int, int, int, float]], redis_bytes: tuple[int, int] | None = None
+    depths: Mapping[str, tuple[int, int, int, float]],
+    redis_bytes: tuple[int, int] | None = None,
+    kept_bytes: tuple[int, int] | None = None,
 ) -> CollectorRegistry:
     """The state of queue and Redis, which belongs to no single replica.
 
@@ -63,6 +74,8 @@ def queue_gauges(
         depths: `{class: (waiting, claimed, limit, oldest_s)}`.
         redis_bytes: Redis's used memory and its limit (0: none); None if Redis does not report
             them.
+        kept_bytes: what answers kept without a reader occupy, and their bound (0: none); None if
+            Redis cannot be reached.
     """
     registry = CollectorRegistry()
     waiting = Gauge(
@@ -83,17 +96,9 @@ def queue_gauges(
         claimed.labels(name).set(n_claimed)
         limit.labels(name).set(bound)
         oldest.labels(name).set(oldest_s)
-    if redis_bytes is not None:
-        used = Gauge(
-            "hermes_redis_used_bytes",
-            "Redis's used memory, as counted towards its limit.",
-            registry=registry,
-        )
-        used.set(redis_bytes[0])
-        most = Gauge(
-            "hermes_redis_limit_bytes",
-            "Redis's `maxmemory`; 0 if there is none.",
-            registry=registry,
-        )
-        most.set(redis_bytes[1])
+    for (name, text), value in (
+        *zip(_OF_REDIS, redis_bytes or (), strict=False),
+        *zip(_OF_KEPT, kept_bytes or (), strict=False),
+    ):
+        Gauge(name, text, registry=registry).set(value)
     return registry

@@ -22,7 +22,7 @@ class TokenTelemetry(Collector):
     """Tokens and the times between them. One thread counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._prompt = self._output = 0
+        self._prompt = self._output = self._recomputed = 0
         self._gaps = [0] * (len(_BOUNDS_S) + 1)
         self._gaps_s = 0.0
         registry.register(self)
@@ -38,6 +38,10 @@ class TokenTelemetry(Collector):
             self._gaps[bisect_left(_BOUNDS_S, since_last_s)] += 1
             self._gaps_s += since_last_s
 
+    def recomputed(self, tokens: int) -> None:
+        """Tokens that a request had before its engine died have to be computed again."""
+        self._recomputed += tokens
+
     def collect(self) -> Iterator[Metric]:
         """The metrics, for prometheus_client."""
         tokens = CounterMetricFamily(
@@ -46,6 +50,11 @@ class TokenTelemetry(Collector):
         tokens.add_metric(["prompt"], self._prompt)
         tokens.add_metric(["output"], self._output)
         yield tokens
+        yield CounterMetricFamily(
+            "hermes_recomputed_tokens",
+            "Tokens, of prompts and answers, that were computed again after an engine's death.",
+            value=self._recomputed,
+        )
         upper = [*map(floatToGoString, _BOUNDS_S), "+Inf"]
         yield HistogramMetricFamily(
             "hermes_inter_token_time_seconds",

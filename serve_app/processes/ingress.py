@@ -105,7 +105,12 @@ class IngressProcess:
         self._api_keys = ApiKeys(settings.auth)
         self.readiness = self._build_readiness()
         self.metrics = MetricsPage(
-            settings, self.membership, base.snapshots, self._depths, self.limits.memory
+            settings,
+            self.membership,
+            base.snapshots,
+            self._depths,
+            self.limits,
+            base.store.kept_in_all,
         )
 
     def _build_dispatcher(self, execute: Execute) -> Dispatcher:

@@ -71,7 +71,7 @@ def own_metrics() -> dict[str, set[str]]:
     telemetry = Telemetry()
     OrderTelemetry(telemetry.registry)
     Activity(telemetry.registry, Loops())
-    registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0))]
+    registries: list[CollectorRegistry] = [telemetry.registry, queue_gauges({}, (0, 0), (0, 0))]
     found = {}
     for registry in registries:
         for collector in registry._collector_to_names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -151,11 +152,17 @@ async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timings, "KEPT_LOOK_S", 0.0)
-    share = {"journal": {"max_kept_share": 1e-7}}  # less than any answer
-    async with in_process(settings_of(redis_url, namespace, **share)) as at:
+    sections = {
+        "journal": {"max_kept_share": 1e-7},  # less than any answer
+        "telemetry": {"page_period_s": 0},
+    }
+    async with in_process(settings_of(redis_url, namespace, **sections)) as at:
         first = await post(at, **{"x-hermes-retention-seconds": "3600"})
         await at.http.get(f"/v1/requests/{first.headers['x-request-id']}/response")
         await eventually(partial(_is_counted, w))
+        kept_bytes, bound_bytes = await eventually(partial(_gauges, at))
+        assert kept_bytes == (await w.store.kept("default")).in_all
+        assert bound_bytes == int(at.ingress.limits.memory.room_bytes * 1e-7) > 0
         refused = await post(at)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "results_full")
         assert (await post(at, prefer="")).status_code == 200, "whoever waits is served"
@@ -163,7 +170,19 @@ async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
         stored = await at.http.post("/v1/chat/completions", json={**chat, "store": True})
         assert (stored.status_code, stored.json()["error"]["code"]) == (429, "results_full")
         later(2 * 3600.0)
-        assert (await post(at)).status_code == 202, "it has expired"
+        assert await _gauges(at) == (0, bound_bytes), "it has expired"
+        assert (await post(at)).status_code == 202
+        page = (await at.http.get("/metrics")).text
+        refusals = re.findall(
+            r'^hermes_requests_refused_total{reason="results_full",.*} (.*)$', page, re.MULTILINE
+        )
+        assert sum(map(float, refusals)) == 2
+
+
+async def _gauges(at: Door) -> tuple[float, ...]:
+    page = (await at.http.get("/metrics")).text
+    found = re.findall(r"^hermes_kept_answers_(?:limit_)?bytes (.*)$", page, re.MULTILINE)
+    return tuple(map(float, found))
 
 
 async def _is_counted(w: World) -> bool:

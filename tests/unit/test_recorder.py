@@ -29,8 +29,9 @@ class Scene:
 
     def __init__(self, recorded: Recorded | None = None, **more: int) -> None:
         self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
+        self.telemetry = Telemetry()
         self.recorder = Recorder(
-            self.attempt, FACTS, OPENED, Telemetry(), RedisClock(), recorded, **more
+            self.attempt, FACTS, OPENED, self.telemetry, RedisClock(), recorded, **more
         )
 
     async def start(
@@ -241,3 +242,14 @@ async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_v
     assert (seal.head, seal.reason) == (first.head, REFUSED.reason), "what was sent stays true"
     ending = Ending(State.FAILED, seal.reason, decode_facts(seal, Summary))
     assert ending.message == "Too long."
+
+
+async def test_what_is_computed_again_is_counted_for_the_request_and_for_the_operator() -> None:
+    """The metric counts what this worker does; the request, what all of its attempts did."""
+    s = Scene(Recorded(usage=Usage(prompt=7, output=3, recomputed=5)))
+    s.recorder.restart()
+    assert s.recorder.usage == Usage(recomputed=15)
+    s.recorder.computed_again(4)
+    assert s.recorder.usage == Usage(recomputed=19)
+    registry = s.telemetry.registry
+    assert registry.get_sample_value("hermes_recomputed_tokens_total") == 14
