@@ -110,7 +110,9 @@ KEPT_LOOK_S = 2.0
 """How old an ingress's knowledge of a tenant's kept answers may be."""
 
 HOUR_S = 3_600
-HOUR_MS = HOUR_S * 1000
+"""OpenAI's buckets of usage begin at full hours of Unix time."""
+
+HOUR_MS = 3_600_000
 """The ledger sums up by the hour in which requests end; answers that are kept for whoever comes
 later are counted by the hour in which they expire.
 """

@@ -11,8 +11,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
@@ -38,7 +36,7 @@ class _NoMessages(dict[str, Any]):
         return None
 
 
-def install(app: FastAPI) -> None:
+def install(app: Any) -> None:
     """Change the server of this process."""
     serving = getattr(app.state, "openai_serving_responses", None)
     if serving is None:
@@ -48,13 +46,14 @@ def install(app: FastAPI) -> None:
     longest: int = serving.model_config.max_model_len
     serving._render_resolved_response_inputs = partial(_fitted, render, longest)
 
-    @app.post(INPUT_TOKENS)
-    async def input_tokens(request: ResponsesRequest, raw_request: Request) -> JSONResponse:
+    async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
         found = await serving._render_resolved_response_inputs(request, None)
         if isinstance(found, ErrorResponse):
-            return JSONResponse(found.model_dump(), found.error.code)
+            raise VLLMValidationError(found.error.message)
         tokens = serving._extract_prompt_len(found.engine_input)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    app.add_api_route(INPUT_TOKENS, input_tokens, methods=["POST"])
 
 
 async def _fitted(

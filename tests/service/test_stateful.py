@@ -23,6 +23,11 @@ TURNS = 20
 KINDS = ("worker", "ingress", "redis", "engine")
 
 
+def kill_one(parts: Parts, kind: str) -> None:
+    """Kill a process of this kind, once there is one: the last may have gone with its parent."""
+    parts.kill(until(f"there is a {kind}", lambda: parts.pids(kind))[-1])
+
+
 def conversation(sdk: Any, model: str, before: Any) -> list[str]:
     """The answers to twenty questions. `before`: called before each."""
     texts, last = [], None
@@ -47,12 +52,12 @@ def test_twenty_turns_have_the_text_of_an_undisturbed_conversation(service: Runn
         kind = next(kinds)
         if kind == "redis":
             on_disk(service)
-        parts.kill(parts.pids(kind)[-1])
+        kill_one(parts, kind)
         if kind in ("worker", "engine"):
             whole_again(service, 1)
 
     with httpx.Client(transport=ReconnectingTransport(), timeout=300) as http:
-        sdk = openai_client(service.url, "", http).with_options(max_retries=20)
+        sdk = openai_client(service.url, "none", http).with_options(max_retries=20)
         undisturbed = conversation(sdk, service.model, lambda turn: None)
         assert conversation(sdk, service.model, kill) == undisturbed
 
@@ -113,7 +118,7 @@ def test_a_thousand_responses_whose_clients_have_left_are_all_there(service: Run
         if len(found) % 150 == 0 and left:
             if (kind := left.pop()) == "redis":
                 on_disk(service)
-            parts.kill(parts.pids(kind)[-1])
+            kill_one(parts, kind)
 
     together([partial(one, number) for number in range(CLIENTS)])
     assert len(set(found)) == CLIENTS

@@ -79,6 +79,7 @@ OWNERS = {
         "workers.continuation",
         "workers.determinism",
         "workers.vllm_failures",
+        "workers.responses",
     ),
     "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),
     "prometheus_client": (
