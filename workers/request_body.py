@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES
+from workers.schemas import NotObeyed, prepared
 
 _RESPONSES = (RESPONSES, INPUT_TOKENS)
 _UNFINISHED = ("in_progress", "incomplete")
@@ -37,6 +38,8 @@ def as_vllm_takes(path: str, body: bytes, request_id: str) -> bytes:
         if isinstance(items := request.get(name), list):
             request[name] = [_without_nulls(item) for item in items]
     if path in _RESPONSES:
+        if isinstance(tools := request.get("tools"), list):
+            request["tools"] = [_tool(tool) for tool in tools]
         if isinstance(items := request.get("input"), list):
             request["input"] = [_item(item) for item in items]
         # vLLM would answer at once, and keep the response in this process.
@@ -47,6 +50,21 @@ def as_vllm_takes(path: str, body: bytes, request_id: str) -> bytes:
 
 def _without_nulls(item: Any) -> Any:
     return {k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else item
+
+
+def _tool(tool: Any) -> Any:
+    """A tool of a response. Of a function that does not say whether it is strict, OpenAI has the
+    arguments obey the schema where they can; to vLLM it is not strict.
+    """
+    if not isinstance(tool, dict) or tool.get("type") != "function" or "strict" in tool:
+        return tool
+    if not isinstance(tool.get("parameters"), dict):
+        return tool
+    try:
+        prepared(tool["parameters"])
+    except NotObeyed:
+        return tool
+    return {**tool, "strict": True}
 
 
 def _item(item: Any) -> Any:

@@ -4,6 +4,7 @@ answers: each row of the table names a request that is sent here.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -21,6 +22,17 @@ PAGE = (ROOT / "docs" / "compatibility-openai.md").read_text()
 URL = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
 NOT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
 REFUSAL = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "x"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Lima"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CALLED = {
+    "tools": [{"type": "function", "name": "f", "parameters": CITY}],
+    "tool_choice": "required",
+    "max_output_tokens": 200,
+}
 ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("an endpoint that the model cannot", "/v1/embeddings", {"input": "x"}, 404, "not_found"),
     (
@@ -41,6 +53,7 @@ ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
         "a refusal, or an answer in several",
         *(RESPONSES, {"input": [USER, {"role": "assistant", "content": REFUSAL}, USER]}, 200, ""),
     ),
+    ("a function without `strict`", RESPONSES, CALLED, 200, ""),
 ]
 
 
@@ -55,6 +68,9 @@ async def ask_each(world: EngineThread, redis_url: str, namespace: str) -> None:
                     answer = await door.http.post(path, json={**base, **fields})
                     assert answer.status_code == status, answer.text
                     assert not code or answer.json()["error"]["code"] == code
+                    if fields is CALLED:
+                        (call,) = answer.json()["output"]
+                        assert json.loads(call["arguments"]) == {"city": "Lima"}
 
 
 def test_the_page_says_what_is_answered(

@@ -52,6 +52,30 @@ def test_a_message_needs_no_type(item: Any, want: Any) -> None:
 
 
 @each(
+    "tool, strict",
+    [
+        ({"parameters": {"type": "object"}}, True),
+        ({"parameters": {"type": "object"}, "strict": None}, True),
+        ({"parameters": {"type": "object"}, "strict": False}, False),
+        ({"parameters": {"type": "number", "multipleOf": 7}}, None),
+        ({"parameters": {"type": "number", "multipleOf": 7}, "strict": True}, True),
+        ({}, None),
+        ({"parameters": None}, None),
+        ({"type": "mcp", "parameters": {"type": "object"}}, None),
+    ],
+)
+def test_a_function_of_a_response_is_strict_where_it_can_be(
+    tool: dict[str, Any], strict: bool | None
+) -> None:
+    (found,) = sent(RESPONSES, {"tools": [{"type": "function", "name": "f", **tool}]})["tools"]
+    assert found.get("strict") is strict
+    (found,) = sent(CHAT, {"n": None, "tools": [{"type": "function", "name": "f", **tool}]})[
+        "tools"
+    ]
+    assert found.get("strict") == tool.get("strict")
+
+
+@each(
     "parts, text",
     [
         ([{"type": "output_text", "text": "a", "annotations": []}], "a"),
