@@ -155,6 +155,14 @@ class RequestRefused(HermesError):
         return msgspec.json.encode(error_body(self.reason, self.message, self.param))
 
 
+def context_exceeded(message: str, param: str | None) -> RequestRefused:
+    """More tokens than the context has. The text ends with the code: LangChain looks for it there,
+    and `openai` no longer puts the whole body into its exceptions.
+    """
+    code = Reason.CONTEXT_LENGTH_EXCEEDED
+    return RequestRefused(code, f"{message} ({code})", param=param)
+
+
 def retry_headers(reason: Reason) -> dict[str, str]:
     """What keeps OpenAI's clients from sending again what cannot succeed."""
     return {} if _SHAPES[reason].retryable else {"x-should-retry": "false"}

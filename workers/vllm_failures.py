@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, context_exceeded
 from serve_app.field_errors import refusal_of
 from serve_app.journal.ending import MESSAGES
 from workers.recorder import Recorder, current
@@ -106,12 +106,12 @@ def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
     if _PYTHON.search(message):
         message, param = _OPAQUE, param or _read(path)
     param = _FIELDS.get(param or "", param) or _named_in(message, path)
-    reason = Reason.INVALID_REQUEST
-    if _TOO_LONG.search(message) and param != "truncate_prompt_tokens":
-        reason, param = Reason.CONTEXT_LENGTH_EXCEEDED, param or _read(path)
-    if param in _NO_FIELD:
+    too_long = _TOO_LONG.search(message) and param != "truncate_prompt_tokens"
+    if param in _NO_FIELD or (too_long and not param):
         param = _read(path)
-    return RequestRefused(reason, message, param=param)
+    if too_long:
+        return context_exceeded(message, param)
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
 def _named_in(message: str, path: str) -> str | None:

@@ -68,6 +68,8 @@ async def ask_each(world: EngineThread, redis_url: str, namespace: str) -> None:
                     answer = await door.http.post(path, json={**base, **fields})
                     assert answer.status_code == status, answer.text
                     assert not code or answer.json()["error"]["code"] == code
+                    if code == "context_length_exceeded":  # what LangChain looks for
+                        assert answer.json()["error"]["message"].endswith(f"({code})")
                     if fields is CALLED:
                         (call,) = answer.json()["output"]
                         assert json.loads(call["arguments"]) == {"city": "Lima"}

@@ -319,6 +319,7 @@ def test_what_is_longer_than_any_engines_context_is_refused_before_it_waits(
     assert caught.value.param == param
     assert b'"code":"context_length_exceeded"' in caught.value.body()
     assert "100 tokens" in caught.value.message
+    assert caught.value.message.endswith("(context_length_exceeded)")
     check_context(path, asked, 101)
     check_context(path, asked, 0)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, context_exceeded
 
 _LIMITS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
@@ -64,9 +63,8 @@ def _sizes(prompt: Any) -> Iterator[int]:
 
 
 def _refused(what: str, most_tokens: int, param: str) -> RequestRefused:
-    return RequestRefused(
-        Reason.CONTEXT_LENGTH_EXCEEDED,
+    return context_exceeded(
         f"This model's maximum context length is {most_tokens} tokens, but {what}. Please reduce "
         "it.",
-        param=param,
+        param,
     )
