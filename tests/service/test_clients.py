@@ -1,0 +1,133 @@
+"""Clients as their users install them, unmodified, each by a script of `tests/clients`: two turns
+with a tool call between them, streams, errors, and a stream that is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.local.environment import ROOT
+from tests.service.support import Running
+
+# It concerns the clients; in the gate: test_openai_sdk.py, and journal/test_disconnects.py.
+pytestmark = pytest.mark.nightly
+SCRIPTS = ROOT / "tests" / "clients"
+INSTALLED = ROOT / ".hermes" / "clients"
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "HOME": str(INSTALLED),
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would fetch a list at its start
+}
+
+
+def cannot(why: str) -> None:
+    """The client cannot be run on this machine."""
+    pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+
+
+def need(program: str, package: str) -> str:
+    """The path of a program."""
+    found = shutil.which(program)
+    if found is None:
+        cannot(f"`{program}` is not on PATH (Debian: apt install {package})")
+    return str(found)
+
+
+def installed(name: str, lock: str, *commands: list[str]) -> Path:
+    """The folder below `.hermes` with a client's files, in which these commands have been run,
+    once for each version of its lock file.
+    """
+    source, folder = SCRIPTS / name, INSTALLED / name
+    stamp, digest = folder / "installed", hashlib.sha256((source / lock).read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+        for command in commands:
+            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+            if ran.returncode:
+                said = " ".join(f"{ran.stdout}{ran.stderr}".split())[-300:]
+                cannot(f"{name} cannot be installed; `{' '.join(command[:4])}` says: {said}")
+        stamp.write_text(digest)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    return folder
+
+
+def of_node(name: str) -> list[str]:
+    """The command of a client for Node."""
+    node, npm = need("node", "nodejs"), need("npm", "npm")
+    return [
+        node,
+        str(installed(name, "package-lock.json", [npm, "ci", "--ignore-scripts"]) / "main.js"),
+    ]
+
+
+def of_python(script: str) -> list[str]:
+    """The command of a client for Python, which has an environment of its own."""
+    python, lock = str(INSTALLED / "python" / "venv" / "bin" / "python"), "requirements.lock"
+    made = [sys.executable, "-m", "venv", "venv"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", lock]
+    return [python, str(installed("python", lock, made, pip) / script)]
+
+
+def of_java() -> list[str]:
+    """The command of the client that is a part of the JDK."""
+    return [need("java", "openjdk-17-jdk-headless"), str(SCRIPTS / "java" / "Main.java")]
+
+
+def of_curl() -> list[str]:
+    """The command of curl's script."""
+    need("curl", "curl")
+    return ["bash", str(SCRIPTS / "curl" / "main.sh")]
+
+
+CLIENTS: dict[str, Callable[[], list[str]]] = {
+    "curl": of_curl,
+    "java": of_java,
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_talks_calls_streams_fails_and_leaves(service: Running, name: str) -> None:
+    command = [*CLIENTS[name](), f"{service.url}/v1", service.model]
+    ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    # What else a client prints stands before.
+    told: dict[str, dict[str, Any]] = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert told
+    for found in told.values():
+        for called in (found["called"], found["called_streamed"]):
+            arguments = json.loads(called) if isinstance(called, str) else called
+            assert arguments in ({"city": "Paris"}, {"city": "Rome"})
+        assert len(found["answer"]) > 10
+        assert found["streamed"] == found["answer"]
+        assert found["refused"] == "invalid_request"
+        assert found["too_long"] == found["too_long_streamed"] == "context_length_exceeded"
+        (request_id,) = re.findall(r"req_[0-9a-f]{32}", found["cancelled"])
+        ended = service.ended(request_id)
+        assert (ended["state"], ended["reason"]) == ("cancelled", "client_disconnected")
+        listed = service.http.get("/v1/requests?state=cancelled&limit=100").json()["data"]
+        assert request_id in [one["id"] for one in listed]
+    if len(told) == 2:  # one conversation by both: the model has read the same
+        assert told["chat"]["answer"] == told["responses"]["answer"]
+        assert told["chat"].get("further") == told["responses"].get("further")
+
+
+def test_the_page_has_the_versions() -> None:
+    page = (ROOT / "docs" / "compatibility-openai.md").read_text()
+    pinned = (SCRIPTS / "python" / "requirements.in").read_text().split()
+    for package in SCRIPTS.glob("*/package.json"):
+        pinned += map("==".join, json.loads(package.read_text())["dependencies"].items())
+    for one in pinned:
+        name, _, version = one.partition("==")
+        assert name == "zod" or version in page, one
