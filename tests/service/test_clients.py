@@ -94,6 +94,7 @@ def of_curl() -> list[str]:
 CLIENTS: dict[str, Callable[[], list[str]]] = {
     "curl": of_curl,
     "java": of_java,
+    "openai-node": lambda: of_node("openai-node"),
 }
 
 
