@@ -95,6 +95,7 @@ CLIENTS: dict[str, Callable[[], list[str]]] = {
     "curl": of_curl,
     "java": of_java,
     "openai-node": lambda: of_node("openai-node"),
+    "vercel-ai": lambda: of_node("vercel-ai"),
 }
 
 
