@@ -96,6 +96,9 @@ CLIENTS: dict[str, Callable[[], list[str]]] = {
     "java": of_java,
     "openai-node": lambda: of_node("openai-node"),
     "vercel-ai": lambda: of_node("vercel-ai"),
+    "langchain": lambda: of_python("with_langchain.py"),
+    "litellm": lambda: of_python("with_litellm.py"),
+    "litellm-responses": lambda: of_python("with_litellm_responses.py"),
 }
 
 

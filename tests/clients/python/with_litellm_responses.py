@@ -1,0 +1,71 @@
+"""LiteLLM by responses: python with_litellm_responses.py <base URL> <model>"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import litellm
+
+URL, MODEL = sys.argv[1], f"openai/{sys.argv[2]}"
+# LiteLLM streams the responses of a model that it does not know only when they are complete.
+litellm.register_model({MODEL: {"litellm_provider": "openai", "supports_native_streaming": True}})
+SERVICE: dict[str, Any] = {"model": MODEL, "api_base": URL, "api_key": "none", "max_retries": 0}
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Get the weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+RESULT = json.dumps({"degrees": 21, "dry": True})
+SCHEMA = {"type": "object", "properties": {"degrees": {"type": "number", "multipleOf": 7}}}
+QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+TOO_LONG = "Hello. " * 1000
+
+
+def code_of(ask: Callable[..., Any], **asked: Any) -> str:
+    """OpenAI's code of the error that asking raises; LiteLLM has a class for one of them."""
+    try:
+        list(ask(**SERVICE, **asked))
+    except litellm.ContextWindowExceededError:
+        return "context_length_exceeded"
+    except litellm.BadRequestError as error:
+        return str(json.loads(str(error).partition(" - ")[2])["error"]["code"])
+    return "none"
+
+
+def run() -> dict[str, Any]:
+    """One conversation."""
+    ask: Any = litellm.responses
+    greedy: dict[str, Any] = {**SERVICE, "temperature": 0, "max_output_tokens": 150}
+    greedy["tools"] = [{"type": "function", **WEATHER}]
+    first = {**greedy, "input": QUESTION, "tool_choice": "required"}
+    output = ask(**first).output
+    *_, again = ask(**first, stream=True)
+    call = output[-1]
+    returned = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+    second = {**greedy, "input": [*QUESTION, *output, returned], "tool_choice": "none"}
+    *_, streamed = ask(**second, stream=True)
+
+    telling = ask(**SERVICE, input=QUESTION, extra_body={"ignore_eos": True}, stream=True)
+    next(telling)
+    telling.response.close()
+    form = {"format": {"type": "json_schema", "name": "weather", "schema": SCHEMA}}
+    return {
+        "called": json.loads(call.arguments),
+        "called_streamed": json.loads(again.response.output[-1].arguments),
+        "answer": ask(**second).output_text,
+        "streamed": streamed.response.output_text,
+        "refused": code_of(ask, input=QUESTION, text=form),
+        "too_long": code_of(ask, input=TOO_LONG),
+        "too_long_streamed": code_of(ask, input=TOO_LONG, stream=True),
+        "cancelled": telling.response.headers["x-request-id"],
+    }
+
+
+print(json.dumps({"responses": run()}))
