@@ -15,6 +15,8 @@ import typer
 from serve_app.cli.console import new_app, one_sentence
 from serve_app.cli.service_api import KEY_HELP, USUAL, ServiceApi, Url
 from serve_app.cli.texts import columns, in_one_line, when
+from serve_app.contract import State
+from serve_app.journal.usage import STATES
 
 GROUPS = {
     "model": "model",
@@ -35,8 +37,7 @@ _COUNTS = {
     "queued_ms": "queued_ms",
     "running_ms": "running_ms",
 }
-_STATES = ("completed", "failed", "cancelled", "expired")
-_SHOWN = (*(name for name in _COUNTS if not name.endswith("_ms")), "failed")
+_SHOWN = (*(name for name in _COUNTS if not name.endswith("_ms")), State.FAILED)
 """Columns of the table, which must fit a terminal."""
 
 
@@ -152,7 +153,7 @@ def record(period: dict[str, Any], result: dict[str, Any], names: Sequence[str])
         "end_time": period.get("end_time", 0),
         **{name: result.get(GROUPS[name]) for name in names},
         **{name: result.get(theirs, 0) for name, theirs in _COUNTS.items()},
-        **{state: states.get(state, 0) for state in _STATES},
+        **{state: states.get(state, 0) for state in STATES},
     }
 
 

@@ -41,7 +41,7 @@ def refusal(args: dict[str, Any]) -> str:
             ("unknown key 'ingress.request_timeout'", "did you mean 'request_timeout_s'?"),
         ),
         ({"redis": {"uri": "redis://h"}}, ("unknown key 'redis.uri'", "did you mean 'url'?")),
-        ({"journal": {"zzz": 1}}, ("max_retention_s, retention_s, transcript_compression_level",)),
+        ({"journal": {"zzz": 1}}, ("retention_s, store_responses, transcript_compression_level",)),
         # A wrong value is named with its key and what it takes.
         ({"ingress": {"heartbeat_s": "10s"}}, ("'ingress.heartbeat_s'", "seconds", "'10s'")),
         (

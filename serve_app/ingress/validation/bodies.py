@@ -21,10 +21,10 @@ INFERENCE_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     RESPONSES,
-    INPUT_TOKENS,
     "/v1/embeddings",
     "/tokenize",
     "/detokenize",
+    INPUT_TOKENS,
 )
 
 _DEFAULT_LIMITS = RequestLimits()
@@ -115,7 +115,7 @@ class _Tool(_Loose):
 
 class _Chat(_Sampling):
     store: bool | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[str, Any] | None = Field(None, max_length=16)
     messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
 
