@@ -1,4 +1,4 @@
-"""redis-py for everything except the hot paths: leases, claims, measurements."""
+"""redis-py for everything except the hot paths: leases, measurements."""
 
 from __future__ import annotations
 

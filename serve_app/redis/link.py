@@ -14,10 +14,10 @@ from serve_app.settings import RedisSettings
 
 
 class RedisLink:
-    """One pipelined connection for what is small, and a few for what is large, each of which serves
-    one caller at a time: a large question or answer delays no small one, and one that takes too
-    long ends for its caller alone. They are opened when they are needed, and again after they were
-    lost.
+    """One pipelined connection for what is small, one for what waits in Redis, and a few for what
+    is large, each of which serves one caller at a time: a large question or answer delays no small
+    one, and one that takes too long ends for its caller alone. They are opened when they are
+    needed, and again after they were lost.
 
     Args:
         large_at_once: how many of those few.
@@ -26,6 +26,7 @@ class RedisLink:
     def __init__(self, settings: RedisSettings, large_at_once: int = 4) -> None:
         self._settings = settings
         self._shared = SharedConnection(lambda: connect(settings))
+        self._waiting = SharedConnection(lambda: connect(settings))
         self._large = [SharedConnection(lambda: connect(settings)) for _ in range(large_at_once)]
         self._idle: asyncio.LifoQueue[SharedConnection[RespConnection]] = asyncio.LifoQueue()
         for connection in self._large:
@@ -54,6 +55,16 @@ class RedisLink:
         finally:
             self._idle.put_nowait(connection)
 
+    async def wait(self, command: Command) -> Reply:
+        """Send a command that may wait for something in Redis, as `call` does. Once a caller is
+        cancelled, Redis executes its command no more.
+        """
+        try:
+            return (await self._ask(self._waiting, [command]))[0]
+        except asyncio.CancelledError:
+            await self._waiting.close()
+            raise
+
     async def _ask(
         self, shared: SharedConnection[RespConnection], commands: Sequence[Command]
     ) -> list[Reply]:
@@ -65,7 +76,7 @@ class RedisLink:
 
     async def close(self) -> None:
         """Close the connections."""
-        for connection in (self._shared, *self._large):
+        for connection in (self._shared, self._waiting, *self._large):
             await connection.close()
 
 

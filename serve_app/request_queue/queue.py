@@ -21,9 +21,8 @@ from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work, writes_tokens
 from serve_app.redis.client import redis_call
 from serve_app.redis.connection import Command
-from serve_app.redis.groups import GroupGone, read_group
 from serve_app.redis.keyspace import QUEUE_GROUP, journal_key
-from serve_app.redis.replies import all_answered
+from serve_app.redis.replies import all_answered, answered
 from serve_app.request_queue.entry import QueueEntry, encode_entry
 from serve_app.request_queue.streams import QueueStreams, text
 
@@ -119,17 +118,16 @@ class RequestQueue:
     async def _read(
         self, streams: Sequence[str], count: int, block_ms: int | None
     ) -> list[QueueEntry]:
-        try:
-            raw = await read_group(
-                self._redis, QUEUE_GROUP, self._consumer, streams, count, block_ms
-            )
-        except GroupGone:  # Redis came back empty: create the groups again
-            self._streams.forget()
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        wanted = ("COUNT", count, *block, "STREAMS", *streams, *(">" for _ in streams))
+        reply = await self._link.wait(("XREADGROUP", "GROUP", QUEUE_GROUP, self._consumer, *wanted))
+        if isinstance(reply, Exception) and str(reply).startswith("NOGROUP"):
+            self._streams.forget()  # Redis came back empty: create the groups again
             return []
         return [
             entry
-            for stream, items in raw or []
-            for entry in await self._streams.entries(text(stream), items)
+            for stream, items in answered(reply) or ()
+            for entry in await self._streams.entries(text(stream), map(_with_fields, items))
         ]
 
     async def bury(self, entry: QueueEntry) -> None:
@@ -144,3 +142,8 @@ class RequestQueue:
         )
         for entry_id, fields in found:
             await self._streams.dead.add_unreadable(f"{entry.stream} {text(entry_id)}", fields)
+
+
+def _with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
+    entry_id, flat = item
+    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))

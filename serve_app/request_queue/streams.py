@@ -6,7 +6,7 @@ Keys: streams `{ns}:q:<model>:<class>`; consumer group `QUEUE_GROUP`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import Redis
@@ -57,7 +57,7 @@ class QueueStreams:
         """Create the groups again before the next use, because Redis may have come back empty."""
         self._prepared = False
 
-    async def entries(self, stream: str, items: Sequence[Any]) -> list[QueueEntry]:
+    async def entries(self, stream: str, items: Iterable[Any]) -> list[QueueEntry]:
         """The claimed items that can be decoded. Each other item becomes a dead letter, so that it
         does not hide the rest.
         """
