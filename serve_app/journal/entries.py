@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -46,7 +47,7 @@ from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLin
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
 
 _json = msgspec.json.Encoder()
-_FOR_READERS = (b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m")
+_FOR_READERS = frozenset((b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m"))
 _LARGE = (b"b", b"o", b"z", b"f")  # `f` is meaningless without `b`
 
 
@@ -150,10 +151,9 @@ class Entry(NamedTuple):
         """The fields that a reader needs; a large entry it reads itself. `after`: the id of the
         predecessor, if it is known.
         """
-        fields = self.fields
         if len(self.body) > timings.LARGE_BYTES:
             return {b"p": b""}
-        kept = {name: fields[name] for name in _FOR_READERS if name in fields}
+        kept = {name: value for name, value in self.fields.items() if name in _FOR_READERS}
         if after is not None:
             kept[b"p"] = after.encode()
         return kept
@@ -304,7 +304,7 @@ def entry_from_redis(raw: Any) -> Entry:
 
 def flatten(entry: Entry) -> list[bytes]:
     """Fields in the form that `XADD` takes."""
-    return [part for pair in entry.fields.items() for part in pair]
+    return [*chain.from_iterable(entry.fields.items())]
 
 
 def has_ended(entries: Sequence[Entry]) -> bool:

@@ -28,7 +28,7 @@ from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import body_key, journal_key
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import Reply, is_demoted, is_full, is_refused_for_now
+from serve_app.redis.replies import is_demoted, is_full, is_refused_for_now
 from serve_app.redis.shared import SharedConnection
 from serve_app.settings import Settings
 
@@ -177,14 +177,19 @@ class JournalWriter:
         refused = ""
         try:
             for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
-                if is_refused_for_now(reply):
+                if not isinstance(reply, Exception):
+                    self._settle(attempt, entry, mine=bool(reply))
+                elif is_refused_for_now(reply):
                     attempt.met_full = is_full(reply)
                     self._put_aside(attempt)
                     refused = f"refused for now: {reply}"
                     if is_demoted(reply):
                         connection.abort()  # the name may lead to the new primary by now
                 else:
-                    await self._settle(connection, attempt, entry, reply)
+                    log.debug("request %s: append refused: %s", attempt.request_id, reply)
+                    written = attempt.ending[0] if entry.ends and attempt.ending else entry
+                    mine = await was_ours(connection, attempt, written, self._within_s)
+                    self._settle(attempt, entry, mine)
         except BaseException:  # lost while reading back: nobody else would check the others again
             for attempt, _ in batch:
                 self._again(attempt)
@@ -199,16 +204,8 @@ class JournalWriter:
         command = append_though_full if attempt.met_full and attempt.finished else append
         return command(attempt.key, entry)
 
-    async def _settle(
-        self, connection: RespConnection, attempt: Attempt, entry: Entry, reply: Reply
-    ) -> None:
+    def _settle(self, attempt: Attempt, entry: Entry, mine: bool) -> None:
         """An append was answered: either the entry is in the journal, or this attempt is fenced."""
-        if isinstance(reply, Exception):
-            log.debug("request %s: append refused: %s", attempt.request_id, reply)
-            written = attempt.ending[0] if entry.ends and attempt.ending else entry
-            mine = await was_ours(connection, attempt, written, self._within_s)
-        else:
-            mine = bool(reply)
         if not mine:
             self._forget(attempt, fenced=True)
             return
