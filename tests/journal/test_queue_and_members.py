@@ -79,13 +79,20 @@ async def test_a_claim_that_does_not_wait_is_answered_at_once(
 
 
 async def test_an_arrival_ends_the_wait_for_one(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 50_000)
+    monkeypatch.setattr(timings, "CLAIM_BLOCK_MS", 500_000)
     queue = w.queue()
-    waiting = asyncio.create_task(claimed(queue, 8))
-    while not (await w.redis.info("clients"))["blocked_clients"]:
-        await asyncio.sleep(0)
+
+    async def waiting(clients: int) -> bool:
+        return bool((await w.redis.info("clients"))["blocked_clients"] == clients)
+
+    gone = asyncio.create_task(claimed(w.queue("ingress-2"), 8))
+    await eventually(lambda: waiting(1))
+    gone.cancel()
+    await eventually(lambda: waiting(0))  # or the entry would be claimed for nobody
+    claim = asyncio.create_task(claimed(queue, 8))
+    await eventually(lambda: waiting(1))
     await enqueue(w, "standard", "s1")
-    assert await waiting == ["s1"]
+    assert await claim == ["s1"]
 
 
 async def test_no_entry_goes_to_two_consumers(w: World) -> None:
