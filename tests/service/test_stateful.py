@@ -4,6 +4,7 @@ background whose clients have left.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.chaos_testing.faults import FAULTS
 from scripts.chaos_testing.parts import Parts
 from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import on_disk, whole_again
@@ -25,7 +27,8 @@ KINDS = ("worker", "ingress", "redis", "engine")
 
 def kill_one(parts: Parts, kind: str) -> None:
     """Kill a process of this kind, once there is one: the last may have gone with its parent."""
-    parts.kill(until(f"there is a {kind}", lambda: parts.pids(kind))[-1])
+    pid = until(f"there is a {kind}", lambda: parts.pids(kind))[-1]
+    asyncio.run(FAULTS[kind].strike(parts, pid))
 
 
 def conversation(sdk: Any, model: str, before: Any) -> list[str]:
