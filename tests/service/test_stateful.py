@@ -28,7 +28,11 @@ KINDS = ("worker", "ingress", "redis", "engine")
 def kill_one(parts: Parts, kind: str) -> None:
     """Kill a process of this kind, once there is one: the last may have gone with its parent."""
     pid = until(f"there is a {kind}", lambda: parts.pids(kind))[-1]
-    asyncio.run(FAULTS[kind].strike(parts, pid))
+
+    async def strike() -> None:
+        await FAULTS[kind].strike(parts, pid)
+
+    asyncio.run(strike())
 
 
 def conversation(sdk: Any, model: str, before: Any) -> list[str]:
