@@ -106,6 +106,11 @@ after 4 s.
 ENDED_WITHIN_S = 300.0
 """A journal outlives its deadline by at least this long, so that a late ending still finds it."""
 
+WHOLES_AT_ONCE = 4
+"""Whole journals that one ingress holds in memory at a time, each of up to
+`journal.max_answer_bytes`.
+"""
+
 KEPT_LOOK_S = 2.0
 """How old an ingress's knowledge of a tenant's kept answers may be."""
 

@@ -48,7 +48,7 @@ class AdmissionLimits:
 
     @property
     def kept_bound_bytes(self) -> float:
-        """What answers that are kept without a reader may occupy in all; infinite if Redis has no
+        """What answers that are kept for later may occupy in all; infinite if Redis has no
         limit.
         """
         return self._kept_share * self.memory.room_bytes

@@ -55,11 +55,12 @@ class Conversations:
             raise _not_found(previous) from None
         if not has_ended(outline):
             raise _no_answer(previous, "has not ended yet")
-        entries = await self._store.read(request_id)
-        asked = await self._store.body(request_id)
-        if not entries or asked is None:
-            raise _not_found(previous)
-        made = await asyncio.to_thread(_joined, previous, entries, asked, body)
+        async with self._store.wholes:
+            entries = await self._store.read(request_id)
+            asked = await self._store.body(request_id)
+            if not entries or asked is None:
+                raise _not_found(previous)
+            made = await asyncio.to_thread(_joined, previous, entries, asked, body)
         if len(made) > self._max_body_bytes:
             raise RequestRefused(
                 Reason.BODY_TOO_LARGE,

@@ -16,6 +16,7 @@ from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import FIRST_OPENING_ID
+from serve_app.journal.outline import used_by_end
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
@@ -150,7 +151,6 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
         reader.feed(entry)
     facts, ending = reader.facts, reader.ending
     summary = ending.summary if ending else None
-    used = Usage.decode(entries[-1].used)
     open_state = State.RUNNING if reader.attempt else State.QUEUED
     return {
         "id": request_id,
@@ -164,7 +164,7 @@ def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
         "engine": reader.attempt.engine if reader.attempt else None,
         "attempts": reader.attempts,
         "events": _events(entries, reader),
-        "usage": _usage(used) if summary else None,
+        "usage": _usage(used_by_end(entries[-1], summary)) if summary else None,
         "admitted_at_ms": facts.admitted_ms if facts else None,
         "started_at_ms": reader.attempt.opened_ms if reader.attempt else None,
         "first_output_at_ms": summary.first_output_ms if summary else None,

@@ -58,9 +58,10 @@ class _Whole(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         with self._streams.connections.hold(self._tenant):
             entries = self._outline
-            if has_ended(entries):
-                entries = await self._store.read(self._request_id) or entries
-            content = await asyncio.to_thread(_object, self._request_id, entries)
+            async with self._store.wholes:
+                if has_ended(entries):
+                    entries = await self._store.read(self._request_id) or entries
+                content = await asyncio.to_thread(_object, self._request_id, entries)
             found = Response(content, media_type="application/json")
             try:
                 async with asyncio.timeout(self._streams.slow_readers.stalled_s):

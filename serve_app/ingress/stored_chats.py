@@ -36,11 +36,11 @@ class _Update(BaseModel):
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None
 
 
-class _Chat(NamedTuple):
-    """A stored chat completion; `size`: of what was read for it, in bytes."""
+class _Asked(NamedTuple):
+    """What a stored chat completion was asked; `size`: of its body, in bytes."""
 
     fields: dict[str, Any]
-    messages: list[Any]
+    metadata: dict[str, str]
     size: int
 
 
@@ -50,17 +50,29 @@ class StoredChats:
     def __init__(self, store: JournalStore) -> None:
         self._store = store
 
-    async def one(self, request_id: str) -> _Chat | None:
-        """A chat completion; None if it has not (yet) ended well, or is gone, or none.
+    async def asked(self, request_id: str) -> _Asked | None:
+        """A chat's request; None if it is gone, or the request of another endpoint.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        entries = await self._store.read(request_id)
-        body, metadata = await self._store.asked(request_id)
-        if not entries or body is None:
+        body, changed = await self._store.asked(request_id)
+        if body is None:
             return None
-        return await asyncio.to_thread(_read, entries, body, metadata)
+        fields = await asyncio.to_thread(msgspec.json.decode, body)
+        metadata = msgspec.json.decode(changed) if changed else fields.get("metadata")
+        return _Asked(fields, metadata or {}, len(body)) if "messages" in fields else None
+
+    async def answer(self, request_id: str, asked: _Asked) -> tuple[dict[str, Any] | None, int]:
+        """The chat completion, None if it has not (yet) ended well; and its size in bytes.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        async with self._store.wholes:
+            entries = await self._store.read(request_id) or []
+            fields, size = await asyncio.to_thread(_answer, entries)
+        return fields and {**fields, "metadata": asked.metadata or None}, size
 
     async def page(
         self, tenant: str, wanted: Mapping[str, str], order: _Order, after: str, limit: int
@@ -75,30 +87,40 @@ class StoredChats:
             if len(found) == limit or size > _PAGE_BYTES:
                 break
             looked_at += 1
-            chat = await self.one(request_id)
-            if chat is not None and _is_wanted(chat, wanted):
-                found.append(chat.fields)
-                size += chat.size
-        return _list(found, looked_at < len(ids))
+            asked = await self.asked(request_id)
+            size += asked.size if asked else 0
+            if asked is None or not _is_wanted(asked, wanted):
+                continue
+            fields, answer_size = await self.answer(request_id, asked)
+            size += answer_size
+            found += [fields] if fields else []
+        return _list(found, looked_at < len(ids), last=ids[looked_at - 1] if looked_at else "")
 
 
 def routes(store: JournalStore, streams: EventStreams) -> APIRouter:
     """The endpoints."""
     router, chats = APIRouter(tags=["stored chat completions"]), StoredChats(store)
 
-    async def own(chat_id: str, request: Request) -> tuple[str, _Chat]:
+    async def own(chat_id: str, request: Request) -> tuple[str, _Asked]:
         """Another tenant's chat is as unknown as one that does not exist."""
         request_id = chat_id.removeprefix(_PREFIX)
         if request_id == chat_id:
             raise _not_found(chat_id)
         try:
-            await entries_of(store, request_id, request.state.tenant)
+            outline = await entries_of(store, request_id, request.state.tenant)
         except RequestRefused:
             raise _not_found(chat_id) from None
-        chat = await chats.one(request_id)
-        if chat is None:
+        asked = await chats.asked(request_id)
+        completed = any(entry.state is State.COMPLETED for entry in outline)
+        if asked is None or not completed:
             raise _not_found(chat_id)
-        return request_id, chat
+        return request_id, asked
+
+    async def whole(request_id: str, asked: _Asked) -> dict[str, Any]:
+        fields, _ = await chats.answer(request_id, asked)
+        if fields is None:
+            raise _not_found(_PREFIX + request_id)
+        return fields
 
     @router.get(CHATS, summary="Your stored chat completions")
     async def list_chats(
@@ -120,14 +142,14 @@ def routes(store: JournalStore, streams: EventStreams) -> APIRouter:
     @router.get(CHATS + "/{chat_id}", summary="A stored chat completion")
     async def retrieve(chat_id: str, request: Request) -> Response:
         with streams.connections.hold(request.state.tenant):
-            _, chat = await own(chat_id, request)
-        return _json(chat.fields)
+            return _json(await whole(*await own(chat_id, request)))
 
     @router.post(CHATS + "/{chat_id}", summary="Change its metadata")
     async def update(chat_id: str, request: Request, change: _Update) -> Response:
-        request_id, chat = await own(chat_id, request)
-        await store.set_metadata(request_id, msgspec.json.encode(change.metadata))
-        return _json({**chat.fields, "metadata": change.metadata})
+        with streams.connections.hold(request.state.tenant):
+            request_id, asked = await own(chat_id, request)
+            await store.set_metadata(request_id, msgspec.json.encode(change.metadata))
+            return _json({**await whole(request_id, asked), "metadata": change.metadata})
 
     @router.delete(CHATS + "/{chat_id}", summary="Forget it")
     async def delete(chat_id: str, request: Request) -> JSONResponse:
@@ -143,8 +165,9 @@ def routes(store: JournalStore, streams: EventStreams) -> APIRouter:
         after: _Id = "",
         limit: _Limit = 20,
     ) -> Response:
-        _, chat = await own(chat_id, request)
-        named = [{"id": f"{chat_id}-{n}", **one} for n, one in enumerate(chat.messages)]
+        with streams.connections.hold(request.state.tenant):
+            _, asked = await own(chat_id, request)
+        named = [{"id": f"{chat_id}-{n}", **one} for n, one in enumerate(asked.fields["messages"])]
         named = named[::-1] if order == "desc" else named
         ids = [one["id"] for one in named]
         if after and after not in ids:
@@ -159,12 +182,15 @@ def _json(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _list(data: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+def _list(data: list[dict[str, Any]], more: bool, last: str = "") -> dict[str, Any]:
+    """A page in OpenAI's form. `last`: the request of the last one that was looked at, where the
+    next page begins; empty if that is the last one shown.
+    """
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
+        "last_id": f"{_PREFIX}{last}" if last else data[-1]["id"] if data else None,
         "has_more": more,
     }
 
@@ -174,28 +200,24 @@ def _not_found(chat_id: str) -> RequestRefused:
     return RequestRefused(Reason.NOT_FOUND, message, param="id")
 
 
-def _is_wanted(chat: _Chat, wanted: Mapping[str, str]) -> bool:
-    metadata = chat.fields["metadata"] or {}
+def _is_wanted(asked: _Asked, wanted: Mapping[str, str]) -> bool:
     return all(
-        value == (chat.fields["model"] if name == "model" else metadata.get(name[9:-1]))
+        value == (asked.fields.get("model") if name == "model" else asked.metadata.get(name[9:-1]))
         for name, value in wanted.items()
     )
 
 
-def _read(entries: Sequence[Entry], body: bytes, changed: bytes | None) -> _Chat | None:
+def _answer(entries: Sequence[Entry]) -> tuple[dict[str, Any] | None, int]:
+    """The chat completion in a journal, None if it has none; and its size in bytes."""
     reader, parts = JournalReader(), []
     for entry in entries:
         reader.feed(entry)
     while reader.more:
         parts.append(reader.take())
+    answer = b"".join(parts)
     if reader.ending is None or reader.ending.state is not State.COMPLETED:
-        return None
-    answer, asked = b"".join(parts), msgspec.json.decode(body)
-    if "messages" not in asked:  # the request of another endpoint
-        return None
-    fields = merged(answer) if reader.streams else msgspec.json.decode(answer)
-    metadata = msgspec.json.decode(changed) if changed else asked.get("metadata")
-    return _Chat({**fields, "metadata": metadata}, asked["messages"], len(answer) + len(body))
+        return None, len(answer)
+    return merged(answer) if reader.streams else msgspec.json.decode(answer), len(answer)
 
 
 def merged(events: bytes) -> dict[str, Any]:

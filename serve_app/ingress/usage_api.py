@@ -16,6 +16,7 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.requests_api import invalid
 from serve_app.journal.ledger import sums
 from serve_app.journal.usage import STATES, Row, Whose
@@ -88,12 +89,18 @@ class _Asked(BaseModel):
         return tuple(known[name] for name in self.group_by)
 
 
-def routes(settings: Settings, link: RedisLink, clock: RedisClock) -> APIRouter:
-    """The endpoints."""
+def routes(
+    settings: Settings, link: RedisLink, clock: RedisClock, readers: ConnectionLimit
+) -> APIRouter:
+    """The endpoints.
+
+    Args:
+        readers: a page reads the rows of all tenants, so whoever asks counts as a reader.
+    """
     router = APIRouter(tags=["usage"])
     admins = frozenset(settings.auth.admin_tenants)
 
-    async def page(asked: _Asked) -> JSONResponse:
+    async def page(tenant: str, asked: _Asked) -> JSONResponse:
         usual, most = _LIMITS[asked.bucket_width]
         if asked.limit is not None and asked.limit > most:
             raise invalid("limit", f"it must be at most {most} for this bucket_width")
@@ -103,7 +110,8 @@ def routes(settings: Settings, link: RedisLink, clock: RedisClock) -> APIRouter:
         first = _begin(asked.page, start_s) // (hours * timings.HOUR_S) * hours
         buckets = range(first, -(-end_s // timings.HOUR_S), hours)
         shown = buckets[: asked.limit or usual]
-        found = await sums(link, settings.namespace, shown, asked.group)
+        with readers.hold(tenant):
+            found = await sums(link, settings.namespace, shown, asked.group)
         more = len(shown) < len(buckets)
         return JSONResponse(
             {
@@ -119,8 +127,8 @@ def routes(settings: Settings, link: RedisLink, clock: RedisClock) -> APIRouter:
 
     @router.get("/v1/usage", summary="What your requests have used, by hour or day")
     async def own(request: Request) -> JSONResponse:
-        asked = _Asked.of(request)
-        return await page(asked.model_copy(update={"project_ids": [request.state.tenant]}))
+        asked, tenant = _Asked.of(request), request.state.tenant
+        return await page(tenant, asked.model_copy(update={"project_ids": [tenant]}))
 
     @router.get("/v1/organization/usage/completions", summary="The same of all tenants, for admins")
     async def all_tenants(request: Request) -> JSONResponse:
@@ -130,7 +138,7 @@ def routes(settings: Settings, link: RedisLink, clock: RedisClock) -> APIRouter:
                 "The usage of all tenants is for those in auth.admin_tenants; GET /v1/usage has "
                 "your own.",
             )
-        return await page(_Asked.of(request))
+        return await page(request.state.tenant, _Asked.of(request))
 
     return router
 

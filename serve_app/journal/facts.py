@@ -78,6 +78,8 @@ class Summary(msgspec.Struct, frozen=True):
     attempts: int
     ended_ms: int
     first_output_ms: int | None = None
+    output_tokens: int = 0
+    """What version 0.2 has counted; later ones write `Usage` into the entry."""
     began_ms: int = 0
     """When the first attempt was opened; 0 if none was."""
     why: str = ""

@@ -63,6 +63,15 @@ def summary_of(entries: Sequence[Entry], ended_ms: int) -> Summary:
     )
 
 
+def used_by_end(last: Entry, summary: Summary) -> Usage:
+    """What a request has used, by the entry that has ended it.
+
+    Raises:
+        ValueError: the entry cannot be decoded.
+    """
+    return Usage.decode(last.used) if last.used else Usage(output=summary.output_tokens)
+
+
 def written(last: Entry) -> Written | None:
     """What a request has written, by the last entry of its journal.
 
@@ -70,7 +79,8 @@ def written(last: Entry) -> Written | None:
         None if the request has not ended, or the entry is unreadable.
     """
     try:
-        summary, used = last.summary, Usage.decode(last.used)
+        summary = last.summary
+        used = used_by_end(last, summary) if summary else Usage()
     except (msgspec.DecodeError, LookupError, ValueError):
         return None
     if summary is None:

@@ -4,6 +4,7 @@ reads the entries of many journals, or all of one, uses the connections for larg
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,6 +57,9 @@ class JournalStore:
         self._settings = settings
         self._link = link
         self._clock = clock or RedisClock()
+        self.wholes = asyncio.Semaphore(timings.WHOLES_AT_ONCE)
+        """Held by whoever reads a whole journal into memory, and until it has made of it what it
+        needs: an answer may have `journal.max_answer_bytes`."""
 
     @property
     def model(self) -> str:

@@ -18,7 +18,7 @@ _OF_REDIS = (
     ("hermes_redis_limit_bytes", "Redis's `maxmemory`; 0 if there is none."),
 )
 _OF_KEPT = (
-    ("hermes_kept_answers_bytes", "What answers that are kept without a reader occupy in Redis."),
+    ("hermes_kept_answers_bytes", "What answers that are kept for later occupy in Redis."),
     ("hermes_kept_answers_limit_bytes", "What they may occupy; 0 if Redis has no limit."),
 )
 
@@ -74,7 +74,7 @@ def queue_gauges(
         depths: `{class: (waiting, claimed, limit, oldest_s)}`.
         redis_bytes: Redis's used memory and its limit (0: none); None if Redis does not report
             them.
-        kept_bytes: what answers kept without a reader occupy, and their bound (0: none); None if
+        kept_bytes: what answers kept for later occupy, and their bound (0: none); None if
             Redis cannot be reached.
     """
     registry = CollectorRegistry()

@@ -195,7 +195,7 @@ class IngressProcess:
             requests_api.routes(base.store, self.endings, streams),
             responses_api.routes(base.store, self.endings, streams),
             stored_chats.routes(base.store, streams),
-            usage_api.routes(settings, base.link, base.clock),
+            usage_api.routes(settings, base.link, base.clock, self.connections.event_readers),
         ]
         return build_app(
             settings.model.name,

@@ -61,7 +61,7 @@ def metadata_key(namespace: str, request_id: str) -> str:
 
 
 def kept_key(namespace: str, tenant: str) -> str:
-    """Bytes of a tenant's (without a name: of all) answers that are kept without a reader, by the
+    """Bytes of a tenant's (without a name: of all) answers that are kept for later, by the
     hour in which they expire.
     """
     return f"{namespace}:k:{tenant}"

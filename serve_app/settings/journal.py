@@ -39,7 +39,7 @@ class JournalSettings(Section):
         gt=0,
         le=1,
         description="Share of what requests may use of Redis's memory (`redis.max_memory_share`) "
-        "that answers kept without a reader may occupy, and of that a tenant "
+        "that answers kept for later may occupy, and of that a tenant "
         "`queue.max_tenant_share`; beyond it `Prefer: respond-async` is refused (`results_full`)",
     )
     ledger_days: float = Field(

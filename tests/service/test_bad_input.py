@@ -206,7 +206,7 @@ def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not
         ("GET", "/v1/nothing", 404, "not_found"),
         ("POST", "/v1/chat/completion", 404, "not_found"),
         ("GET", "/", 404, "not_found"),
-        ("GET", CHAT, 405, "method_not_allowed"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("PUT", CHAT, 405, "method_not_allowed"),
         ("DELETE", "/v1/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
