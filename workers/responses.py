@@ -41,6 +41,7 @@ def install(app: Any) -> None:
     serving = getattr(app.state, "openai_serving_responses", None)
     if serving is None:
         return
+    serving.enable_store = False  # it would keep every response until the process ends
     serving.response_store, serving.msg_store = _Earlier(), _NoMessages()
     render = serving._render_resolved_response_inputs
     longest: int = serving.model_config.max_model_len

@@ -105,7 +105,9 @@ class VllmEngine:
             self._engine,
             self._progress,
             self._settings.workers.rerun_tokens,
-            prompts_vary="strftime_now" in template or args.trust_request_chat_template,
+            prompts_vary="strftime_now" in template
+            or args.trust_request_chat_template
+            or self._engine.model_config.hf_config.model_type == "gpt_oss",  # they name the day
             by_priority=args.scheduling_policy == "priority",
             grammars=self._engine.vllm_config.structured_outputs_config.backend,
         )
