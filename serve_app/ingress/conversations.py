@@ -13,10 +13,9 @@ import msgspec
 
 from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
-from serve_app.ingress.requests_api import entries_of
-from serve_app.journal.entries import Entry, has_ended
+from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.reader import JournalReader, read_whole
 from serve_app.journal.store import JournalStore
 
 PREFIX = "resp_"
@@ -47,20 +46,11 @@ class Conversations:
         """
         previous = str(request[PARAM])
         request_id = previous.removeprefix(PREFIX)
-        try:
-            if request_id == previous:
-                raise RequestRefused(Reason.NOT_FOUND, "")
-            outline = await entries_of(self._store, request_id, tenant)
-        except RequestRefused:
-            raise _not_found(previous) from None
-        if not has_ended(outline):
-            raise _no_answer(previous, "has not ended yet")
+        if request_id == previous:
+            raise _not_found(previous)
         async with self._store.wholes:
-            entries = await self._store.read(request_id)
-            asked = await self._store.body(request_id)
-            if not entries or asked is None:
-                raise _not_found(previous)
-            made = await asyncio.to_thread(_joined, previous, entries, asked, body)
+            entries, asked = await self._store.whole(request_id)
+            made = await asyncio.to_thread(_joined, previous, tenant, entries, asked, body)
         if len(made) > self._max_body_bytes:
             raise RequestRefused(
                 Reason.BODY_TOO_LARGE,
@@ -71,12 +61,19 @@ class Conversations:
         return made
 
 
-def _joined(previous: str, entries: Sequence[Entry], asked: bytes, body: bytes) -> bytes:
-    state, fields = answer(entries)
+def _joined(
+    previous: str, tenant: str, entries: Sequence[Entry], asked: bytes | None, body: bytes
+) -> bytes:
+    """Another tenant's response is as unknown as one that does not exist."""
+    reader, fields = answer(entries)
+    if reader.facts is None or reader.facts.tenant != tenant or asked is None:
+        raise _not_found(previous)
+    if reader.ending is None:
+        raise _no_answer(previous, "has not ended yet")
+    if reader.ending.state is not State.COMPLETED:
+        raise _no_answer(previous, f"was {reader.ending.state}")
     if fields is None:
         raise _not_found(previous)
-    if state is not State.COMPLETED:
-        raise _no_answer(previous, f"was {state}")
     request = _fields.decode(body)
     items = [*items_of(asked), *_items.decode(fields["output"]), *items_of(body)]
     return msgspec.json.encode({**request, "input": items})
@@ -92,16 +89,11 @@ def items_of(body: bytes) -> list[msgspec.Raw]:
     return [msgspec.Raw(msgspec.json.encode(item))]
 
 
-def answer(entries: Sequence[Entry]) -> tuple[State | None, Fields | None]:
-    """How a request ended, and the response that its whole journal holds; None if it has none, or
+def answer(entries: Sequence[Entry]) -> tuple[JournalReader, Fields | None]:
+    """What a reader of a whole journal knows, and the response in it; None if there is none, or it
     is the journal of another endpoint.
     """
-    reader, parts = JournalReader(), []
-    for entry in entries:
-        reader.feed(entry)
-    while reader.more:
-        parts.append(reader.take())
-    body = b"".join(parts)
+    reader, body = read_whole(entries)
     try:
         if reader.streams:  # its last event holds it
             event = body.rstrip().rpartition(SEPARATOR)[2]
@@ -109,8 +101,7 @@ def answer(entries: Sequence[Entry]) -> tuple[State | None, Fields | None]:
         fields = _fields.decode(body)
     except (msgspec.MsgspecError, LookupError):
         fields = {}
-    state = reader.ending.state if reader.ending else None
-    return state, fields if bytes(fields.get("object", b"")) == b'"response"' else None
+    return reader, fields if bytes(fields.get("object", b"")) == b'"response"' else None
 
 
 def _not_found(previous: str) -> RequestRefused:

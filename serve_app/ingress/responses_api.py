@@ -6,8 +6,6 @@ Everything is read from the journal, by any ingress; a response in the backgroun
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,13 +17,12 @@ from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, error_body
 from serve_app.ingress.conversations import PREFIX, answer, items_of
 from serve_app.ingress.event_streams import EventStream, EventStreams
+from serve_app.ingress.large_answers import LargeAnswer
 from serve_app.ingress.requests_api import entries_of, invalid, known_headers
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
-
-log = logging.getLogger("hermes.ingress")
 
 
 def queued(request_id: str, facts: RequestFacts) -> Response:
@@ -33,41 +30,6 @@ def queued(request_id: str, facts: RequestFacts) -> Response:
     return JSONResponse(
         _unfinished(request_id, facts, State.QUEUED), headers=known_headers(request_id, facts)
     )
-
-
-class _Whole(Response):
-    """A response as OpenAI's object, whatever its state. It may be as large as an answer, so it
-    counts as a reader of events, and whoever does not take it is disconnected.
-    """
-
-    def __init__(
-        self,
-        store: JournalStore,
-        streams: EventStreams,
-        request_id: str,
-        tenant: str,
-        outline: list[Entry],
-    ) -> None:
-        super().__init__()
-        self._store = store
-        self._streams = streams
-        self._request_id = request_id
-        self._tenant = tenant
-        self._outline = outline
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with self._streams.connections.hold(self._tenant):
-            entries = self._outline
-            async with self._store.wholes:
-                if has_ended(entries):
-                    entries = await self._store.read(self._request_id) or entries
-                content = await asyncio.to_thread(_object, self._request_id, entries)
-            found = Response(content, media_type="application/json")
-            try:
-                async with asyncio.timeout(self._streams.slow_readers.stalled_s):
-                    await found(scope, receive, send)
-            except TimeoutError:
-                log.info("request %s: the client does not take the response", self._request_id)
 
 
 def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
@@ -89,6 +51,16 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
             await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
         return request_id
 
+    def whole(request_id: str, tenant: str, outline: list[Entry]) -> Response:
+        """A response as OpenAI's object, whatever its state."""
+
+        async def make() -> bytes:
+            async with store.wholes:
+                entries = await store.read(request_id) if has_ended(outline) else None
+                return await asyncio.to_thread(_object, request_id, entries or outline)
+
+        return LargeAnswer(streams, tenant, make)
+
     @router.get("/v1/responses/{response_id}", summary="A response, or its events")
     async def retrieve(
         response_id: str,
@@ -104,7 +76,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
                 raise invalid("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
             return EventStream(streams, request_id, request.state.tenant, seen, entries)
-        return _Whole(store, streams, request_id, request.state.tenant, entries)
+        return whole(request_id, request.state.tenant, entries)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
     async def input_items(
@@ -115,22 +87,21 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Response:
         request_id, _ = await found(response_id, request)
-        with streams.connections.hold(request.state.tenant):
-            asked = await store.body(request_id)
-            if asked is None:
-                raise _not_found(response_id)
-            try:
-                items = items_of(asked)
-            except LookupError:  # of another endpoint
-                raise _not_found(response_id) from None
-            page = await asyncio.to_thread(_input_items, request_id, items, order, after, limit)
-        return Response(page, media_type="application/json")
+
+        async def make() -> bytes:
+            async with store.wholes:
+                asked = await store.body(request_id)
+                if asked is None:
+                    raise _not_found(response_id)
+                return await asyncio.to_thread(_input_items, request_id, asked, order, after, limit)
+
+        return LargeAnswer(streams, request.state.tenant, make)
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
     async def cancel(response_id: str, request: Request) -> Any:
         await ended(response_id, request)
         request_id, entries = await found(response_id, request)
-        return _Whole(store, streams, request_id, request.state.tenant, entries)
+        return whole(request_id, request.state.tenant, entries)
 
     @router.delete("/v1/responses/{response_id}", summary="Cancel and forget a response")
     async def delete(response_id: str, request: Request) -> JSONResponse:
@@ -158,9 +129,7 @@ def _object(request_id: str, entries: list[Entry]) -> bytes:
     Raises:
         RequestRefused: `not_found`, if it is the journal of another endpoint.
     """
-    reader = JournalReader()
-    for entry in entries:
-        reader.feed(entry)
+    reader, fields = answer(entries)
     facts, ending = reader.facts, reader.ending
     assert facts is not None, "it has a tenant"
     if ending is None:
@@ -169,21 +138,26 @@ def _object(request_id: str, entries: list[Entry]) -> bytes:
     if ending.state is not State.COMPLETED:
         error = error_body(ending.reason or Reason.INTERNAL, ending.message)["error"]
         return msgspec.json.encode(_unfinished(request_id, facts, ending.state, error))
-    _, fields = answer(entries)
     if fields is None:
         raise _not_found(PREFIX + request_id)
     ours = {"background": facts.detached, "store": facts.stored}
     return msgspec.json.encode({**fields, **ours})
 
 
-def _input_items(
-    response_id: str, items: Sequence[msgspec.Raw], order: str, after: str, limit: int
-) -> bytes:
-    """A page of a response's input; an item without an id is named by its place."""
+def _input_items(request_id: str, asked: bytes, order: str, after: str, limit: int) -> bytes:
+    """A page of a response's input; an item without an id is named by its place.
+
+    Raises:
+        RequestRefused: `not_found`, if it is the body of another endpoint.
+    """
+    try:
+        items = items_of(asked)
+    except LookupError:
+        raise _not_found(PREFIX + request_id) from None
     named = []
     for number, item in enumerate(items):
         fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw])
-        name = msgspec.Raw(msgspec.json.encode(f"item_{response_id}_{number}"))
+        name = msgspec.Raw(msgspec.json.encode(f"item_{request_id}_{number}"))
         kind = msgspec.Raw(b'"message"')
         named.append({"type": kind, **fields, "id": fields.get("id") or name})
     ids = [str(msgspec.json.decode(item["id"])) for item in named]

@@ -5,22 +5,28 @@ are read from the journals and bodies of their requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import CHATS, Reason, State
 from serve_app.errors import RequestRefused
+from serve_app.field_errors import refusal_of
 from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.large_answers import LargeAnswer
 from serve_app.ingress.requests_api import entries_of, invalid
+from serve_app.ingress.uploads import Uploads
+from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.reader import read_whole
 from serve_app.journal.store import JournalStore
+from serve_app.settings.limits import RequestLimits
 
 _PREFIX = "chatcmpl-"
 _PAGE_BYTES = 8 << 20
@@ -33,7 +39,15 @@ _Id = Annotated[str, Query(max_length=200)]
 
 
 class _Update(BaseModel):
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None
+    """OpenAI's bounds."""
+
+    metadata: (
+        dict[
+            Annotated[str, Field(max_length=64)],
+            Annotated[str, Field(max_length=512)],
+        ]
+        | None
+    ) = Field(max_length=16)
 
 
 class _Asked(NamedTuple):
@@ -56,10 +70,11 @@ class StoredChats:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        body, changed = await self._store.asked(request_id)
-        if body is None:
-            return None
-        fields = await asyncio.to_thread(msgspec.json.decode, body)
+        async with self._store.wholes:
+            body, changed = await self._store.asked(request_id)
+            if body is None:
+                return None
+            fields = await asyncio.to_thread(msgspec.json.decode, body)
         metadata = msgspec.json.decode(changed) if changed else fields.get("metadata")
         return _Asked(fields, metadata or {}, len(body)) if "messages" in fields else None
 
@@ -97,9 +112,17 @@ class StoredChats:
         return _list(found, looked_at < len(ids), last=ids[looked_at - 1] if looked_at else "")
 
 
-def routes(store: JournalStore, streams: EventStreams) -> APIRouter:
+def routes(
+    store: JournalStore, streams: EventStreams, uploads: Uploads, limits: RequestLimits
+) -> APIRouter:
     """The endpoints."""
     router, chats = APIRouter(tags=["stored chat completions"]), StoredChats(store)
+
+    def answer(request: Request, make: Callable[[], Awaitable[Any]]) -> Response:
+        async def encoded() -> bytes:
+            return await asyncio.to_thread(msgspec.json.encode, await make())
+
+        return LargeAnswer(streams, request.state.tenant, encoded)
 
     async def own(chat_id: str, request: Request) -> tuple[str, _Asked]:
         """Another tenant's chat is as unknown as one that does not exist."""
@@ -133,27 +156,33 @@ def routes(store: JournalStore, streams: EventStreams) -> APIRouter:
         given = request.query_params.items()
         wanted = {name: value for name, value in given if name.startswith("metadata[")}
         wanted |= {"model": model} if model else {}
-        with streams.connections.hold(request.state.tenant):
-            page = await chats.page(
-                request.state.tenant, wanted, order, after.removeprefix(_PREFIX), limit
-            )
-        return _json(page)
+        tenant, begin = request.state.tenant, after.removeprefix(_PREFIX)
+        return answer(request, partial(chats.page, tenant, wanted, order, begin, limit))
 
     @router.get(CHATS + "/{chat_id}", summary="A stored chat completion")
     async def retrieve(chat_id: str, request: Request) -> Response:
-        with streams.connections.hold(request.state.tenant):
-            return _json(await whole(*await own(chat_id, request)))
+        async def make() -> dict[str, Any]:
+            return await whole(*await own(chat_id, request))
+
+        return answer(request, make)
 
     @router.post(CHATS + "/{chat_id}", summary="Change its metadata")
-    async def update(chat_id: str, request: Request, change: _Update) -> Response:
-        with streams.connections.hold(request.state.tenant):
+    async def update(chat_id: str, request: Request) -> Response:
+        with uploads.of(request.state.tenant) as upload:
+            body = await upload.body(request.headers, request.receive)  # type: ignore[arg-type]
+            metadata = _metadata_in(body, limits)
+
+        async def make() -> dict[str, Any]:
             request_id, asked = await own(chat_id, request)
-            await store.set_metadata(request_id, msgspec.json.encode(change.metadata))
-            return _json({**await whole(request_id, asked), "metadata": change.metadata})
+            await store.set_metadata(request_id, msgspec.json.encode(metadata))
+            return await whole(request_id, asked._replace(metadata=metadata))
+
+        return answer(request, make)
 
     @router.delete(CHATS + "/{chat_id}", summary="Forget it")
     async def delete(chat_id: str, request: Request) -> JSONResponse:
-        request_id, _ = await own(chat_id, request)
+        with streams.connections.hold(request.state.tenant):
+            request_id, _ = await own(chat_id, request)
         await store.forget(request_id)
         return JSONResponse({"id": chat_id, "object": "chat.completion.deleted", "deleted": True})
 
@@ -165,21 +194,36 @@ def routes(store: JournalStore, streams: EventStreams) -> APIRouter:
         after: _Id = "",
         limit: _Limit = 20,
     ) -> Response:
-        with streams.connections.hold(request.state.tenant):
+        async def make() -> dict[str, Any]:
             _, asked = await own(chat_id, request)
-        named = [{"id": f"{chat_id}-{n}", **one} for n, one in enumerate(asked.fields["messages"])]
-        named = named[::-1] if order == "desc" else named
-        ids = [one["id"] for one in named]
-        if after and after not in ids:
-            raise invalid("after", "the chat completion has no such message")
-        begin = ids.index(after) + 1 if after else 0
-        return _json(_list(named[begin : begin + limit], begin + limit < len(ids)))
+            every = asked.fields["messages"]
+            named = [{"id": f"{chat_id}-{n}", **one} for n, one in enumerate(every)]
+            named = named[::-1] if order == "desc" else named
+            ids = [one["id"] for one in named]
+            if after and after not in ids:
+                raise invalid("after", "the chat completion has no such message")
+            begin = ids.index(after) + 1 if after else 0
+            return _list(named[begin : begin + limit], begin + limit < len(ids))
+
+        return answer(request, make)
 
     return router
 
 
-def _json(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+def _metadata_in(body: bytes, limits: RequestLimits) -> dict[str, str]:
+    """The metadata that a chat completion shall have.
+
+    Raises:
+        RequestRefused: `malformed_json`, `invalid_request`.
+    """
+    try:
+        change = read(body, limits)
+        return _Update.model_validate(change).metadata or {}
+    except NotJson as error:
+        message = f"The body is not valid JSON: {error}."
+        raise RequestRefused(Reason.MALFORMED_JSON, message) from None
+    except ValidationError as error:
+        raise refusal_of(error.errors(include_url=False), change) from None
 
 
 def _list(data: list[dict[str, Any]], more: bool, last: str = "") -> dict[str, Any]:
@@ -209,63 +253,79 @@ def _is_wanted(asked: _Asked, wanted: Mapping[str, str]) -> bool:
 
 def _answer(entries: Sequence[Entry]) -> tuple[dict[str, Any] | None, int]:
     """The chat completion in a journal, None if it has none; and its size in bytes."""
-    reader, parts = JournalReader(), []
-    for entry in entries:
-        reader.feed(entry)
-    while reader.more:
-        parts.append(reader.take())
-    answer = b"".join(parts)
+    reader, answer = read_whole(entries)
     if reader.ending is None or reader.ending.state is not State.COMPLETED:
         return None, len(answer)
     return merged(answer) if reader.streams else msgspec.json.decode(answer), len(answer)
 
 
+class _Choice:
+    """One answer of a stream, in pieces: each is joined once, however many there are."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {"content": []}
+        self._others: dict[str, Any] = {"role": "assistant", "refusal": None}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, list[str]] = {}
+        self._finish_reason: str | None = None
+        self._logprobs: list[Any] = []
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """A chunk's part of it."""
+        for name, value in part.get("delta", {}).items():
+            if name == "tool_calls":
+                for call in value or ():
+                    self._add_call(call)
+            elif isinstance(value, str) and name != "role":
+                self._texts.setdefault(name, []).append(value)
+            elif value is not None:
+                self._others[name] = value
+        self._finish_reason = part.get("finish_reason") or self._finish_reason
+        self._logprobs += (part.get("logprobs") or {}).get("content") or ()
+
+    def _add_call(self, part: Mapping[str, Any]) -> None:
+        index, function = part.get("index", 0), part.get("function") or {}
+        call = self._calls.setdefault(index, {"id": None, "name": ""})
+        call["id"] = part.get("id") or call["id"]
+        call["name"] += function.get("name") or ""
+        self._arguments.setdefault(index, []).append(function.get("arguments") or "")
+
+    def joined(self, index: int) -> dict[str, Any]:
+        """All of it."""
+        texts = {name: "".join(pieces) if pieces else None for name, pieces in self._texts.items()}
+        message = {**self._others, **texts}
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {
+                        "name": call["name"],
+                        "arguments": "".join(self._arguments[number]),
+                    },
+                }
+                for number, call in sorted(self._calls.items())
+            ]
+        logprobs = {"content": self._logprobs} if self._logprobs else None
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": self._finish_reason,
+            "logprobs": logprobs,
+        }
+
+
 def merged(events: bytes) -> dict[str, Any]:
     """The chat completion that the chunks of a stream make."""
     whole: dict[str, Any] = {}
-    choices: dict[int, dict[str, Any]] = {}
+    choices: dict[int, _Choice] = {}
     for event in events.split(SEPARATOR):
         data = event.partition(b"data: ")[2]
         if not data or data.startswith(b"[DONE]"):
             continue
         chunk = msgspec.json.decode(data)
-        for choice in chunk.pop("choices", ()):
-            _add_choice(choices, choice)
+        for part in chunk.pop("choices", ()):
+            choices.setdefault(part.get("index", 0), _Choice()).add(part)
         whole.update({name: value for name, value in chunk.items() if value is not None})
-    return {**whole, "object": "chat.completion", "choices": [choices[n] for n in sorted(choices)]}
-
-
-def _add_choice(choices: dict[int, dict[str, Any]], part: Mapping[str, Any]) -> None:
-    index = part.get("index", 0)
-    choice = choices.setdefault(
-        index,
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": None, "refusal": None},
-            "finish_reason": None,
-            "logprobs": None,
-        },
-    )
-    message = choice["message"]
-    for name, value in part.get("delta", {}).items():
-        if name == "tool_calls":
-            for call in value or ():
-                _add_call(message.setdefault("tool_calls", []), call)
-        elif isinstance(value, str) and name != "role":
-            message[name] = (message.get(name) or "") + value
-        elif value is not None:
-            message[name] = value
-    choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
-    if (logprobs := part.get("logprobs")) and logprobs.get("content"):
-        choice["logprobs"] = choice["logprobs"] or {"content": []}
-        choice["logprobs"]["content"] += logprobs["content"]
-
-
-def _add_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
-    index = part.get("index", 0)
-    while len(calls) <= index:
-        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-    call, function = calls[index], part.get("function") or {}
-    call["id"] = part.get("id") or call["id"]
-    for name in ("name", "arguments"):
-        call["function"][name] += function.get(name) or ""
+    joined = [choice.joined(index) for index, choice in sorted(choices.items())]
+    return {**whole, "object": "chat.completion", "choices": joined}

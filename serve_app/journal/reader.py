@@ -7,6 +7,7 @@ finished request.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 from serve_app.contract import Reason, State
 from serve_app.journal.ending import Ending
@@ -190,3 +191,13 @@ class JournalReader:
             self._pieces = Pieces(packed, self._passed_event if entry.events else 0)
             self._event = entry.events
         self.ending = Ending(entry.state or State.FAILED, entry.reason, summary)
+
+
+def read_whole(entries: Iterable[Entry]) -> tuple[JournalReader, bytes]:
+    """A reader that has read a journal, and all response bytes that it gives."""
+    reader, parts = JournalReader(), []
+    for entry in entries:
+        reader.feed(entry)
+    while reader.more:
+        parts.append(reader.take())
+    return reader, b"".join(parts)

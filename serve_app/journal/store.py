@@ -12,7 +12,7 @@ from typing import Any
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause, Reason, State
-from serve_app.journal import outline
+from serve_app.journal import opening, outline
 from serve_app.journal.appending import append
 from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ended
@@ -221,6 +221,17 @@ class JournalStore:
     async def kept(self, tenant: str) -> Kept:
         """See `kept.kept`."""
         return await kept(self._link, self._settings.namespace, tenant, self._clock.now_ms())
+
+    async def whole(self, request_id: str) -> tuple[list[Entry], bytes | None]:
+        """All of a journal, and the request's body, None if that is not kept (any more). Hold
+        `wholes` meanwhile.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        questions = opening.long_questions(self.key(request_id), self.body_key(request_id))
+        raw, body = all_answered(await self._link.call(questions, large=True))
+        return [entry_from_redis(item) for item in raw], body
 
     async def body(self, request_id: str) -> bytes | None:
         """A request's body; None if it is not kept (any more).

@@ -194,7 +194,7 @@ class IngressProcess:
             ),
             requests_api.routes(base.store, self.endings, streams),
             responses_api.routes(base.store, self.endings, streams),
-            stored_chats.routes(base.store, streams),
+            stored_chats.routes(base.store, streams, self.uploads, settings.limits),
             usage_api.routes(settings, base.link, base.clock, self.connections.event_readers),
         ]
         return build_app(

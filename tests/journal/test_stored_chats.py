@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,43 @@ async def test_what_is_not_there_is_refused(tmp_path: Path, redis_url: str, name
         many = {"metadata": {str(n): "x" for n in range(17)}}
         assert (await d.http.post(f"{PATH}/{mine}", json=many)).status_code == 400
         assert (await d.http.get(f"{PATH}/{mine}")).status_code == 200
+
+
+async def test_metadata_are_bounded(redis_url: str, namespace: str) -> None:
+    sections = {"ingress": {"max_body_bytes": 4_096}}
+    async with in_process(settings_of(redis_url, namespace, **sections)) as d:
+        page = f"{PATH}/{await stored(d, 'Hi')}"
+
+        async def pieces(many: int) -> AsyncIterator[bytes]:
+            for _ in range(many):
+                yield b" " * 1_024
+
+        cases: dict[str, tuple[Any, int, str | None]] = {
+            "a long value": (b'{"metadata": {"a": "%b"}}' % (b"x" * 513), 400, "metadata.a"),
+            "a long name": (b'{"metadata": {"%b": "a"}}' % (b"x" * 65), 400, None),
+            "too many": (
+                json.dumps({"metadata": {str(n): "" for n in range(17)}}),
+                400,
+                "metadata",
+            ),
+            "a number": (b'{"metadata": {"a": 1}}', 400, "metadata.a"),
+            "none": (b"{}", 400, "metadata"),
+            "no object": (b"[]", 400, None),
+            "no JSON": (b"{", 400, None),
+            "deep": (b"[" * 2_000, 400, None),
+            "long": (b" " * 5_000, 413, None),
+            "long, in pieces": (pieces(5), 413, None),
+        }
+        with Failures() as failures:
+            for name, (body, status, param) in cases.items():
+                with failures.of(name):
+                    answer = await d.http.post(page, content=body)
+                    assert answer.status_code == status, answer.text
+                    assert param in (None, answer.json()["error"]["param"])
+        assert (await d.http.get(page)).json()["metadata"] is None
+        longest = {"x" * 64: "y" * 512}
+        assert (await d.http.post(page, json={"metadata": longest})).json()["metadata"] == longest
+        assert (await d.http.post(page, json={"metadata": None})).json()["metadata"] is None
 
 
 def chunk(delta: dict[str, Any], index: int = 0, **choice: Any) -> bytes:
