@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused
+from serve_app.ingress.answer import ResponseStart
 from serve_app.ingress.event_streams import EventStream, EventStreams
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
@@ -133,6 +135,15 @@ def known_headers(request_id: str, facts: RequestFacts) -> dict[str, str]:
     return headers
 
 
+class KnownAnswer(JSONResponse):
+    """An answer with `known_headers`, which nothing replaces (`ResponseStart`)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send(ResponseStart(type="http.response.start", **start))
+        await send({"type": "http.response.body", "body": self.body})
+
+
 def accepted(request_id: str, facts: RequestFacts) -> Response:
     """The answer to a request whose client does not wait."""
     headers = {
@@ -141,7 +152,7 @@ def accepted(request_id: str, facts: RequestFacts) -> Response:
         "preference-applied": "respond-async",
     }
     first = Entry.request(RequestLine("POST", "", "", []), facts)
-    return JSONResponse(describe(request_id, [first]), 202, headers)
+    return KnownAnswer(describe(request_id, [first]), 202, headers)
 
 
 def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from serve_app.errors import RequestRefused, error_body
 from serve_app.ingress.conversations import PREFIX, answer, items_of
 from serve_app.ingress.event_streams import EventStream, EventStreams
 from serve_app.ingress.large_answers import LargeAnswer
-from serve_app.ingress.requests_api import entries_of, invalid, known_headers
+from serve_app.ingress.requests_api import KnownAnswer, entries_of, invalid, known_headers
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import JournalReader
@@ -27,7 +27,7 @@ from serve_app.journal.store import JournalStore
 
 def queued(request_id: str, facts: RequestFacts) -> Response:
     """The answer to a response in the background that was accepted just now."""
-    return JSONResponse(
+    return KnownAnswer(
         _unfinished(request_id, facts, State.QUEUED), headers=known_headers(request_id, facts)
     )
 

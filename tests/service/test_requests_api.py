@@ -16,6 +16,7 @@ from tests.service.support import (
     LONG_TOKENS,
     Running,
     Stream,
+    asking,
     check_whole,
     events_of,
     together,
@@ -45,6 +46,19 @@ def test_a_finished_request_is_described(simulated: Running) -> None:
     # The ingress and the worker estimate Redis's clock, and a busy machine makes that inaccurate.
     assert found["admitted_at_ms"] < of_worker[0] + 1_000
     assert found["ended_at_ms"] < found["deadline_at_ms"]
+
+
+def test_whoever_does_not_wait_is_told_one_id(simulated: Running) -> None:
+    """Ray Serve would put one of its own behind it."""
+    background = {"model": simulated.model, "input": "Hello", "max_output_tokens": 5}
+    for path, body, headers in (
+        (CHAT, asking(), {"prefer": "respond-async"}),
+        ("/v1/responses", {**background, "background": True}, {}),
+    ):
+        told = simulated.http.post(f"{simulated.url}{path}", json=body, headers=headers)
+        assert told.status_code in (200, 202)
+        (request_id,) = told.headers.get_list("x-request-id")
+        assert simulated.state(request_id)["id"] == request_id
 
 
 def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(
