@@ -25,7 +25,7 @@ from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "tensor_parallel", "nodes")
+_FIXTURES = ("service", "simulated", "flooded", "tensor_parallel", "nodes")
 _services: Services | None = None
 
 
@@ -66,6 +66,12 @@ def simulated(services: Services, outage: bool) -> Running:
 
 
 @pytest.fixture
+def flooded(services: Services) -> Running:
+    """As `service`, but that API keys are required and connections have their usual limits."""
+    return services.get("flooded")
+
+
+@pytest.fixture
 def tensor_parallel(services: Services) -> Running:
     """Ray's Python proxy, two ingress replicas, one engine replica over four processes."""
     return services.get("tensor-parallel")
@@ -94,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     test's time.
     """
 
-    order = "service simulated tensor_parallel nodes gpu_machine gpu_nodes alone".split()
+    order = "service simulated flooded tensor_parallel nodes gpu_machine gpu_nodes alone".split()
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
         names = getattr(item, "fixturenames", ())

@@ -1,0 +1,134 @@
+"""What one tenant can do with legal requests alone: it costs no other tenant an answer, and no
+process more memory than docs/operations.md says.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from redis import Redis
+
+from scripts.chaos_testing.parts import Parts
+from scripts.local import redis_server
+from scripts.local.environment import ROOT
+from tests.service.politeness import Polite
+from tests.service.services import HELD, KEYS
+from tests.service.support import CHAT, Running, asking
+from tests.waiting import until
+
+MIB = 1 << 20
+CLASSES = ("realtime", "standard", "batch")
+REDIS_BYTES = 1024 * MIB
+PAIRS = 10_000
+FLOOD_S = 180
+GROWTH_BYTES = {"ingress": (512 + 8 * 16 + 4 * 64) * MIB, "worker": 12 * 64 * MIB}
+"""The most that a process takes more under load, with the settings of these services; see *What one
+request may hold* in docs/operations.md.
+"""
+
+
+def flood(service: Running, phase: str, *args: object) -> subprocess.Popen[str]:
+    """See tests/service/flooding.py; nicer, for the cores are shared."""
+    module = ["nice", "-n", "10", sys.executable, "-m", "tests.service.flooding", phase]
+    told = [service.url, service.keys["acme"], service.model, *args]
+    command = [*module, *map(str, told)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def answers(process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    print(out)
+    found: dict[str, dict[str, int]] = json.loads(out)
+    return found
+
+
+def depths(service: Running) -> dict[str, float]:
+    """Waiting requests by class."""
+    page = service.metrics()
+    return {name: page.total("hermes_queue_depth", **{"class": name}) for name in CLASSES}
+
+
+@pytest.mark.nightly
+@pytest.mark.disturbs
+def test_ten_thousand_cancelled_requests_leave_the_queue_as_it_was(simulated: Running) -> None:
+    with simulated.client("acme") as acme, simulated.client("zeta") as zeta:
+        detached = {"prefer": "respond-async"}
+        held = asking(HELD, 1_000)
+        begun: list[str] = []
+        while not any(depths(simulated).values()):
+            told = acme.post(CHAT, json=held, headers=detached)
+            assert told.status_code == 202, told.text
+            begun.append(told.headers["x-request-id"])
+        before = depths(simulated)
+        with flood(simulated, "cancel", PAIRS) as cancelling:
+            accepted = 0
+            while cancelling.poll() is None:
+                with zeta.stream("POST", CHAT, json=asking(tokens=2, stream=True)) as mine:
+                    assert mine.status_code == 200, mine.headers
+                    assert zeta.delete(f"/v1/requests/{mine.headers['x-request-id']}").is_success
+                accepted += 1
+            found = answers(cancelling)
+        assert sum(found["deleted"].values()) == PAIRS, found
+        assert set(found["deleted"]) == {"200 cancelled"}
+        assert set(found["posted"]) <= {"200", "202"}
+        assert accepted > 0
+        until("the queue is what it was", lambda: depths(simulated) == before)
+        for request_id in begun:
+            acme.delete(f"/v1/requests/{request_id}")
+        until("all places are free", lambda: zeta.post(CHAT, json=asking()).status_code == 200)
+
+
+@contextmanager
+def growth(pids: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """The most bytes that a process of each kind took more than at the beginning, looked at twice a
+    second.
+    """
+    stop = threading.Event()
+    processes = {kind: [psutil.Process(pid) for pid in members] for kind, members in pids.items()}
+
+    def used() -> dict[str, list[int]]:
+        return {kind: [one.memory_info().rss for one in ps] for kind, ps in processes.items()}
+
+    before, most = used(), dict.fromkeys(pids, 0)
+
+    def watch() -> None:
+        while not stop.wait(0.5):
+            for kind, now in used().items():
+                more = (a - b for a, b in zip(now, before[kind], strict=True))
+                most[kind] = max(most[kind], *more)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.clock
+@pytest.mark.disturbs
+def test_a_flood_of_the_largest_legal_requests_costs_others_no_answer(flooded: Running) -> None:
+    parts = Parts(flooded.service)
+    with Redis.from_url(redis_server.as_operator(flooded.service.redis_url), protocol=2) as redis:
+        redis.config_set("maxmemory", REDIS_BYTES)
+        pids = {kind: parts.pids(kind) for kind in ("ingress", "worker", "engine", "redis")}
+        assert all(pids.values()), pids
+        polite = Polite(flooded.url, KEYS["zeta"], flooded.model)
+        with growth(pids) as most, polite, flood(flooded, "largest", FLOOD_S) as sending:
+            found = answers(sending)
+        print({kind: more // MIB for kind, more in most.items()}, "MiB more at most")
+        print(f"others: {len(polite.times_s)} answers, p99 {polite.p99_s:.1f} s")
+        assert polite.wrong == []
+        assert not any(status.startswith("5") for one in found.values() for status in one), found
+        assert {kind: parts.pids(kind) for kind in pids} == pids
+        assert all(most[kind] < bound for kind, bound in GROWTH_BYTES.items()), most
+        assert redis.info("memory")["used_memory_peak"] < REDIS_BYTES
