@@ -9,6 +9,7 @@ wake-ups, `request_queue/entry.py` a queue entry.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,6 +17,21 @@ from typing import NamedTuple
 CHATS = "/v1/chat/completions"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
 """The paths whose bodies ask for a response, or for the size of its input."""
+
+_ITEM = re.compile(r"[a-z]+_[0-9a-f]{16}([0-9a-f]{32})")
+
+
+def item_name(value: str, request_id: str) -> str:
+    """What follows `msg_`, `rs_` or `fc_` in the id of an item of a response: 16 hexadecimal digits
+    of its own, and its request's id, so that the item is found without an index.
+    """
+    return value + request_id.removeprefix("req_")
+
+
+def request_of_item(item_id: str) -> str | None:
+    """The id of the request whose response has this item; None if no response of ours has it."""
+    found = _ITEM.fullmatch(item_id)
+    return f"req_{found[1]}" if found else None
 
 
 class State(StrEnum):

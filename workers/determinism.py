@@ -2,7 +2,8 @@
 
 vLLM's serving layer takes `created` from `time.time()`, and item ids (`msg_…`, `rs_…`, `call_…`)
 from `random_uuid()`, which its modules import by name. This module replaces both in the modules
-that create responses; outside of a recorded request they behave as before.
+that create responses; outside of a recorded request they behave as before. The items of a response
+(`/v1/responses`) carry its request's id.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import sys
 import time
 from typing import Any
 
+from serve_app.contract import item_name
 from workers.recorder import current
 
+_RESPONSES = "vllm.entrypoints.openai.responses"
 _PACKAGES = (
     "vllm.entrypoints.openai",
     "vllm.entrypoints.mcp",
@@ -44,13 +47,21 @@ def install() -> int:
         recorder = current.get()
         return random_uuid() if recorder is None else recorder.next_value().hex()[:16]
 
+    def equal_item() -> str:
+        recorder, value = current.get(), equal_uuid()
+        # 0.2.0 named items by the value alone; a client may have seen such a name.
+        if recorder is None or b'_%b"' % value.encode() in recorder.recorded.body:
+            return value
+        return item_name(value, recorder.request_id)
+
     clock = _Clock()
     found = 0
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGES):
             names = vars(module)
             if names.get("random_uuid") is random_uuid:
-                module.random_uuid = equal_uuid  # type: ignore[attr-defined]
+                of_items = name.startswith(_RESPONSES)
+                module.random_uuid = equal_item if of_items else equal_uuid  # type: ignore[attr-defined]
                 found += 1
             if names.get("time") is time:
                 module.time = clock  # type: ignore[attr-defined]

@@ -1,17 +1,19 @@
-"""Responses that go on from an earlier one (`previous_response_id`): the earlier input and answer
-are read from its journal and put before the new input. So the body of every response holds all that
-an engine needs, and any replica continues it after any kill.
+"""Responses that go on from earlier ones: by `previous_response_id`, whose input and answer are
+read from its journal and put before the new input, or by the ids of items (`item_reference`), which
+the items replace. So the body of every response holds all that an engine needs, and any replica
+continues it after any kill.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from serve_app.contract import Reason, State
+from serve_app.contract import Reason, State, request_of_item
 from serve_app.errors import RequestRefused
 from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
@@ -24,6 +26,12 @@ PARAM = "previous_response_id"
 Fields = dict[str, msgspec.Raw]
 """What a response has in its fields may be large, and is passed on as it is."""
 
+
+class _Item(msgspec.Struct):
+    id: str = ""
+
+
+_of_item = msgspec.json.Decoder(_Item)
 _fields = msgspec.json.Decoder(Fields)
 _input = msgspec.json.Decoder(str | list[msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -37,13 +45,17 @@ class Conversations:
         self._max_body_bytes = max_body_bytes
 
     async def whole(self, tenant: str, body: bytes, request: Mapping[str, Any]) -> bytes:
-        """The body with the items of the earlier responses before its own.
+        """The body of a request that goes on, with the items of the earlier responses.
 
         Raises:
-            RequestRefused: `previous_response_not_found`; `invalid_request` if the earlier one has
-                no answer; `body_too_large`.
+            RequestRefused: `previous_response_not_found`; `not_found` for an item;
+                `invalid_request` if the earlier one has no answer; `body_too_large`.
             RedisUnavailable: Redis cannot be reached.
         """
+        if names := _named(request):
+            body = await self._with_items(tenant, body, names)
+        if not request.get(PARAM):
+            return body
         previous = str(request[PARAM])
         request_id = previous.removeprefix(PREFIX)
         if request_id == previous:
@@ -51,14 +63,67 @@ class Conversations:
         async with self._store.wholes:
             entries, asked = await self._store.whole(request_id)
             made = await asyncio.to_thread(_joined, previous, tenant, entries, asked, body)
-        if len(made) > self._max_body_bytes:
+        self._check_size(len(made), PARAM)
+        return made
+
+    async def _with_items(self, tenant: str, body: bytes, names: Mapping[int, str]) -> bytes:
+        """The body with earlier items at these places, by their ids. Those of one response at a
+        time are read, and only what is referred to is kept.
+        """
+        items, size = await asyncio.to_thread(items_of, body), len(body)
+        for request_id, places in groupby(sorted(names, key=_owners(names)), _owners(names)):
+            async with self._store.wholes:
+                entries = await self._store.read(request_id) if request_id else None
+                output = await asyncio.to_thread(_output, tenant, entries or [])
+            for place in places:
+                item = output.get(names[place])
+                if item is None:
+                    message = f"Item with id '{names[place][:80]}' not found."
+                    raise RequestRefused(Reason.NOT_FOUND, message, param="input")
+                size += len(bytes(item))
+                self._check_size(size, "input")
+                items[place] = item
+        return await asyncio.to_thread(_with_input, body, items)
+
+    def _check_size(self, size: int, param: str) -> None:
+        if size > self._max_body_bytes:
             raise RequestRefused(
                 Reason.BODY_TOO_LARGE,
-                f"With the responses before it, the request has {len(made):,} bytes; at most "
+                f"With the responses before it, the request has {size:,} bytes; at most "
                 f"{self._max_body_bytes:,} are taken.",
-                param=PARAM,
+                param=param,
             )
-        return made
+
+
+def goes_on(request: Mapping[str, Any]) -> bool:
+    """Whether a request names something of earlier responses."""
+    return bool(request.get(PARAM) or _named(request))
+
+
+def _named(request: Mapping[str, Any]) -> dict[int, str]:
+    """The ids of earlier items in the input, by their places."""
+    given = request["input"]
+    return {
+        place: str(item["id"])
+        for place, item in enumerate(given if isinstance(given, list) else ())
+        if item.keys() - {"type"} == {"id"} and item.get("type") in (None, "item_reference")
+    }
+
+
+def _owners(names: Mapping[int, str]) -> Callable[[int], str]:
+    """Of a place, the request whose response has the item; empty if none can have it."""
+    return lambda place: request_of_item(names[place]) or ""
+
+
+def _output(tenant: str, entries: Sequence[Entry]) -> dict[str, msgspec.Raw]:
+    """The items of a stored response, by their ids; none of another tenant's."""
+    reader, fields = answer(entries)
+    facts, ending = reader.facts, reader.ending
+    if facts is None or facts.tenant != tenant or not facts.stored or fields is None:
+        return {}
+    if ending is None or ending.state is not State.COMPLETED:
+        return {}
+    return {_of_item.decode(item).id: item.copy() for item in _items.decode(fields["output"])}
 
 
 def _joined(
@@ -74,9 +139,12 @@ def _joined(
         raise _no_answer(previous, f"was {reader.ending.state}")
     if fields is None:
         raise _not_found(previous)
-    request = _fields.decode(body)
     items = [*items_of(asked), *_items.decode(fields["output"]), *items_of(body)]
-    return msgspec.json.encode({**request, "input": items})
+    return _with_input(body, items)
+
+
+def _with_input(body: bytes, items: list[msgspec.Raw]) -> bytes:
+    return msgspec.json.encode({**_fields.decode(body), "input": items})
 
 
 def items_of(body: bytes) -> list[msgspec.Raw]:

@@ -12,8 +12,7 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answers
 from serve_app.ingress.api_keys import Caller
-from serve_app.ingress.conversations import PARAM as PREVIOUS
-from serve_app.ingress.conversations import Conversations
+from serve_app.ingress.conversations import Conversations, goes_on
 from serve_app.ingress.refusals import send_refusal
 from serve_app.ingress.requests_api import accepted
 from serve_app.ingress.responses_api import queued
@@ -90,7 +89,7 @@ class InferenceEndpoint:
         with self._uploads.of(caller.tenant) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request = await self._validator.parse(path, body)
-            if path in (RESPONSES, INPUT_TOKENS) and request.get(PREVIOUS):
+            if path in (RESPONSES, INPUT_TOKENS) and goes_on(request):
                 body = await self._conversations.whole(caller.tenant, body, request)
                 request = await self._validator.parse(path, body)
             submission = self._submissions.of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -107,3 +108,25 @@ def test_one_item_that_is_too_long_is_refused(world: EngineThread) -> None:
         done = asked(world, RESPONSES, given, truncation="auto")
         assert done.recorder.failure is not None
         assert done.recorder.failure.reason == "context_length_exceeded"
+
+
+def test_a_stream_whose_items_an_older_version_named_goes_on_with_these_names(
+    world: EngineThread,
+) -> None:
+    body = {"model": "hermes-tiny", "input": "Where?", "temperature": 0, "stream": True}
+    request_id = f"req_{'0123456789abcdef' * 2}"
+    done = world.run(attempt(world, [request(RESPONSES, body)], request_id))
+    digits = request_id.removeprefix("req_").encode()
+    assert re.search(rb'"msg_[0-9a-f]{16}%b"' % digits, done.body)
+    # 0.2.0 put nothing behind a value, so its bytes are these.
+    old = [
+        entry._replace(fields={**entry.fields, b"b": _named_as_before(entry.body, digits)})
+        for entry in done.entries[:12]
+    ]
+    resumed = world.run(attempt(world, old, request_id))
+    assert resumed.recorder.lost is None
+    assert resumed.body == _named_as_before(done.body, digits)
+
+
+def _named_as_before(body: bytes, digits: bytes) -> bytes:
+    return re.sub(rb'("[a-z]+_[0-9a-f]{16})%b"' % digits, rb'\1"', body)

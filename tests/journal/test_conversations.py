@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app import timings
-from serve_app.contract import State
+from serve_app.contract import State, item_name
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import Head, RequestFacts, Summary
 from serve_app.journal.writer import JournalWriter
@@ -46,17 +48,18 @@ class Service:
     async def answered(
         self,
         given: Any,
-        output: list[Any],
+        output: list[Any] | Callable[[str], list[Any]],
         *,
         streamed: bool = False,
         state: State = State.COMPLETED,
         **fields: Any,
     ) -> str:
-        """The id of a response with this output."""
+        """The id of a response with this output, which may depend on that id."""
         response_id = str((await self.ask(given, **fields)).json()["id"])
         request_id = response_id.removeprefix("resp_")
         attempt, entries = await self._writer.open(request_id, 1, b"nonce", OPENED)
-        response = {"id": response_id, "object": "response", "output": output}
+        items = output(response_id) if callable(output) else output
+        response = {"id": response_id, "object": "response", "output": items}
         body, kind = json.dumps(response).encode(), "application/json"
         if streamed:
             event = json.dumps({"type": "response.completed", "response": response}).encode()
@@ -102,6 +105,65 @@ async def test_every_turn_holds_all_turns_before_it(w: World) -> None:
             assert asked[5]["content"][0]["text"] == "Why?"
 
 
+def said(number: int, response_id: str) -> dict[str, Any]:
+    """An item with an id as a worker gives it."""
+    name = item_name(f"{number:016x}", response_id.removeprefix("resp_"))
+    content = [{"type": "output_text", "text": f"Lighthouse {number}.", "annotations": []}]
+    return {**SAID, "id": f"msg_{name}", "content": content}
+
+
+def referring(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item["id"]}
+
+
+async def test_the_id_of_an_item_stands_for_the_item(w: World) -> None:
+    async with serving(w) as s:
+        for streamed in (False, True):
+            first = await s.answered("Where?", lambda its: [said(1, its), CALL], streamed=streamed)
+            second = await s.answered("Who?", lambda its: [said(1, its), said(2, its)])
+            one, two, three = said(1, first), said(1, second), said(2, second)
+            bare = {"type": None, "id": one["id"]}
+            asked = [CALL, referring(three), bare, referring(two), {"id": one["id"]}, THOUGHT]
+            answer = (await s.ask(asked)).json()["id"]
+            assert await s.input_of(answer) == [CALL, three, one, two, one, THOUGHT]
+            later = (await s.ask([referring(two)], previous_response_id=first)).json()["id"]
+            assert (await s.input_of(later))[1:] == [one, CALL, two]
+
+
+async def test_an_item_that_is_not_stored_is_not_found(w: World, tmp_path: Path) -> None:
+    digests = [f"{name} sha256:{hashlib.sha256(name.encode()).hexdigest()}" for name in "ab"]
+    (file := tmp_path / "keys").write_text("\n".join(digests))
+    async with serving(w, auth={"required": True, "keys_file": str(file)}) as s:
+        s.at.http.headers["authorization"] = "Bearer b"
+        others = await s.answered("Hi", lambda its: [said(1, its)])
+        s.at.http.headers["authorization"] = "Bearer a"
+        found, failed, gone = [
+            await s.answered("Hi", lambda its: [said(1, its)], state=state)
+            for state in (State.COMPLETED, State.FAILED, State.COMPLETED)
+        ]
+        await s.at.http.delete(f"/v1/responses/{gone}")
+        waiting = (await s.ask("Hi")).json()["id"]
+        cases = {
+            "OpenAI's": "msg_68af4030baa48193b0b43b4c2a176a1a0e6967589f08e78d",
+            "empty": "",
+            "long": "msg_" + "0" * 5_000,
+            "another of the same response": said(9, found)["id"],
+            "another tenant's": said(1, others)["id"],
+            "failed": said(1, failed)["id"],
+            "deleted": said(1, gone)["id"],
+            "not ended": said(1, waiting)["id"],
+        }
+        with Failures() as failures:
+            for name, item_id in cases.items():
+                with failures.of(name):
+                    answer = await s.ask([referring(said(1, found)), {"id": item_id}])
+                    error = answer.json()["error"]
+                    expected = f"Item with id '{item_id[:80]}' not found."
+                    assert (answer.status_code, error["param"]) == (404, "input")
+                    assert error["message"] == expected
+        assert (await s.ask([referring(said(1, found))])).status_code == 200
+
+
 async def test_what_nothing_can_go_on_from_is_refused(w: World) -> None:
     async with serving(w) as s:
         waiting = (await s.ask("Hi")).json()["id"]
@@ -137,6 +199,9 @@ async def test_a_conversation_is_bounded_as_every_body(w: World) -> None:
             413,
             "previous_response_id",
         )
+        one = said(1, await s.answered("Hi", lambda its: [said(1, its)]))
+        answer = await s.ask([referring(one)] * 20)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (413, "input")
 
 
 async def test_input_items_come_in_pages(w: World) -> None:

@@ -150,6 +150,11 @@ def test_a_conversation_goes_on_by_the_id_of_its_last_response(service: Running)
     by_hand = responses.create(input=whole, store=False, **usual)
     assert (second.output_text, second.usage) == (by_hand.output_text, by_hand.usage)
     assert second.previous_response_id == first.id
+    *_, last = responses.create(input=STORY, stream=True, **usual)
+    for earlier in (first, last.response):
+        named = [{"type": "item_reference", "id": item.id} for item in earlier.output]
+        by_ids = responses.create(input=[whole[0], *named, whole[-1]], **usual)
+        assert (by_ids.output_text, by_ids.usage) == (second.output_text, second.usage)
     items = list(responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.role for item in items] == ["user", "assistant", "user"]
     counted = responses.input_tokens.count(

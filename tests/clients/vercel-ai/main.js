@@ -22,9 +22,7 @@ const weather = tool({
 const codeOf = (error) => error.data?.error.code ?? String(error);
 
 async function run(model, endless) {
-  // Without `store`, the SDK sends earlier items whole and not by their ids.
-  const kept = { providerOptions: { openai: { store: false } } };
-  const greedy = { model, temperature: 0, maxOutputTokens: 100, maxRetries: 0, ...kept };
+  const greedy = { model, temperature: 0, maxOutputTokens: 100, maxRetries: 0 };
   // The SDK calls the tool and sends its result: two requests for each of these.
   const twoSteps = {
     ...greedy, prompt, tools: { weather }, stopWhen: stepCountIs(2),
