@@ -134,6 +134,7 @@ def with_code(
     # Import Ray here: it takes seconds, which no other command needs to wait for.
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
+    serve_api.ray_version(address)  # Ray's client asks for it, too, and ends with a KeyError
     client = ServeSubmissionClient(address)
     carried = {
         "py_modules": [str(path) for path in folders or (*map(_folder, CARRIED), _entry_points())],

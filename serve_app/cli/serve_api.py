@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +84,27 @@ def _refusal(url: str, status: int) -> str:
     return f"{url} answers {status}: give the address of Ray's dashboard, http://<head>:8265"
 
 
+def _value(url: str, *names: str) -> Any:
+    """A value in the JSON of a page of the dashboard, by the names that lead to it.
+
+    Raises:
+        OSError: as `ask`, and if there is no such value.
+    """
+    with ask(url, timeout_s=30) as response:
+        try:
+            return reduce(operator.getitem, names, json.load(response))
+        except (ValueError, LookupError, TypeError):
+            raise ConnectionError(_refusal(url, response.status)) from None
+
+
+def ray_version(dashboard_url: str) -> str:
+    """The version of Ray that the cluster runs."""
+    return str(_value(f"{dashboard_url}/api/version", "ray_version"))
+
+
 def nodes(dashboard_url: str) -> list[dict[str, Any]]:
     """The living nodes, from Ray's state API."""
-    with ask(f"{dashboard_url}/api/v0/nodes?detail=1", timeout_s=30) as response:
-        found = json.load(response)["data"]["result"]["result"]
+    found = _value(f"{dashboard_url}/api/v0/nodes?detail=1", "data", "result", "result")
     return [node for node in found if node["state"] == "ALIVE"]
 
 
@@ -136,13 +155,9 @@ def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
 def applications(dashboard_url: str) -> dict[str, Any]:
     """Serve's view of each application by its name: `status`, `message`, `deployments`."""
     url = f"{dashboard_url}/api/serve/applications/"
-    with ask(url, timeout_s=30) as response:
-        try:
-            found = json.load(response)["applications"]
-        except (ValueError, LookupError, TypeError):
-            found = None
+    found = _value(url, "applications")
     if not isinstance(found, dict):
-        raise ConnectionError(_refusal(url, response.status))
+        raise ConnectionError(_refusal(url, 200))
     return found
 
 

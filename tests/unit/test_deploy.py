@@ -23,9 +23,9 @@ def refusal(config: Path, address: str) -> str:
     return done.stderr
 
 
-def somebody(status: int) -> Script:
+def somebody(status: int, page: bytes = b"<html>") -> Script:
     """No dashboard of Ray: the same page and status for everything."""
-    return sending(whole(status, b"<html>", "text/html"))
+    return sending(whole(status, page, "text/html"))
 
 
 @each(
@@ -55,11 +55,17 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 @each(
-    "status, words",
-    [(401, "RAY_AUTH_TOKEN"), (403, "RAY_AUTH_TOKEN"), (404, "Ray's dashboard"), (200, "Ray's")],
+    "status, words, page",
+    [
+        (401, "RAY_AUTH_TOKEN", b"<html>"),
+        (403, "RAY_AUTH_TOKEN", b"<html>"),
+        (404, "Ray's dashboard", b"<html>"),
+        (200, "/api/serve/applications/ answers 200: give the address of Ray's", b"<html>"),
+        (200, "/api/version answers 200: give the address of Ray's", b'{"applications": {}}'),
+    ],
 )
-def test_who_answers_and_is_no_dashboard_is_told(status: int, words: str) -> None:
-    with serving(somebody(status)) as server:
+def test_who_answers_and_is_no_dashboard_is_told(status: int, words: str, page: bytes) -> None:
+    with serving(somebody(status, page)) as server:
         said = refusal(CONFIG, f"127.0.0.1:{server.port}")
     assert f"answers {status}" in said
     assert words in said
