@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -26,11 +26,13 @@ USERS = 3 * PLACES
 START_S = 180
 
 
-def running(service: Running, deployment: str) -> set[str]:
-    """The ids of the running replicas; none while Serve builds the application."""
+def running(service: Running, deployment: str) -> dict[str, str]:
+    """The ids of the running replicas, each with its host; none while Serve builds the
+    application.
+    """
     status = serve_api.application_status(service.service.dashboard_url)
     found = status.get("deployments", {}).get(deployment, {}).get("replicas", [])
-    return {one["replica_id"] for one in found if one["state"] == "RUNNING"}
+    return {one["replica_id"]: one["node_ip"] for one in found if one["state"] == "RUNNING"}
 
 
 @contextmanager
@@ -57,37 +59,53 @@ def scaling(service: Running) -> Iterator[Callable[..., None]]:
 def test_engines_are_as_many_as_the_queue_needs_and_a_new_bound_replaces_none(
     simulated: Running,
 ) -> None:
-    """A target above what an engine runs at a time: Serve's own policy would add none."""
-    first, enough = running(simulated, "Worker"), threading.Event()
+    follow_the_queue(simulated, [simulated])
+
+
+def follow_the_queue(service: Running, ways: Sequence[Running]) -> set[str]:
+    """One engine becomes three, two and one again, while users ask through each of the `ways`; no
+    answer is lost or another. Returns the hosts of the three.
+
+    The target is above what an engine runs at a time: Serve's own policy would add none.
+    """
+    before = {name: running(service, name) for name in ("Worker", "Ingress")}
+    enough = threading.Event()
 
     def asks(number: int) -> int:
         answers = 0
         while not enough.is_set():
             prompt = f"Question {number}.{answers}"
-            assert simulated.text(prompt, 100) == simulated_text(prompt, 100)
+            way = ways[number % len(ways)]
+            assert way.text(prompt, 100) == simulated_text(prompt, 100)
             answers += 1
         return answers
 
-    def engines(count: int) -> set[str] | None:
-        found = running(simulated, "Worker")
+    def engines(count: int) -> dict[str, str] | None:
+        found = running(service, "Worker")
         return found if len(found) == count else None
 
-    with scaling(simulated) as deploy, ThreadPoolExecutor(USERS + 1) as threads:
+    def replaced(deployment: str, count: int) -> dict[str, str] | None:
+        found = running(service, deployment)
+        return found if len(found) == count and not found.keys() & before[deployment] else None
+
+    with scaling(service) as deploy, ThreadPoolExecutor(USERS + 1) as threads:
         bounds = {"min_replicas": 1, "target_ongoing_requests": PLACES + 4}
         deploy(max_replicas=3, **bounds)
-        until("one is left", lambda: (found := engines(1)) and not found & first, START_S)
+        until("one is left", lambda: replaced("Worker", 1), START_S)
+        door = len(before["Ingress"])
+        ingresses = until("ingresses run", lambda: replaced("Ingress", door), START_S)
         users = [threads.submit(asks, number) for number in range(USERS)]
         try:
             three = until("three run", lambda: engines(3), START_S)
-            ingresses = running(simulated, "Ingress")
             deploy(max_replicas=2, **bounds)
             two = until("two run", lambda: engines(2), START_S)
-            assert two < three
-            long = threads.submit(simulated.text, "A long story", 3_000)
+            assert two.keys() < three.keys()
+            long = threads.submit(ways[0].text, "A long story", 3_000)
         finally:
             enough.set()
         assert all(user.result() > 1 for user in users), "none was lost"
         one = until("one runs", lambda: engines(1), START_S)
         assert long.result() == simulated_text("A long story", 3_000)
-        assert one < two
-        assert running(simulated, "Ingress") == ingresses
+        assert one.keys() < two.keys()
+        assert running(service, "Ingress") == ingresses
+    return set(three.values())

@@ -11,6 +11,7 @@ import itertools
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.service.disturbance import Towards, on_disk, simulated_text, under, w
 from tests.service.nodes import Nodes
 from tests.service.services import CONFIG, Services, limited
 from tests.service.support import CHAT, Running, asking, replicas
+from tests.service.test_autoscaling import follow_the_queue
 from tests.waiting import until
 
 pytestmark = [pytest.mark.disturbs, pytest.mark.timeout(1200)]
@@ -99,6 +101,15 @@ def gcs_of(nodes: Nodes) -> int:
 def test_replicas_live_on_both_nodes_and_each_node_answers(nodes: Nodes, cluster: Running) -> None:
     places = {replica["node_ip"] for replica in replicas(nodes.service.dashboard_url)}
     assert places == {host.address for host in nodes.hosts[1:]}
+
+
+@pytest.mark.nightly  # a release property
+def test_engines_follow_the_queue_on_both_nodes(nodes: Nodes, cluster: Running) -> None:
+    """Each node has room for two of the three engines beside its ingress."""
+    ways = [Running(replace(nodes.service, url=nodes.url(number))) for number in (1, 2)]
+    assert follow_the_queue(cluster, ways) == {host.address for host in nodes.hosts[1:]}
+    for way in ways:
+        way.close()
 
 
 @pytest.mark.parametrize(
