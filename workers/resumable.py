@@ -30,7 +30,7 @@ from workers.engine import Progress
 from workers.engine_plugin import PRIOR
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
-from workers.schemas import NotObeyed, prepared, prepared_in_tag
+from workers.schemas import NotObeyed, Size, prepared, prepared_in_tag
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
 """vLLM cannot send it to the engine's process, and reports an error of its own."""
@@ -220,7 +220,7 @@ def _begin_again(recorder: Recorder, why: str) -> None:
 
 
 def _prepare_schemas(params: SamplingParams, backend: str) -> None:
-    """Hand the engine only JSON schemas that its backend obeys.
+    """Hand the engine only JSON schemas that its backend obeys, and nothing that would hold it up.
 
     Raises:
         VLLMValidationError: it would not.
@@ -231,6 +231,9 @@ def _prepare_schemas(params: SamplingParams, backend: str) -> None:
     try:
         if shape.json is not None:
             shape.json = prepared(_decoded(shape.json))
+        for keyword, text in (("regex", shape.regex), ("grammar", shape.grammar)):
+            if isinstance(text, str):
+                Size().add(keyword, text, "")
         if shape.structural_tag is not None:
             tag = prepared_in_tag(_decoded(shape.structural_tag))
             shape.structural_tag = json.dumps(tag, ensure_ascii=False)

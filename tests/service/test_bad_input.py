@@ -120,12 +120,20 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("wrong", [{"type": "wat"}, {"maximum": 2**70}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _schema({"type": "wat"}),
+        _schema({"maximum": 2**70}),
+        {"structured_outputs": {"regex": "(.{0,8}){0,8}"}},
+        {"structured_outputs": {"grammar": "root ::= ([a-z]{0,50}){0,50}"}},
+    ],
+)
 def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(
     service: Running, wrong: dict[str, Any]
 ) -> None:
     """vLLM finds it after the stream's own status; nothing of it was sent by then."""
-    body = {"model": service.model, "messages": HELLO, **_schema(wrong)}
+    body = {"model": service.model, "messages": HELLO, **wrong}
     found = []
     for stream in (False, True):
         answer = service.http.post(CHAT, json={**body, "stream": stream})
