@@ -184,8 +184,7 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>`. What has become
-    empty were tokens of the KV cache, which older versions divide.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>|<running long>|<unclaimed>`.
     """
 
     name: str
@@ -194,10 +193,8 @@ class IngressLease(NamedTuple):
     """Whether the ingress sees every replica that its Ray cluster is meant to have."""
     running: int = 0
     """Slots that it uses, or will use at once."""
-    waiting: int | None = None
-    """Slots for the requests that it has claimed and not started; None if an older version does not
-    say.
-    """
+    waiting: int = 0
+    """Slots for the requests that it has claimed and not started."""
     running_long: int = 0
     """How many of the slots are used by requests that have no right to a spare one."""
     unclaimed: int = 0
@@ -205,22 +202,14 @@ class IngressLease(NamedTuple):
 
     def encode(self) -> str:
         """The member of the sorted set."""
-        words = [self.name, self.cluster, str(int(self.complete))]
-        if self.waiting is not None:
-            words += [str(self.running), str(self.waiting)]
-            words += ["", str(self.running_long)] if self.running_long or self.unclaimed else []
-            words += [str(self.unclaimed)] if self.unclaimed else []
-        return "|".join(words)
+        return "|".join([self.name, self.cluster, *(str(int(value)) for value in self[2:])])
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
-        """Parse a member; raises ValueError if it is not text, or has a malformed number."""
-        name, cluster, complete, *use = [*member.decode().split("|"), "", "", ""]
-        if len(use) < 5:
-            return cls(name, cluster, complete == "1")
-        # Both of another version may be no numbers.
-        long, unclaimed = (int(word) if word.isdigit() else 0 for word in use[3:5])
-        return cls(name, cluster, complete == "1", int(use[0]), int(use[1]), long, unclaimed)
+        """Parse a member; raises ValueError if it is not text, or lacks a number."""
+        name, cluster, *words = member.decode().split("|")
+        complete, running, waiting, long, unclaimed = map(int, words[:5])
+        return cls(name, cluster, bool(complete), running, waiting, long, unclaimed)
 
 
 class WorkerLease(NamedTuple):

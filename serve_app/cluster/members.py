@@ -22,7 +22,7 @@ class Members:
     lately: frozenset[str] = frozenset()
     """Processes that are missing now, but had a lease a moment ago, while readings are slow."""
     engines: tuple[EngineReport, ...] = ()
-    """What the workers' engines say; a worker of an older version says nothing."""
+    """What the workers' engines say."""
 
     @property
     def living(self) -> frozenset[str]:

@@ -49,9 +49,6 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 
         self._placement = Placement(load_factor, virtual_nodes, capacity)
         self._shared = replicas.of(self._deployment_id.name)
-        # an older ingress does not know them, and its placement counts calls
-        self._sequences = getattr(self._shared, "sequences", lambda _: 1)
-        self._called = getattr(self._shared, "called", None)
         self._version = -1
         self._by_name: dict[str, ReplicaID] = {}
 
@@ -119,19 +116,17 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         # routed again, because the previous replica did not accept it
         self._placement.ended(internal_id)
         try:
-            sequences = self._sequences(request_id)
-            several = (sequences,) if sequences > 1 else ()
+            sequences = self._shared.sequences(request_id)
             key = session or request_id
-            name = self._placement.choose(key, *several)
+            name = self._placement.choose(key, sequences)
         except LookupError:
             return []
         replica = self.curr_replicas.get(self._by_name[name])
         if replica is None:
             return []
-        self._placement.began(internal_id, name, *several)
+        self._placement.began(internal_id, name, sequences)
         self._shared.place(request_id, name)
-        if self._called is not None:
-            self._called(name == self._placement.home(key))
+        self._shared.called(name == self._placement.home(key))
         return [[replica]]
 
     async def _select_from_candidate_replicas(

@@ -59,7 +59,7 @@ def allowance(capacity: int, others: Iterable[IngressLease], waiting: bool) -> i
         left = capacity - sum(use.running for use in idle)
         most = max(mine, share(left, len(uses) - len(idle) + 1))
     least = min(1, capacity) if waiting else 0
-    return max(least, min(most, capacity - _used(capacity, uses)))
+    return max(least, min(most, capacity - sum(use.running for use in uses)))
 
 
 def hardly_any_elsewhere(capacity: int, others: Iterable[IngressLease], mine: int) -> bool:
@@ -71,7 +71,7 @@ def hardly_any_elsewhere(capacity: int, others: Iterable[IngressLease], mine: in
         others: the other ingresses.
         mine: how many requests this ingress may run at the same time.
     """
-    free = capacity - mine - _used(capacity, list(others))
+    free = capacity - mine - sum(use.running for use in others)
     return free <= _HARDLY_ANY * capacity
 
 
@@ -98,14 +98,6 @@ def slots_taken(sequences: int, long: int, for_long: float) -> int:
 def in_long(use: IngressLease) -> IngressLease:
     """The use of long slots in place of that of all, to divide them in the same way."""
     return use._replace(running=use.running_long)
-
-
-def _used(capacity: int, others: Sequence[IngressLease]) -> int:
-    """What other ingresses run; of one that does not say, its share. That is rounded down: a queue
-    that older versions do not read must be claimed by somebody.
-    """
-    each = capacity // (len(others) + 1)
-    return sum(each if use.waiting is None else use.running for use in others)
 
 
 class Claim(NamedTuple):

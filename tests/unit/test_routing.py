@@ -209,7 +209,6 @@ def test_no_place_is_given_out_twice_and_no_share_withheld(
         assert found == max(1, capacity - used), "nothing is idle while requests wait"
 
 
-IDLE, OLDER, OLDER_TOO = IngressLease("idle", waiting=0), IngressLease("o"), IngressLease("p")
 USES_TWO, WAITS = IngressLease("i", running=2, waiting=0), IngressLease("w", waiting=1)
 HAS_BORROWED = IngressLease("w", running=9, waiting=1)
 FULL = [IngressLease(str(name), running=2, waiting=1) for name in range(4)]
@@ -226,12 +225,6 @@ FULL = [IngressLease(str(name), running=2, waiting=1) for name in range(4)]
         (8, FULL, True, 1),
         (8, FULL, False, 0),  # what is in Redis, the others can claim
         (0, FULL, True, 0),  # there is no engine
-        # A queue that older ingresses do not read is claimed by a newer one.
-        (1, [OLDER], False, 1),
-        (4, [OLDER, OLDER_TOO], False, 2),
-        # One that does not say what it uses keeps its share.
-        (12, [OLDER, IDLE], True, 6),
-        (12, [OLDER, OLDER_TOO], True, 4),
     ],
 )
 def test_an_ingress_may_use_what_the_others_leave(
@@ -245,7 +238,6 @@ def test_requests_wait_in_an_ingress_only_while_the_others_are_busy() -> None:
     for running, busy in ((0, False), (8, False), (9, True), (12, True)):
         other = IngressLease("other", running=running, waiting=0)
         assert hardly_any_elsewhere(24, [other], 12) is busy
-    assert hardly_any_elsewhere(24, [IngressLease("older")], 12)
 
 
 SYSTEM = {"role": "system", "content": "be kind"}

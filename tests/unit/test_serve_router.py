@@ -20,7 +20,6 @@ from serve_app.cluster.serve_router import OVERRIDDEN, SessionRouter
 from serve_app.contract import Cause
 from serve_app.deploy import _REPLACED, _worker_options, build
 from serve_app.errors import SettingsError
-from serve_app.policy import placement
 from serve_app.settings import Settings
 from tests.tables import each
 from tests.waiting import eventually
@@ -137,25 +136,6 @@ async def test_a_request_takes_as_much_of_its_replica_as_it_has_sequences() -> N
     assert many not in others
     one.on_request_completed(one._by_name[many], "call-many")
     assert await sent(one, "next") == [many]
-
-
-async def test_the_router_works_in_an_ingress_that_counts_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As those of the version before do, which get this router's class during an upgrade."""
-
-    class Older(placement.Placement):
-        def choose(self, key: str) -> str:  # type: ignore[override]
-            return super().choose(key)
-
-        def began(self, call_id: str, replica: str) -> None:  # type: ignore[override]
-            super().began(call_id, replica)
-
-    monkeypatch.setattr(placement, "Placement", Older)
-    monkeypatch.delattr(of_process.Replicas, "sequences")
-    of_process.of("engines-6").starts("many", 40)
-    one = await of_two_replicas("engines-6")
-    assert len(set(await sent(one, "many", "one", "two"))) == 2
 
 
 def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_router(
