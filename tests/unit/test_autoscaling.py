@@ -1,6 +1,5 @@
 """Autoscaling in virtual time: Ray Serve's own autoscaler with our policy and its delays. The
-engines are estimates of a 70B model on four H100. In the gate they are counted; at night they are
-modelled, under live dispatchers and windows.
+engines are estimates of a 70B model on four H100, and are counted.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 import pytest
 from ray.serve import autoscaling_policy
 from ray.serve._private import autoscaling_state
@@ -34,7 +32,7 @@ from ray.serve.schema import ServeApplicationSchema
 from scripts.simulation import virtual_time
 from scripts.simulation.engines import load_engine
 from scripts.simulation.service import Cluster, VirtualService
-from scripts.simulation.workloads import Kind, Lengths, closed_loop
+from scripts.simulation.workloads import Kind, Lengths
 from serve_app.cli import serve_api
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
@@ -65,19 +63,10 @@ def settings_of(preset: str | None, **workers: Any) -> Settings:
     return load_settings(args, {})
 
 
-class Engines(Protocol):
-    """What the autoscaler scales."""
-
-    members: Members
-
-    def scale(self, replicas: int) -> None:
-        """So many run from now on."""
-
-
 class Fleet:
     """Ray Serve's autoscaler over some engines."""
 
-    def __init__(self, engines: Engines, settings: Settings, clock: SimpleNamespace) -> None:
+    def __init__(self, engines: Counted, settings: Settings, clock: SimpleNamespace) -> None:
         self._engines, self._clock = engines, clock
         self._slots = settings.workers.max_running_requests
         config = _worker_options(settings)["autoscaling_config"]
@@ -271,47 +260,6 @@ def test_steady_load_does_not_flap(preset: str, prompt: int) -> None:
         changes.append(len([1 for at_s, _ in fleet.changes if at_s > 600]))
     print(f"{preset}, {prompt} tokens: {changes} changes in an hour")
     assert max(changes) <= 3
-
-
-# -- the same with live dispatchers, windows and placement, and modelled engines -------------------
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_modelled_engines_are_as_many_as_their_queue_needs(preset: str, prompt: int) -> None:
-    settings = settings_of(preset)
-    slots = settings.workers.max_running_requests
-    engine = msgspec.structs.replace(
-        ENGINE,
-        max_num_seqs=slots,
-        max_num_batched_tokens=settings.engine.args["max_num_batched_tokens"],
-        priority_scheduling=True,
-        block_size=256,  # sixteen times as large, so that there are fewer to count
-        num_gpu_blocks=ENGINE.num_gpu_blocks // 16,
-    )
-    users = math.ceil(9 * one_engine(settings, prompt))
-    kind = Kind(Lengths(prompt, 1.0), Lengths(ANSWER, 1.5))
-
-    async def main() -> Fleet:
-        loop = asyncio.get_running_loop()
-        async with VirtualService(Cluster(engine, 2, slots, ingresses=2)) as service:
-            with rays_clock(loop.time) as clock:
-                fleet = Fleet(service, settings, clock)
-                asking = asyncio.ensure_future(closed_loop(users, kind, 300, "1")(service))
-                for _ in range(700):
-                    await asyncio.sleep(1)
-                    fleet.second()
-                await asking
-        assert all(one.answered for one in service.records.values())
-        return fleet
-
-    changes = virtual_time.run(main()).changes
-    print(f"{preset}, {prompt} tokens, {users} users: {changes}")
-    grown = [target for at_s, target in changes if at_s <= 300]
-    assert grown == sorted(grown)
-    assert grown[-1] == 8
-    assert changes[-1][1] == 2
 
 
 # -- the policy -----------------------------------------------------------------------------------

@@ -1,23 +1,17 @@
-"""The figures of `scripts/bench`, whose processes they are, and that it reads whatever a service
-sends: it names every failure and every wrong option.
-"""
+"""`scripts/bench` names every failure and every wrong option, and keeps the key to itself."""
 
 import json
 import math
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from scripts.benchmark.batchers import alike
-from scripts.benchmark.client import Exchange, RequestMaker, Shape
-from scripts.benchmark.compare import TOTAL, cost_model
-from scripts.benchmark.measurement import Row, describe
+from scripts.benchmark.__main__ import main
+from scripts.benchmark.client import RequestMaker, Shape
+from scripts.benchmark.measurement import describe
 from scripts.benchmark.options import parse
-from scripts.benchmark.processes import classify
 from scripts.benchmark.report import write_document
 from scripts.benchmark.run import Load, put
-from scripts.benchmark.stats import Latency, percentile, split_cost
 from tests.http_server import END, Script, chunk, cutting, event, head, sending, serving, whole
 from tests.tables import each
 
@@ -27,68 +21,6 @@ pytestmark = pytest.mark.nightly  # a tool
 def maker(url: str, max_tokens: int) -> RequestMaker:
     """Requests for so many tokens."""
     return RequestMaker(f"{url}/v1", "k", Shape("m", max_tokens, prompt_chars=10), 1)
-
-
-def row(requests: int, tokens: int, cpu_s: dict[str, float]) -> Row:
-    """A row in which all else is 0."""
-    latencies = dict.fromkeys(("ttft", "inter_token", "end_to_end", "interactive"), Latency(1, 2))
-    values: dict[str, object] = dict.fromkeys((field.name for field in fields(Row)), 0.0)
-    values |= latencies | {"requests": requests, "tokens": tokens, "cpu_s": cpu_s}
-    return Row(**values)  # type: ignore[arg-type]
-
-
-def test_a_percentile_is_interpolated_between_its_neighbours_and_nothing_has_none() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert percentile(range(101), 99) == 99
-    assert percentile([10.0, 20.0], 99) == pytest.approx(19.9)
-    assert math.isnan(percentile([], 50))
-
-
-def test_every_kind_of_process_gets_its_own_cost_and_the_generator_is_no_part_of_the_sum() -> None:
-    rows = []
-    for requests, tokens in ((100, 200), (10, 1280)):
-        ingress, redis = requests * 1e-3 + tokens * 50e-6, tokens * 10e-6
-        cpu_s = {"ingress replica": ingress, "redis-server": redis, "load generator": 5.0}
-        rows.append(row(requests, tokens, cpu_s))
-    found = {one.kind: (one.per_token_us, one.per_request_ms) for one in cost_model(rows)}
-    assert found["ingress replica"] == (50.0, 1.0)
-    assert found["redis-server"] == (10.0, 0.0)
-    assert found[TOTAL] == (60.0, 1.0)
-    with pytest.raises(ValueError, match="must exceed"):
-        split_cost(128, 1.0, 128, 1.0)
-
-
-@each(
-    "command_line, kind",
-    [
-        ("redis-server *:6379", "redis-server"),
-        ("/usr/bin/redis-server 127.0.0.1:7001", "redis-server"),
-        ("/venv/bin/haproxy -W -f haproxy.cfg", "haproxy"),
-        ("ray::ServeReplica:default:Ingress", "ingress replica"),
-        ("ray::ServeReplica:default:OpenAiIngress.handle_request_streaming", "ingress replica"),
-        ("ray::ServeReplica:hermes:Worker", "worker replica"),
-        ("ray::ServeReplica:ingress:Worker.execute", "worker replica"),
-        ("ray::ServeReplica:default:LLMServer:tiny", "worker replica"),
-        ("ray::ServeReplica:default:Autoscaler", "other replica"),
-        ("ray::ServeController.listen_for_change", "serve controller"),
-        ("ray::ProxyActor", "serve proxy"),
-        ("ray::HAProxyManager", "serve proxy"),
-        ("ray::IDLE", "ray other"),
-        ("ray::DashboardAgent", "ray daemons"),
-        ("/venv/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", "ray daemons"),
-        ("/venv/ray/core/src/ray/gcs/gcs_server --log_dir=x", "ray daemons"),
-        ("/venv/bin/python -u /venv/ray/dashboard/dashboard.py --host=x", "ray daemons"),
-        ("VLLM::EngineCore", "engine core"),
-        ("VLLM::EngineCore_DP0", "engine core"),
-        ("VLLM::Worker_TP3", "engine worker"),
-        ("/venv/bin/python -m vllm.entrypoints.openai.api_server --model m", "vllm api server"),
-        ("VLLM::APIServer", "vllm api server"),
-        ("/usr/bin/vim redis-server.conf", "other"),
-        ("", "other"),
-    ],
-)
-def test_a_command_line_tells_the_kind_of_process(command_line: str, kind: str) -> None:
-    assert classify(command_line) == kind
 
 
 def _chat_event(content: str | None, **more: object) -> bytes:
@@ -106,19 +38,6 @@ _CHAT = (
     + _chat_event(None, usage={"prompt_tokens": 5, "completion_tokens": 3})
     + b"data: [DONE]\n\n"
 )
-
-
-@each("newline", [b"\n", b"\r\n"])
-@each("size", [1, 2, 3, 7, 16, 61, 10_000])
-def test_the_count_does_not_depend_on_where_the_network_cuts_the_stream(
-    size: int, newline: bytes
-) -> None:
-    body, found = _CHAT.replace(b"\n", newline), Exchange(next(alike(3)))
-    for at in range(0, len(body), size):
-        found.feed(body[at : at + size], 1.0)
-    found.end()
-    assert (found.events, found.tokens, found.prompt_tokens) == (3, 3, 5)
-    assert (found.done, found.error) == (True, None)
 
 
 def _chunked(body: bytes) -> bytes:
@@ -178,3 +97,16 @@ def test_the_key_does_not_come_into_the_report(given: list[str], tmp_path: Path)
     assert "secret" not in file.read_text()
     found = json.loads(file.read_text())
     assert (found["command"][:3], found["rows"]) == (["scripts/bench", *words[:2]], [None])
+
+
+def test_a_comparison_in_virtual_time_prints_what_it_knows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--virtual", "--batching", "async:8,hybrid:8", "--load-percent", "500"]
+    assert main([*words, "--duration-s", "2", "--rounds", "2", "--concurrency", "4,16"]) == 0
+    said = capsys.readouterr().out
+    assert "| 500 % | hybrid:8 | async:8 | tokens/s | 1.0" in said
+    assert "nan" not in said
+    assert not math.isnan(float(said.split("100 %: ")[1].split()[0]))
+    assert main(["--virtual", "no-such", "--batching"]) == 2
+    assert "no engine no-such" in capsys.readouterr().err

@@ -4,12 +4,10 @@ of work differ as they should.
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
 
 import pytest
 
-from scripts.simulation import virtual_time
 from scripts.simulation.engines import EngineParameters, Timing
 from scripts.simulation.figures import figures
 from scripts.simulation.service import Cluster, Outcome, simulate
@@ -40,28 +38,6 @@ def flooded(policy: str = "hermes", seed: str = "1") -> Outcome:
 
 def times(outcome: Outcome) -> list[tuple[float | None, ...]]:
     return [(one.started_s, one.first_token_s, one.ended_s) for one in outcome.records]
-
-
-def test_time_jumps_to_the_next_timer() -> None:
-    seen: list[str] = []
-
-    async def one(name: str, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        seen.append(name)
-
-    async def main() -> float:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(one("b", 7200.0))
-            group.create_task(one("a", 3600.0))
-        return asyncio.get_running_loop().time()
-
-    assert virtual_time.run(main()) == 7200.0
-    assert seen == ["a", "b"]
-
-
-def test_a_simulation_that_waits_for_nothing_says_so() -> None:
-    with pytest.raises(RuntimeError, match="nothing will ever cause"):
-        virtual_time.run(asyncio.Event().wait())
 
 
 def test_equal_seeds_give_equal_results() -> None:
