@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import pickle
-from collections.abc import Iterator
 from enum import StrEnum
 
 import pytest
@@ -20,29 +18,6 @@ from serve_app.contract import (
     Written,
 )
 from tests.tables import each
-from tests.unit.test_architecture import FILES, tree
-
-WORDS = {word.value for words in (State, Cause, Reason, Outcome) for word in words}
-
-
-def test_a_state_a_reason_or_a_cause_is_a_member_of_its_enum_and_no_string() -> None:
-    found = []
-    for path in FILES:
-        names = set(_attribute_names(tree(path)))
-        found += [
-            f"{path}:{node.lineno}: {node.value!r}"
-            for node in ast.walk(tree(path))
-            if isinstance(node, ast.Constant) and node.value in WORDS and node not in names
-            if path.name != "contract.py"
-        ]
-    assert not found, "\n".join(found)
-
-
-def _attribute_names(module: ast.Module) -> Iterator[ast.AST]:
-    """The strings of `__slots__`: names, whatever words they are."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
-            yield from ast.walk(node.value)
 
 
 def test_a_word_of_a_newer_version_is_understood_as_a_failure() -> None:
