@@ -72,7 +72,6 @@ class Mutant:
 
 
 def row(mutant: Mutant, seconds: str, what: str) -> str:
-    """A row of the table."""
     return f"{mutant.name:38} {mutant.area:13} {seconds:>7}  {what}"
 
 

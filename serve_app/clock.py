@@ -64,7 +64,6 @@ class RedisClock:
 
     @property
     def known(self) -> bool:
-        """Whether Redis has answered once."""
         return self._ahead_s is not None
 
     def now_s(self) -> float:

@@ -201,7 +201,6 @@ class IngressLease(NamedTuple):
     """Requests in the queue that it cannot claim now; all ingresses count the same ones."""
 
     def encode(self) -> str:
-        """The member of the sorted set."""
         return "|".join([self.name, self.cluster, *(str(int(value)) for value in self[2:])])
 
     @classmethod
@@ -220,7 +219,6 @@ class WorkerLease(NamedTuple):
     """How many sequences its engine may run now (`workers/window.py`)."""
 
     def encode(self) -> str:
-        """The member of the sorted set."""
         return f"{self.name}|{self.capacity}"
 
     @classmethod
@@ -251,7 +249,6 @@ class EngineReport(NamedTuple):
     """How often it had to forget what a sequence had computed, since it was started."""
 
     def encode(self) -> str:
-        """The member of the sorted set."""
         return "|".join(map(str, self))
 
     @classmethod

@@ -133,7 +133,6 @@ class RequestRefused(HermesError):
 
     @property
     def status(self) -> int:
-        """HTTP status."""
         return _SHAPES[self.reason].status
 
     def headers(self) -> dict[str, str]:
@@ -151,7 +150,6 @@ class RequestRefused(HermesError):
         return headers | retry_headers(self.reason)
 
     def body(self) -> bytes:
-        """OpenAI's error body as JSON."""
         return msgspec.json.encode(error_body(self.reason, self.message, self.param))
 
 

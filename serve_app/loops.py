@@ -49,7 +49,6 @@ class Loops:
         return task
 
     async def end(self, *tasks: asyncio.Task[None]) -> None:
-        """End loops for good."""
         for task in tasks:
             self._kept.pop(task, None)
         await ended(tasks)

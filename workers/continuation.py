@@ -76,7 +76,6 @@ class Continuation:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was replayed."""
         return any(sequence.begun for sequence in self._sequences)
 
     @property
@@ -86,7 +85,6 @@ class Continuation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is missing."""
         return all(sequence.finished for sequence in self._sequences)
 
     def replay(self, recorded: Output) -> RequestOutput:
@@ -167,7 +165,6 @@ class _Sequence:
 
     @property
     def begun(self) -> bool:
-        """Whether the journal has a token of it."""
         return bool(self._token_ids)
 
     @property

@@ -34,7 +34,6 @@ class _Clock:
         return getattr(time, name)
 
     def time(self) -> float:
-        """The time of the request's admission."""
         recorder = current.get()
         return time.time() if recorder is None else recorder.created_s
 

@@ -27,7 +27,6 @@ def prior_of(params: Any) -> list[int]:
 
 
 def install() -> None:
-    """Patch the classes of this process, once."""
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker.gpu_input_batch import CachedRequestState

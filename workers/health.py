@@ -28,7 +28,6 @@ class EngineHealth:
             raise EngineFailed("the engine has failed")
 
     async def examine(self) -> None:
-        """Run the engine's own check."""
         try:
             await self._engine.check_health()
         except Exception as error:

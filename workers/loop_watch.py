@@ -48,7 +48,6 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._loop_thread)
@@ -57,7 +56,6 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching."""
         self._stopped.set()
         if self._collects in gc.callbacks:
             gc.callbacks.remove(self._collects)

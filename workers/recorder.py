@@ -132,12 +132,10 @@ class Recorder:
 
     @property
     def request_id(self) -> str:
-        """The id of the recorded request."""
         return self._attempt.request_id
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
         return self._facts.tenant
 
     @property
@@ -165,7 +163,6 @@ class Recorder:
 
     @property
     def usage(self) -> Usage:
-        """What the request has used so far."""
         return Usage(
             self.prompt_tokens,
             self._cached_tokens,

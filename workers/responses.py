@@ -37,7 +37,6 @@ class _NoMessages(dict[str, Any]):
 
 
 def install(app: Any) -> None:
-    """Change the server of this process."""
     serving = getattr(app.state, "openai_serving_responses", None)
     if serving is None:
         return

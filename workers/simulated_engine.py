@@ -100,11 +100,9 @@ class SimulatedEngine:
         return self.name
 
     async def start(self) -> None:
-        """Start stepping."""
         self._steps = asyncio.create_task(self._step(), name="simulated-steps")
 
     async def stop(self) -> None:
-        """Stop stepping."""
         if self._steps is not None:
             self._steps.cancel()
 

@@ -63,7 +63,6 @@ class ResponseFormat:
 
 
 def start(status: int, content_type: str) -> dict[str, Any]:
-    """The ASGI message that begins a response."""
     return {
         "type": "http.response.start",
         "status": status,

@@ -174,7 +174,6 @@ class VllmEngine:
         self._progress.check(self._settings.workers.stall_s)
 
     async def stop(self) -> None:
-        """End the engine's processes."""
         if self._engine is not None:
             self._engine.shutdown()
 

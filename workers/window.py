@@ -46,7 +46,6 @@ class Window:
 
     @property
     def slots(self) -> int:
-        """How many sequences may run in all."""
         return self.size + self._spare
 
     def reported(self, engine: EngineReport) -> None:

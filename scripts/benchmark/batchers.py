@@ -92,7 +92,6 @@ class Batcher:
         return len(self._queue)
 
     def add(self, job: Job) -> None:
-        """A job has arrived."""
         self._queue.append(job)
 
     def next(self, now_s: float) -> list[Job]:
@@ -103,7 +102,6 @@ class Batcher:
         return self._start(free)
 
     def ended(self, job: Job) -> None:
-        """A job no longer runs."""
         self.running -= 1
 
     def wake_s(self) -> float | None:

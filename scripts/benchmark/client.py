@@ -130,7 +130,6 @@ class Exchange:
         self.events += 1
 
     def end(self) -> None:
-        """The response has ended well."""
         self.tokens = self.tokens or self.events
         if not self.done:
             self.error = self.error or "stream ended without its last event"
@@ -179,6 +178,5 @@ class Client:
         exchange.finished_s = time.perf_counter()
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()

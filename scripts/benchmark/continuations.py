@@ -98,7 +98,6 @@ def compare(
 
 
 def main() -> None:
-    """Print what holds, and what it was tried on."""
     parser = argparse.ArgumentParser(description="see the top of this file")
     parser.add_argument("--model", default=str(ROOT / "workers" / "tiny_model"))
     parser.add_argument("--dtype", default="auto")

@@ -54,7 +54,6 @@ exit status: 0; 1 when a request failed; 2 when a system did not start; 130 when
 
 
 def positive(text: str) -> int:
-    """A number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")

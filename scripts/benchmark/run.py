@@ -98,7 +98,6 @@ class Endpoint:
     every_s = 0.2
 
     def now_s(self) -> float:
-        """Its time."""
         return time.perf_counter()
 
     async def answer(self, exchange: Exchange) -> None:
@@ -233,7 +232,6 @@ class Run:
         self._slots = Occupancy(endpoint.now_s())
 
     async def measure(self) -> Ran:
-        """Run to the end, and close the endpoint."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -256,7 +254,6 @@ class Run:
         return ran
 
     async def _window(self, coming: list[asyncio.Task[None]]) -> Ran:
-        """The time in which load is kept up."""
         load, endpoint, readings = self._load, self._endpoint, list[Reading]()
         started_s, events_before = endpoint.now_s(), self._events()
         if load.window_s is None:

@@ -51,12 +51,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def names_of(rows: Sequence[Measured]) -> list[str]:
-    """The names in the order in which they came."""
     return list(dict.fromkeys(row.name for row in rows))
 
 
 def loads_of(rows: Sequence[Measured]) -> list[str]:
-    """The loads in the order in which they came."""
     return list(dict.fromkeys(row.load for row in rows))
 
 

@@ -53,7 +53,6 @@ class System:
 
     @property
     def page(self) -> str:
-        """Where the engine's metrics may be."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}/metrics"
 
@@ -119,7 +118,6 @@ class Peer:
             time.sleep(0.25)  # a server tells nobody that it is ready
 
     def end(self) -> None:
-        """End all of them."""
         for pid in (*reversed(self._started), *processes.marked(_FOLDER, str(self.folder))):
             processes.end(pid)
 

@@ -24,7 +24,6 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Characters in a line."""
         return max(len(self.name), 6) + 2
 
     def cell(self, rows: Sequence[Any]) -> str:
@@ -42,7 +41,6 @@ class Column:
 
 
 def heading(columns: Sequence[Column]) -> str:
-    """The columns' names and a line."""
     text = _LABELS + "".join(f"{column.name:>{column.width}}" for column in columns)
     return f"{text}\n{'─' * len(text)}"
 
@@ -56,7 +54,6 @@ def line(columns: Sequence[Column], row: Any) -> str:
 
 
 def summary(columns: Sequence[Column], rows: Sequence[Measured]) -> str:
-    """Medians of the rounds, by load and name."""
     found = [
         [load, name, *(column.cell(of_name) for column in columns)]
         for load in loads_of(rows)
@@ -77,6 +74,5 @@ def ratio_table(found: Iterable[Ratio]) -> str:
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
     found = [head, ["---"] * len(head), *lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in found)

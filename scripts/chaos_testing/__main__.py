@@ -35,7 +35,6 @@ _KEPT_LOGS = ROOT / ".hermes" / "chaos-logs"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/chaos",
         description="Run mixed traffic on a real service (Ray Serve, Redis, HAProxy) while its "
@@ -80,7 +79,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of the service under test."""
     args: dict[str, Any] = {
         "workers": {
             "max_running_requests": 64,
@@ -224,7 +222,6 @@ def start(state: Path, options: argparse.Namespace) -> service.Service:
 
 
 def main() -> int:
-    """Run the command; returns its exit status."""
     # Ending this command by a signal also stops everything that it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if sys.argv[1:2] == ["failover"]:

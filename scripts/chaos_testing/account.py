@@ -82,7 +82,6 @@ def settle(all_told: Sequence[Told], expected: Callable[[Told], str]) -> Account
 
 
 def _twice(wrong: str) -> bool:
-    """Whether an event came that had come before."""
     match wrong.split():
         case ["event", number, "after", "event", last]:
             return int(number) <= int(last)
@@ -146,7 +145,6 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
 
 
 def summary(account: Account) -> list[str]:
-    """How many requests ended how, in two lines."""
     several = sum(count for attempts, count in account.attempts.items() if attempts > 1)
     failed = (
         ", ".join(f"{reason} {count}" for reason, count in account.failed.most_common()) or "none"

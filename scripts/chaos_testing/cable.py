@@ -96,7 +96,6 @@ class Cable:
 
 
 async def main() -> None:
-    """Listen until this process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int, help="to listen on, on the loopback")
     parser.add_argument("redis_port", type=int, help="of Redis, on the loopback")

@@ -70,7 +70,6 @@ class Outcome(NamedTuple):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/chaos failover", description=__doc__)
     parser.add_argument("--strikes", type=int, default=5, help="kills in each case (5)")
     parser.add_argument("--streams", type=int, default=16, help="streams (16)")
@@ -150,7 +149,6 @@ def _ids(sentinels: Sentinels, port: int, streams: list[Stream]) -> dict[str, se
 
 
 async def measure(folder: Path, case: Case, options: argparse.Namespace) -> Outcome:
-    """All kills of one case."""
     failovers = []
     with group(folder, case) as sentinels:
         settings = Settings.model_validate({"redis": {"url": sentinels.url}})
@@ -186,7 +184,6 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns its exit status."""
     options = parse(arguments)
     surroundings.leave()
     logging.getLogger("hermes").addHandler(logging.NullHandler())  # the table tells enough

@@ -180,7 +180,6 @@ async def run(options: argparse.Namespace, http: httpx.AsyncClient) -> int:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="in_pod", description=__doc__)
     add = parser.add_argument
     add("url", help="where the service answers; the API key is in HERMES_API_KEY")

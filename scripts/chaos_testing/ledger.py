@@ -66,7 +66,6 @@ async def _journals(redis: Any, namespace: str) -> tuple[Counter[str], list[str]
 
 
 async def _ledger(redis: Any, namespace: str) -> Counter[str]:
-    """The sums over the ledger."""
     found = Counter[str]()
     async for key in redis.scan_iter(usage_key(namespace, 0).removesuffix("0") + "*"):
         for value in (await redis.hgetall(key)).values():

@@ -50,11 +50,9 @@ class Parts:
         )
 
     def family(self, pid: int) -> list[int]:
-        """A process and all its descendants."""
         return [pid, *processes.descendants(pid)]
 
     def kill(self, pid: int) -> None:
-        """Send SIGKILL."""
         ray_cluster.note_shared_memory(Path(self.service.state_dir))
         self.send(pid, signal.SIGKILL)
 

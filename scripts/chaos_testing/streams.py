@@ -49,7 +49,6 @@ class Stream:
 
     @property
     def key(self) -> str:
-        """Of its journal."""
         return self.attempt.key
 
     @property
@@ -87,7 +86,6 @@ class Load:
         """Requests that were accepted and have no worker."""
 
     async def start(self, streams: int) -> None:
-        """Connect, and start the streams."""
         await self._writer.start()
         await self._hub.start()
         for number in range(streams):
@@ -158,7 +156,6 @@ class Load:
                 await asyncio.sleep(self._period_s)
 
     async def stop(self) -> None:
-        """Close the connections."""
         for task in (*self._working, *([self._admitting] if self._admitting else [])):
             task.cancel()
         await self._writer.stop()

@@ -201,7 +201,6 @@ class End:
 
     @property
     def over(self) -> bool:
-        """Whether no new request should begin."""
         return time.monotonic() >= self.at_s
 
 

@@ -48,7 +48,6 @@ class Watchdog:
     """
 
     async def watch(self) -> None:
-        """Check forever."""
         looked_s = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)

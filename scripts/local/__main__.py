@@ -26,7 +26,6 @@ _OWN_VARIABLES = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_TMPDIR", "RAY_SERVE_HAPROXY_"
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Define the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/quickstart",
         description=__doc__,
@@ -297,7 +296,6 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
 
 
 def down(state_dir: Path) -> int:
-    """Stop what an earlier run started."""
     if not environment.PYTHON.exists() or not (state_dir / "service.json").exists():
         print("  nothing to stop")
         return 0

@@ -21,7 +21,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    """A row for each setting of the tree."""
     for name, field in section.model_fields.items():
         candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
         child = next(
@@ -47,14 +46,12 @@ def presets() -> Iterator[str]:
 
 
 def redis_keys() -> Iterator[str]:
-    """A row for each kind of key."""
     for kind in KINDS:
         holds = " ".join(kind.holds.split())
         yield f"| `{kind.pattern}` | {kind.type} | {holds} | {kind.writers} | {kind.lifetime} |"
 
 
 def errors() -> Iterator[str]:
-    """A row for each reason of a refusal."""
     for reason in sorted(Reason, key=lambda one: (RequestRefused(one, "").status, one)):
         refused = RequestRefused(reason, "")
         kind = error_body(reason, "")["error"]["type"]
@@ -83,7 +80,6 @@ TABLES: tuple[tuple[str, str, Callable[[], Iterator[str]]], ...] = (
 
 
 def page(name: str) -> str:
-    """A document as it should be."""
     text = (DOCS / name).read_text()
     for document, head, rows in TABLES:
         if document == name:

@@ -148,7 +148,6 @@ def _port_problem(port: int) -> str:
 
 
 def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> None:
-    """One line for each thing that was checked."""
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     print(f"  Python {sys.version.split()[0]}, {os.cpu_count()} cores, {free_gb:.0f} GB free")
     if environment.is_ready(locks):

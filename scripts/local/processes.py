@@ -137,7 +137,6 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The end of a log."""
     if not log.exists():
         return "(no log)"
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

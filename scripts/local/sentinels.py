@@ -59,7 +59,6 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        """For the service's user."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._sentinels)
         asked = f"sentinel_password={_OF_SENTINELS}"
         return f"redis+sentinel://hermes:{_OF_SERVERS}@{hosts}/{self._group}/0?{asked}"
@@ -80,7 +79,6 @@ class Sentinels:
         return self._primary()
 
     def kill(self, port: int) -> None:
-        """Kill a server, without a shutdown."""
         pid = self._pids.pop(port)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -71,7 +71,6 @@ class Service:
 
     @property
     def running(self) -> bool:
-        """Whether any of its processes is alive."""
         return any(processes.is_alive(pid) for pid in self.pids.values())
 
     def down(self) -> None:

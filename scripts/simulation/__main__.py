@@ -23,7 +23,6 @@ engines. docs/simulator.md says what is modelled, and how well."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns its exit status."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 130)
     try:

@@ -21,7 +21,6 @@ class VirtualEngine:
         self._timer: asyncio.TimerHandle | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Under vLLM's names."""
         return self.model.metrics()
 
     def report(self) -> EngineReport:
@@ -43,7 +42,6 @@ class VirtualEngine:
         await future
 
     def stop(self) -> None:
-        """Make no further step."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -56,7 +56,6 @@ class Sequence:
 
     @property
     def tokens(self) -> int:
-        """Prompt and generated tokens."""
         return self.prompt_tokens + self.produced
 
     @property
@@ -66,7 +65,6 @@ class Sequence:
 
     @property
     def ended(self) -> bool:
-        """Whether all of its tokens are generated."""
         return self.produced >= self.output_tokens
 
     def content(self, block: int) -> int:
@@ -95,12 +93,10 @@ class KvBlocks:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken."""
         return self._empty + len(self._unused)
 
     @property
     def used(self) -> int:
-        """Blocks that sequences occupy."""
         return self.total - self.free
 
     def find(self, sequence: Sequence) -> tuple[int, int]:
@@ -166,7 +162,6 @@ class KvBlocks:
             sequence.private -= 1
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence no longer needs its blocks."""
         self._empty += sequence.private
         for name in reversed(sequence.held):
             if self._users[name] == 1:
@@ -206,12 +201,10 @@ class EngineModel:
 
     @property
     def waiting(self) -> int:
-        """Sequences that are not in the batch."""
         return len(self._waiting)
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.running and not self._waiting
 
     def metrics(self) -> dict[str, float]:
@@ -229,7 +222,6 @@ class EngineModel:
         }
 
     def report(self, name: str) -> EngineReport:
-        """What the engine of this name would report."""
         block_tokens = self.kv.block_tokens
         return EngineReport(
             name,

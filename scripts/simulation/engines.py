@@ -70,7 +70,6 @@ def decode_parameters(fields: Mapping[str, Any]) -> EngineParameters:
 
 
 def engine_names() -> list[str]:
-    """The engines of this repository."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 

@@ -88,7 +88,6 @@ class Figures:
 
 
 def figures(outcome: Outcome, seed: int, slos: Mapping[str, Slo]) -> Figures:
-    """Count."""
     records = outcome.records
     total = sum(record.tokens for record in records) or 1
     of_tenants = Counter(outcome.served).most_common(_TENANTS)
@@ -185,7 +184,6 @@ def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[f
 
 
 def show(console: Console, found: Figures, title: str) -> None:
-    """Print the figures of one simulation."""
     table = Table(
         title=title, title_justify="left", caption=_caption(found), caption_justify="left"
     )

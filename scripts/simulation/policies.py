@@ -51,7 +51,6 @@ class ArrivalOrder:
         return Claim(CLASSES, self.capacity - len(self.running), wait=not self._waiting)
 
     def add(self, entry: QueueEntry) -> None:
-        """A request has been claimed."""
         insort(self._waiting, entry, key=lambda one: one.enqueued_ms)
 
     def next(self, now_ms: int) -> Running[QueueEntry] | None:
@@ -65,7 +64,6 @@ class ArrivalOrder:
         return [self._run(entry, None) for entry in entries]
 
     def ended(self, running: Running[QueueEntry], *_: object) -> None:
-        """A request no longer runs."""
         del self.running[running]
 
     def _run(self, entry: QueueEntry, now_ms: int | None) -> Running[QueueEntry]:
@@ -86,7 +84,6 @@ class KnownLengths(Lengths):
         self._records = records
 
     def predict(self, request: Any) -> Prediction:
-        """The truth."""
         tokens = float(self._records[request.request_id].work.output_tokens)
         return Prediction(tokens, tokens)
 

@@ -61,7 +61,6 @@ PRESETS: dict[str, Preset] = {}
 def preset(
     name: str, about: str, slots: int = 32
 ) -> Callable[[Callable[[Cluster, int], Plan]], Callable[[Cluster, int], Plan]]:
-    """Give a workload its name."""
 
     def named(make: Callable[[Cluster, int], Plan]) -> Callable[[Cluster, int], Plan]:
         PRESETS[name] = Preset(name, about, make, slots)

@@ -61,7 +61,6 @@ class Cluster:
 
     @property
     def slots(self) -> int:
-        """Requests that all engines run at a time."""
         return self.replicas * self.max_running_requests
 
 
@@ -103,7 +102,6 @@ class VirtualQueue:
         return sum(len(entries) for entries in self._waiting.values())
 
     def enqueue(self, request_id: str, work: Work, now_ms: int) -> None:
-        """A request has been accepted."""
         name = work.request_class
         last_ms, last = self._last_ids[name]
         self._last_ids[name] = entry_id = (now_ms, last + 1 if now_ms == last_ms else 0)
@@ -322,12 +320,10 @@ class VirtualService:
             record.preemptions = sum(one.preemptions for one in sequences)
 
     def ended(self, record: Record) -> None:
-        """A request has ended."""
         record.ended_s = self.now_s
         self._ends.pop(record.request_id).set_result(record)
 
     async def all_ended(self) -> None:
-        """Return when no request is open."""
         while self._ends:
             await next(iter(self._ends.values()))
 
@@ -342,7 +338,6 @@ class VirtualService:
         self._read_members()
 
     def outcome(self, wall_s: float) -> Outcome:
-        """What has happened so far."""
         served: Counter[str] = Counter()
         for record in self.records.values():
             served[record.work.tenant] += record.tokens

@@ -37,7 +37,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Seconds since the start of the simulation."""
         return self._jumping.now_s
 
 

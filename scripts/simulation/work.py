@@ -54,30 +54,25 @@ class Record:
 
     @property
     def answered(self) -> bool:
-        """Whether all of its tokens were generated."""
         return self.ended_s is not None and not self.expired
 
     @property
     def wait_s(self) -> float:
-        """From its arrival to its start."""
         assert self.started_s is not None
         return self.started_s - self.arrived_s
 
     @property
     def ttft_s(self) -> float:
-        """From its arrival to its first token."""
         assert self.first_token_s is not None
         return self.first_token_s - self.arrived_s
 
     @property
     def per_token_s(self) -> float:
-        """Mean time between its tokens."""
         assert self.first_token_s is not None
         assert self.ended_s is not None
         return (self.ended_s - self.first_token_s) / max(1, self.tokens / self.work.sequences - 1)
 
     @property
     def whole_s(self) -> float:
-        """From its arrival to its end."""
         assert self.ended_s is not None
         return self.ended_s - self.arrived_s

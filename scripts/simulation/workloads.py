@@ -21,7 +21,6 @@ class Lengths:
     most: int = 100_000
 
     def draw(self, rng: random.Random) -> int:
-        """One number."""
         drawn = rng.lognormvariate(math.log(self.median), math.log(self.spread))
         return max(1, min(self.most, round(drawn)))
 
@@ -54,13 +53,11 @@ class Kind:
 
 
 def mixed(*kinds: tuple[float, Make]) -> Make:
-    """One of several kinds, by weight."""
     weights = [weight for weight, _ in kinds]
     return lambda rng: rng.choices(kinds, weights)[0][1](rng)
 
 
 def poisson(rate_per_s: float, duration_s: float, seed: str, begin_s: float = 0.0) -> list[float]:
-    """Arrivals of independent clients."""
     return bursts(rate_per_s, 1.0, duration_s, seed, begin_s)
 
 
@@ -94,7 +91,6 @@ def open_loop(arrivals_s: Iterable[float], make: Make, seed: str) -> Source:
 
 
 def schedule(timed: Callable[[], Iterator[tuple[float, Work]]]) -> Source:
-    """Work at given times, in order."""
 
     async def source(service: VirtualService) -> None:
         for arrival_s, work in timed():

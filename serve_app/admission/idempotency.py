@@ -117,7 +117,6 @@ class KeyedRequests:
 
 
 def _first_id(tenant: str, key: str) -> str:
-    """The id of the first request with a key."""
     return f"req_{digest(tenant.encode(), key.encode())}"
 
 

@@ -126,7 +126,6 @@ class MemoryLimit:
         return cost_bytes
 
     def answered(self, cost_bytes: int) -> None:
-        """Redis has accepted or rejected the request."""
         self._on_their_way_bytes -= cost_bytes
 
     def _what_is_wrong(self, memory: Memory) -> list[str]:

@@ -64,7 +64,6 @@ async def redrive(
 
 
 async def _redis_ms(link: RedisLink) -> int:
-    """Redis's time, which applies to deadlines."""
     try:
         ((seconds, microseconds),) = await link.call([("TIME",)])
     except RedisUnavailable as error:

@@ -99,7 +99,6 @@ def listed(
 
 
 def table(requests: Sequence[Mapping[str, Any]], now_s: float) -> str:
-    """One row per request."""
     if not requests:
         return "no requests"
     rows = [_HEADINGS]

@@ -19,7 +19,6 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """The same, with spaces for lines and tabs."""
     return " ".join(printable(text).split())
 
 

@@ -106,5 +106,4 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
         await done(self._io.close(self._stream))
 
     def close(self) -> None:
-        """The same, for blocking code."""
         run(self.aclose())

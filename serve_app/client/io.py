@@ -30,7 +30,6 @@ async def done(call: T | Awaitable[T]) -> T:
 
 
 def run(steps: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose calls all block."""
     try:
         steps.send(None)
     except StopIteration as end:
@@ -40,7 +39,6 @@ def run(steps: Coroutine[Any, Any, T]) -> T:
 
 
 async def read(io: Io, stream: Any) -> bytes:
-    """All of a body."""
     chunks, parts = io.chunks(stream), []
     try:
         while (chunk := await done(io.next(chunks, None))) is not None:

@@ -74,7 +74,6 @@ def rest_of(first: httpx.Request, request_id: str, last: int) -> httpx.Request:
 
 
 def is_stream(response: httpx.Response) -> bool:
-    """Whether the answer is server-sent events."""
     return response.status_code == 200 and str(response.headers.get("content-type")).startswith(
         "text/event-stream"
     )

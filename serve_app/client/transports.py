@@ -72,7 +72,6 @@ class ReconnectingTransport(httpx.BaseTransport):
         return run(_answer(self._io, request))
 
     def close(self) -> None:
-        """Close the inner transport."""
         self._inner.close()
 
 
@@ -97,5 +96,4 @@ class AsyncReconnectingTransport(httpx.AsyncBaseTransport):
         return await _answer(self._io, request)
 
     async def aclose(self) -> None:
-        """Close the inner transport."""
         await self._inner.aclose()

@@ -88,7 +88,6 @@ class Membership:
         self._task = self._loops.keep("membership", self._keep)
 
     async def leave(self) -> None:
-        """Delete the lease."""
         if self._task is not None:
             await self._loops.end(self._task)
         if self._held:

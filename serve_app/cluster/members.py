@@ -31,11 +31,9 @@ class Members:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all ingresses."""
         return tuple(ingress.name for ingress in self.ingresses)
 
     def ingresses_of(self, cluster: str) -> int:
-        """How many ingresses a Ray cluster has."""
         return len(self.others("", cluster))
 
     def others(self, name: str, cluster: str) -> list[IngressLease]:
@@ -43,7 +41,6 @@ class Members:
         return [one for one in self.ingresses if one.cluster == cluster and one.name != name]
 
     def superseded(self, cluster: str) -> bool:
-        """Whether a newer Ray cluster is complete."""
         return any(ingress.complete and ingress.cluster > cluster for ingress in self.ingresses)
 
 

@@ -41,7 +41,6 @@ class Replicas:
         self._sequences[request_id] = sequences
 
     def ended(self, request_id: str) -> None:
-        """It will not be sent again."""
         self._sequences.pop(request_id, None)
 
     def sequences(self, request_id: str) -> int:
@@ -49,7 +48,6 @@ class Replicas:
         return self._sequences.get(request_id, 1)
 
     def place(self, request_id: str, replica: str) -> None:
-        """The request is being sent to a replica."""
         self._placed[request_id] = replica
 
     def called(self, home: bool) -> None:

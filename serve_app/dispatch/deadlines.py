@@ -40,7 +40,6 @@ class Deadlines:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start searching the queues."""
         self._sweeping = self._loops.keep("deadlines", self._sweep)
 
     async def stop(self) -> None:

@@ -106,7 +106,6 @@ class Dispatcher:
         )
 
     async def start(self) -> None:
-        """Start claiming."""
         self._tasks = [
             self._loops.keep("dispatcher", self._run),
             self._loops.keep("take-over", self._take_over),
@@ -164,7 +163,6 @@ class Dispatcher:
                 await self._changed.wait()
 
     def _fill(self) -> None:
-        """Start what may start."""
         if self._stopping:
             return
         now_ms = self._clock.now_ms()

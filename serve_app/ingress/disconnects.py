@@ -66,7 +66,6 @@ class Disconnects:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start writing down who reads here."""
         self._renewing = self._loops.keep("reader-leases", self._renew)
 
     async def stop(self) -> None:

@@ -20,7 +20,6 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 async def send_refusal(
     send: Send, refusal: RequestRefused, more_headers: Mapping[str, str] | None = None
 ) -> None:
-    """Answer with a refusal."""
     body = refusal.body()
     headers = {
         "content-type": "application/json",
@@ -36,7 +35,6 @@ async def send_refusal(
 
 
 def note_refusal(telemetry: Telemetry, refusal: RequestRefused, tenant: str) -> None:
-    """Count a refusal, and log it."""
     telemetry.refused(refusal.reason)
     log.info(
         "request refused: %s: %s",
@@ -47,7 +45,6 @@ def note_refusal(telemetry: Telemetry, refusal: RequestRefused, tenant: str) -> 
 
 
 def internal() -> RequestRefused:
-    """The answer after a defect in our code."""
     return RequestRefused(Reason.INTERNAL, "The service failed on this request.")
 
 

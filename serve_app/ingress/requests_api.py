@@ -31,7 +31,6 @@ _LOOKED_AT = 500
 
 
 def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
-    """The endpoints."""
     router = APIRouter(tags=["requests"])
 
     @router.get("/v1/requests", summary="Your latest requests, newest first")
@@ -91,7 +90,6 @@ def _check_one_of(param: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def invalid(param: str, why: str) -> RequestRefused:
-    """The refusal of a wrong value in a query."""
     message = f"Invalid value for '{param}': {why}."
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 

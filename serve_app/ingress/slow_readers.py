@@ -30,11 +30,9 @@ class SlowReaders:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start watching."""
         self._watching = self._loops.keep("stalled-readers", self._watch)
 
     async def stop(self) -> None:
-        """Stop disconnecting clients."""
         if self._watching is not None:
             await self._loops.end(self._watching)
 

@@ -115,7 +115,6 @@ class StoredChats:
 def routes(
     store: JournalStore, streams: EventStreams, uploads: Uploads, limits: RequestLimits
 ) -> APIRouter:
-    """The endpoints."""
     router, chats = APIRouter(tags=["stored chat completions"]), StoredChats(store)
 
     def answer(request: Request, make: Callable[[], Awaitable[Any]]) -> Response:
@@ -271,7 +270,6 @@ class _Choice:
         self._logprobs: list[Any] = []
 
     def add(self, part: Mapping[str, Any]) -> None:
-        """A chunk's part of it."""
         for name, value in part.get("delta", {}).items():
             if name == "tool_calls":
                 for call in value or ():
@@ -291,7 +289,6 @@ class _Choice:
         self._arguments.setdefault(index, []).append(function.get("arguments") or "")
 
     def joined(self, index: int) -> dict[str, Any]:
-        """All of it."""
         texts = {name: "".join(pieces) if pieces else None for name, pieces in self._texts.items()}
         message = {**self._others, **texts}
         if self._calls:

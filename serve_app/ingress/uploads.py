@@ -65,7 +65,6 @@ class Uploads:
         self._held[tenant] += size
 
     def release(self, tenant: str, size: int) -> None:
-        """Stop counting bytes of a tenant."""
         self.held_bytes -= size
         self._held[tenant] -= size
         if not self._held[tenant]:

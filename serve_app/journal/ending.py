@@ -36,7 +36,6 @@ class Ending:
 
     @property
     def message(self) -> str:
-        """One sentence for the caller."""
         if self.summary and self.summary.message:
             return self.summary.message
         if self.reason is Reason.ATTEMPT_LOST and self.summary and self.summary.why:

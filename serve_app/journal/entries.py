@@ -162,7 +162,6 @@ class Entry(NamedTuple):
 
     @property
     def nonce(self) -> bytes:
-        """The nonce of the writer."""
         return self.fields.get(b"n", b"")
 
     @property

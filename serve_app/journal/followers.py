@@ -58,7 +58,6 @@ class Followers:
         ]
 
     async def stop(self) -> None:
-        """Close the subscription."""
         await self._loops.end(*self._tasks)
         if self._connection is not None:
             self._connection.abort()
@@ -93,7 +92,6 @@ class Followers:
         return follower
 
     def leave(self, follower: Follower) -> None:
-        """The connection is gone or finished."""
         group = self._followers.get(follower.request_id)
         if group is not None:
             group.discard(follower)

@@ -51,7 +51,6 @@ class History:
         yield b"".join([entry.body for entry in self._recent])
 
     def add(self, entry: Entry) -> None:
-        """Redis has accepted the next entry."""
         self._recent.append(entry)
         self._recent_bytes += _OTHER_BYTES + len(entry.body) + len(entry.outputs or b"")
         if self._recent_bytes >= timings.PACK_BYTES:

@@ -63,15 +63,12 @@ class JournalStore:
 
     @property
     def model(self) -> str:
-        """The name of the model that is served."""
         return self._settings.model.name
 
     def key(self, request_id: str) -> str:
-        """Redis key of a journal."""
         return journal_key(self._settings.namespace, request_id)
 
     def body_key(self, request_id: str) -> str:
-        """Redis key of a request's body."""
         return body_key(self._settings.namespace, request_id)
 
     def keep_ms(self, facts: RequestFacts) -> int:

@@ -78,7 +78,6 @@ class Row(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """How many there are."""
         return sum(self.states)
 
     def __add__(self, other: object) -> Row:

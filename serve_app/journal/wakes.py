@@ -38,7 +38,6 @@ def wake_of(request_id: str, entry: Entry, after: str | None = None) -> Wake:
 
 
 def encode_wakes(wakes: list[Wake]) -> bytes:
-    """One message for one ingress."""
     return _encoder.encode(wakes)
 
 

@@ -57,7 +57,6 @@ class Activity:
         self._beating = self._loops.keep("activity", partial(self._beat, loop_thread))
 
     async def stop(self) -> None:
-        """Stop sampling."""
         if self._beating is not None:
             await self._loops.end(self._beating)
 

@@ -99,13 +99,11 @@ class Outage:
         self._since_s: float | None = None
 
     def failed(self, error: object) -> None:
-        """A call failed."""
         if self._since_s is None:
             self._since_s = self._clock.monotonic_s()
             self._log.warning("%s: %s", self._what, error)
 
     def over(self) -> None:
-        """A call succeeded."""
         if self._since_s is not None:
             lasted_s = self._clock.monotonic_s() - self._since_s
             self._log.info("%s: over, after %.1f s", self._what, lasted_s)

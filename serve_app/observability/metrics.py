@@ -138,21 +138,17 @@ class Telemetry:
         self._loop_restarts.labels(name)
 
     def loop_restarted(self, name: str) -> None:
-        """A background loop ended unexpectedly."""
         self._loop_restarts.labels(name).inc()
 
     # -- ingress ----------------------------------------------------------------------------------
 
     def admitted(self, request_class: str) -> None:
-        """A request was accepted."""
         self._admitted.labels(request_class).inc()
 
     def refused(self, reason: Reason) -> None:
-        """A request was refused."""
         self._refused.labels(str(reason)).inc()
 
     def claimed(self, request_class: str, waited_s: float) -> None:
-        """A queue entry was claimed."""
         self._queue_wait.labels(request_class).observe(max(0.0, waited_s))
 
     def attempted(self, epoch: int, cause: str = "") -> None:
@@ -173,11 +169,9 @@ class Telemetry:
     # -- worker -----------------------------------------------------------------------------------
 
     def working_on(self, requests: int) -> None:
-        """How many requests the engine holds."""
         self._in_flight.set(requests)
 
     def engine_slots(self, requests: int) -> None:
-        """How many requests the engine runs at a time."""
         self._slots.set(requests)
 
     def journal_kept(self, kept_bytes: Callable[[], int]) -> None:
@@ -189,20 +183,16 @@ class Telemetry:
         self._loop_held.inc()
 
     def first_token(self, request_class: str, since_admission_s: float) -> None:
-        """The first output of a request arrived."""
         self._ttft.labels(request_class).observe(max(0.0, since_admission_s))
 
     def processed(self, request_class: str, processing_s: float, since_admission_s: float) -> None:
-        """An attempt ended a request."""
         self._processing.labels(request_class).observe(max(0.0, processing_s))
         self._end_to_end.labels(request_class).observe(max(0.0, since_admission_s))
 
     def ended(self, request_class: str, state: State, reason: Reason | None) -> None:
-        """A request ended."""
         self._ended.labels(request_class, str(state), str(reason or "")).inc()
 
     def lost(self, because: Because) -> None:
-        """A part of a response could not be continued."""
         self._lost.labels(str(because)).inc()
 
     # -- pages ------------------------------------------------------------------------------------

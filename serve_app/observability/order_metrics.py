@@ -76,18 +76,15 @@ class OrderTelemetry:
             self._claimed_oldest.labels(name).set(max(0.0, (now_ms - oldest_ms) / 1000))
 
     def claimed(self, requests: int) -> None:
-        """A claim has brought this many requests."""
         if requests:
             self._claims.observe(requests)
 
     def started(self, running: Running[Any]) -> None:
-        """A request starts."""
         if running.started_ms is not None:
             waited_s = (running.started_ms - running.entry.enqueued_ms) / 1000
             self.tenants.started(running.entry.tenant, waited_s)
 
     def order(self, scheduler: Scheduler[Any]) -> None:
-        """Where the order of work stands now."""
         self._slots_allowed.set(scheduler.capacity)
         self._slots_reserved.set(scheduler.sequences)
         self._slots_long.set(scheduler.long_sequences)

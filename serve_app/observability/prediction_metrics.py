@@ -39,5 +39,4 @@ class PredictionTelemetry:
         self._error.set(over_a_constants)
 
     def useful(self, useful: bool) -> None:
-        """Whether short requests go first."""
         self._useful.set(useful)

@@ -45,11 +45,9 @@ class Snapshots:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start writing snapshots."""
         self._task = self._loops.keep("metrics-snapshots", self._keep)
 
     async def stop(self) -> None:
-        """Stop writing snapshots."""
         if self._task is not None:
             await self._loops.end(self._task)
 

@@ -39,11 +39,9 @@ class TenantTelemetry:
         """Of `_behind`, by class and tenant."""
 
     def started(self, tenant: str, waited_s: float) -> None:
-        """A request has started."""
         self._wait.labels(self._named(tenant)).observe(max(0.0, waited_s))
 
     def ended(self, request_class: str, tenant: str, cost: float) -> None:
-        """A request has ended and has cost this much."""
         key = request_class, self._named(tenant)
         self._served.labels(*key).inc(cost)
         if key not in self._series:  # so that a tenant that never had to wait is shown, too

@@ -28,7 +28,6 @@ class TokenTelemetry(Collector):
         registry.register(self)
 
     def prompt(self, tokens: int) -> None:
-        """The prompt's length became known."""
         self._prompt += tokens
 
     def output(self, tokens: int, since_last_s: float | None) -> None:

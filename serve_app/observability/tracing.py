@@ -123,6 +123,5 @@ class Tracing:
         return Span(self._tracer.start_span(name, context, kind, dict(facts), start_time=began_ns))
 
     async def stop(self) -> None:
-        """Export the remaining spans."""
         if self._tracer is not None:
             await asyncio.to_thread(self._provider.shutdown)

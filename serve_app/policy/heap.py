@@ -31,7 +31,6 @@ class Heap(Generic[T]):
         self._sweep_at = 64
 
     def push(self, key: float, item: T) -> None:
-        """Add an item."""
         if len(self._items) >= self._sweep_at:
             self._items = [one for one in self._items if not one[2].left]
             heapify(self._items)
@@ -52,5 +51,4 @@ class Heap(Generic[T]):
         heappop(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        """All items, in any order."""
         return (item for _, _, item in self._items if not item.left)

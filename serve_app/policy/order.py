@@ -138,7 +138,6 @@ class Scheduler(Generic[C]):
         return what_to_claim(self.capacity, self.taken, waiting, most, self._stuck)
 
     def add(self, entry: C) -> None:
-        """A request has been claimed."""
         predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
         late_ms = self._handicap_ms(entry, predicted) if self.lengths.useful else 0.0
         waiting = Waiting(

@@ -71,7 +71,6 @@ class Lengths:
         return self._error / self._constant_error if self._constant_error else 1.0
 
     def predict(self, request: Claimed) -> Prediction:
-        """What is known of requests like this one."""
         log, mean = self._shrunk(_groups_of(request))
         most = float(request.max_output_tokens or math.inf)
         return Prediction(min(max(0.0, math.exp(log) - 1), most), min(max(0.0, mean), most))

@@ -48,7 +48,6 @@ class Foundation:
         self._activity = Activity(self.telemetry.registry, self.loops)
 
     async def start(self) -> None:
-        """Start publishing this process's metrics."""
         await self._activity.start()
         await self.snapshots.start()
 

@@ -239,7 +239,6 @@ class IngressProcess:
         self._validator.stop()
 
     def check_health(self) -> None:
-        """Raise if a background loop keeps ending."""
         self.base.loops.check_health()
 
     def _on_members(self, members: Members) -> None:

@@ -9,7 +9,6 @@ from serve_app.settings import Settings
 
 
 def order_rules(settings: Settings) -> Rules:
-    """The rules of one ingress's scheduler."""
     order = settings.order
     return Rules(
         ClassRules(

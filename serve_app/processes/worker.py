@@ -18,7 +18,6 @@ log = logging.getLogger("hermes.worker")
 
 
 def make_engine(settings: Settings) -> Engine:
-    """Create the engine that the settings name."""
     if settings.engine.kind == "simulated":
         from workers.simulated_engine import SimulatedEngine
 
@@ -79,7 +78,6 @@ class WorkerProcess:
         log.info("engine %s ready after %.1f s", self._engine.name, took_s)
 
     async def stop(self) -> None:
-        """Delete the lease and end the engine."""
         self._loop_watch.stop()
         await self.replica.leave()
         await self._writer.stop()

@@ -48,7 +48,6 @@ class RespConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether commands can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -126,7 +125,6 @@ class RespConnection(asyncio.Protocol):
             raise AnswerLost(f"no answer from Redis in {within_s:g} s") from None
 
     def abort(self) -> None:
-        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 

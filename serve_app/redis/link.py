@@ -75,7 +75,6 @@ class RedisLink:
         return replies
 
     async def close(self) -> None:
-        """Close the connections."""
         for connection in (self._shared, self._waiting, *self._large):
             await connection.close()
 

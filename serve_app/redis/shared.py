@@ -57,7 +57,6 @@ class SharedConnection(Generic[C]):
 
     @property
     def current(self) -> C | None:
-        """The connection, if it is usable."""
         return self._current if self._current is not None and self._current.usable else None
 
     async def get(self) -> C:
@@ -80,7 +79,6 @@ class SharedConnection(Generic[C]):
             raise RedisUnavailable(str(error)) from None
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)

@@ -33,11 +33,9 @@ class RedisWatch:
         """What is wrong with Redis's configuration, for its operator."""
 
     async def start(self) -> None:
-        """Start trying."""
         self._task = self._loops.keep("redis-check", self._keep)
 
     async def stop(self) -> None:
-        """Stop, and close the connections."""
         if self._task is not None:
             await self._loops.end(self._task)
         self._check.close()

@@ -36,7 +36,6 @@ class RequestQueue:
         self._consumer = consumer
 
     def stream(self, request_class: str) -> str:
-        """Redis key of a class's queue."""
         return self._streams.by_class[request_class]
 
     def enqueueing(self, request_id: str, facts: RequestFacts, work: Work) -> Command:

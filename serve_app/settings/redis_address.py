@@ -54,7 +54,6 @@ class RedisAddress(NamedTuple):
 
     @property
     def secrets(self) -> Iterator[str]:
-        """What no text may show."""
         for login in (self.login, self.own_login):
             yield login.get("password", "")
 

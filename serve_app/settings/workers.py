@@ -127,12 +127,10 @@ class WorkerSettings(Section):
 
     @property
     def wanted(self) -> int:
-        """The least number of replicas to expect."""
         return self.replicas if self.autoscaling is None else self.autoscaling.min_replicas
 
     @property
     def gpus(self) -> float:
-        """GPUs that Ray reserves for one replica."""
         if self.gpus_per_replica is not None:
             return self.gpus_per_replica
         return float(self.tensor_parallel_size) if self.device == "gpu" else 0.0
