@@ -1,10 +1,14 @@
-"""The same look for all commands: Typer's help and usage errors, and one red line for a failure."""
+"""What all commands share: Typer, one red line for a failure, and text for a terminal: tables,
+times and what others have written, without control characters.
+"""
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -45,3 +49,44 @@ def one_sentence(command: str) -> Iterator[None]:
         fail(f"{command}: {error}")
     except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_KEPT = "\n\t\u200c\u200d"
+"""Lines, tabs, and what joins letters and emoji."""
+
+
+def printable(text: str) -> str:
+    """Replace everything that would control a terminal, because the text comes from a client."""
+    return "".join(
+        one if one.isprintable() or one in _KEPT or unicodedata.category(one) == "Zs" else "?"
+        for one in text
+    )
+
+
+def in_one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def columns(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
+    """Rows of the same length as a table; the columns in `numbers` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if number in numbers else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def when(unix_s: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A time in UTC."""
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime(form)
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit, such as `5m`; a negative one, of another clock, is `0s`."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"

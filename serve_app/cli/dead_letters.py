@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from pydantic import ValidationError
 
-from serve_app.cli import letters_text
-from serve_app.cli.console import CommandFailed, new_app, one_sentence
-from serve_app.cli.redriving import redrive
-from serve_app.cli.texts import printable
+from serve_app.admission.transaction import accept
+from serve_app.cli.console import CommandFailed, columns, new_app, one_sentence, printable, when
+from serve_app.errors import RedisUnavailable
+from serve_app.journal.store import JournalStore
+from serve_app.policy.work import work_of
+from serve_app.redis.client import connect_redis
 from serve_app.redis.link import RedisLink
-from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters
+from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
+from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import RedisSettings, Settings
 
 Action = Callable[[Settings, RedisLink, DeadLetters], Awaitable[None]]
@@ -51,9 +57,9 @@ def list_letters(
     """Show a table of all of them, oldest first."""
 
     async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
-        print(letters_text.table(await dead.read(), text))
+        print(_table(await dead.read(), text))
         if unreadable := await dead.unreadable():
-            print("\n" + letters_text.raw(unreadable, text))
+            print("\n" + _raw(unreadable, text))
 
     _do(show, redis_url, namespace)
 
@@ -69,7 +75,7 @@ def show_letter(
 
     async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
         (letter,) = _wanted(await dead.read(), [request_id])
-        described = letters_text.described(letter, text)
+        described = _described(letter, text)
         print(printable(json.dumps(described, indent=2, ensure_ascii=False)))
 
     _do(show, redis_url, namespace)
@@ -144,3 +150,150 @@ def _wanted(letters: Sequence[DeadLetter], ids: Sequence[str]) -> list[DeadLette
     if unknown:
         raise CommandFailed(f"no dead letter has the id {printable(', '.join(unknown))}")
     return [known[request_id] for request_id in dict.fromkeys(ids)]
+
+
+_TEXT_CHARACTERS = 60
+_HEADINGS = ("when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes")
+
+
+def _table(letters: Sequence[DeadLetter], with_text: bool) -> str:
+    """One row per letter; with `text`, also the beginning of the last user message."""
+    if not letters:
+        return "no dead letters"
+    rows = [(*_HEADINGS, "text") if with_text else _HEADINGS]
+    for letter in letters:
+        row = (
+            _when(letter),
+            letter.request_id,
+            letter.reason,
+            str(letter.attempts),
+            letter.facts.request_class,
+            letter.facts.tenant,
+            str(len(letter.body)),
+        )
+        rows.append((*row, last_user_text(letter.body)[:_TEXT_CHARACTERS]) if with_text else row)
+    return columns(rows, (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
+
+
+def _raw(letters: Sequence[Unreadable], with_text: bool) -> str:
+    """Entries that could not be decoded: where they were found, and their fields. Long fields are
+    shown by their length, unless with text.
+    """
+    lines = [f"{len(letters)} that nobody could read:"]
+    for letter in letters:
+        shown = [
+            f"{name.decode(errors='replace')}="
+            + (
+                value.decode(errors="replace")
+                if with_text or len(value) <= _TEXT_CHARACTERS
+                else f"<{len(value)} bytes>"
+            )
+            for name, value in letter.fields.items()
+        ]
+        lines.append(
+            printable(f"{_when(letter)}  {letter.source}  {' '.join(shown)}").replace("\n", "?")
+        )
+    return "\n".join(lines)
+
+
+def _described(letter: DeadLetter, with_body: bool) -> dict[str, Any]:
+    """A letter as JSON; a body that is not JSON is shown as text."""
+    shown = {
+        "id": letter.request_id,
+        "when": _when(letter),
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "line": msgspec.to_builtins(letter.line),
+        "facts": msgspec.to_builtins(letter.facts),
+        "bytes": len(letter.body),
+    }
+    if with_body:
+        try:
+            shown["body"] = json.loads(letter.body)
+        except ValueError:
+            shown["body"] = letter.body.decode(errors="replace")
+    return shown
+
+
+def _when(letter: DeadLetter | Unreadable) -> str:
+    """When the request was given up, by Redis's clock."""
+    return when(int(letter.entry_id.partition("-")[0]) / 1000)
+
+
+def last_user_text(body: bytes) -> str:
+    """The user's last message, in a request of any of OpenAI's formats, on one line; empty if there
+    is none.
+    """
+    try:
+        request = json.loads(body)
+    except ValueError:
+        return ""
+    if not isinstance(request, dict):
+        return ""
+    said = request.get("messages") or request.get("input") or request.get("prompt") or ""
+    if isinstance(said, list):
+        of_users = [
+            item
+            for item in said
+            if not isinstance(item, dict) or item.get("role", "user") == "user"
+        ]
+        said = of_users[-1] if of_users else ""
+    if isinstance(said, dict):
+        said = said.get("content") or ""
+    if isinstance(said, list):
+        said = " ".join(
+            str(part["text"]) for part in said if isinstance(part, dict) and "text" in part
+        )
+    return printable(" ".join(str(said).split()))
+
+
+async def redrive(
+    settings: Settings, link: RedisLink, dead: DeadLetters, letter: DeadLetter
+) -> str:
+    """Admit the request as a new one, then delete the letter. Dying in between leaves a letter, and
+    loses nothing.
+
+    Returns:
+        The new request's id.
+
+    Raises:
+        CommandFailed: Redis failed; the message says what is known of the request.
+    """
+    request_id = f"req_{secrets.token_hex(16)}"
+    now_ms = await _redis_ms(link)
+    facts = msgspec.structs.replace(
+        letter.facts,
+        admitted_ms=now_ms,
+        deadline_ms=now_ms + letter.facts.deadline_ms - letter.facts.admitted_ms,
+        wake="",  # no ingress holds a connection for it
+        idempotency="",  # the idempotency key belongs to the request that failed
+        detached=True,
+        retention_s=letter.facts.retention_s or settings.journal.detached_retention_s,
+    )
+    work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
+    async with connect_redis(settings.redis) as redis:  # it connects only when a command is sent
+        streams = QueueStreams(redis, link, settings.namespace, facts.model, dead)
+        enqueueing = RequestQueue(streams, consumer="").enqueueing(request_id, facts, work)
+    first = JournalStore(settings, link).first_entry(request_id, letter.line, letter.body, facts)
+    try:
+        await accept(link, enqueueing, first)
+    except RedisUnavailable as error:
+        raise CommandFailed(
+            f"{letter.request_id} was perhaps not sent again (as {request_id}): {error}"
+        ) from None
+    try:
+        await dead.remove(letter.request_id)
+    except RedisUnavailable as error:
+        raise CommandFailed(
+            f"{letter.request_id} was sent again as {request_id}, but its letter is still there: "
+            f"{error}"
+        ) from None
+    return request_id
+
+
+async def _redis_ms(link: RedisLink) -> int:
+    try:
+        ((seconds, microseconds),) = await link.call([("TIME",)])
+    except RedisUnavailable as error:
+        raise CommandFailed(str(error)) from None
+    return int(seconds) * 1000 + int(microseconds) // 1000

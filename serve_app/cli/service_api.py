@@ -12,8 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import typer
 
-from serve_app.cli.console import CommandFailed
-from serve_app.cli.texts import in_one_line
+from serve_app.cli.console import CommandFailed, in_one_line
 from serve_app.client import ReconnectingTransport
 from serve_app.client.events import EventSplitter
 

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.console import new_app, one_sentence
+from serve_app.cli.console import columns, in_one_line, new_app, one_sentence, when
 from serve_app.cli.service_api import KEY_HELP, USUAL, ServiceApi, Url
-from serve_app.cli.texts import columns, in_one_line, when
 from serve_app.contract import State
 from serve_app.journal.usage import STATES
 

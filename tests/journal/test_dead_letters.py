@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serve_app.cli.letters_text import last_user_text
+from serve_app.cli.dead_letters import last_user_text
 from serve_app.contract import Reason
 from serve_app.journal.entries import decode_facts, decode_line
 from serve_app.journal.facts import RequestFacts

@@ -12,10 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from serve_app.cli.answer_text import AnswerText
+from serve_app.cli.console import age, printable
 from serve_app.cli.main import app
-from serve_app.cli.requests import described, table
-from serve_app.cli.texts import age, printable
+from serve_app.cli.requests import AnswerText, described, table
 from serve_app.cli.usage import moment
 from tests.http_server import END, Script, chunk, head, sending, serving, whole
 from tests.tables import each
