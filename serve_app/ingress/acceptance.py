@@ -20,7 +20,7 @@ from serve_app.journal.follower import Follower
 from serve_app.journal.followers import Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about
-from serve_app.redis.watch import RedisWatch
+from serve_app.redis.check import RedisWatch
 
 log = logging.getLogger("hermes.ingress")
 

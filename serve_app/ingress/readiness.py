@@ -8,7 +8,7 @@ from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.loops import Loops
-from serve_app.redis.watch import RedisWatch
+from serve_app.redis.check import RedisWatch
 from serve_app.settings import Settings
 
 

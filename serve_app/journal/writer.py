@@ -27,9 +27,8 @@ from serve_app.loops import Loops, backoff
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import body_key, journal_key
-from serve_app.redis.link import RedisLink
+from serve_app.redis.link import RedisLink, SharedConnection
 from serve_app.redis.replies import is_demoted, is_full, is_refused_for_now
-from serve_app.redis.shared import SharedConnection
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")

@@ -36,7 +36,7 @@ from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.processes.foundation import Foundation
 from serve_app.processes.order_rules import order_rules
-from serve_app.redis.watch import RedisWatch
+from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths

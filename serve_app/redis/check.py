@@ -8,17 +8,20 @@ tried (`trial.py`), by both clients, and what Redis answers is said in its own w
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.errors import RedisRefuses, RedisUnavailable
+from serve_app.loops import Loops, jittered
 from serve_app.redis.client import connect_redis, redis_call
 from serve_app.redis.connection import Command, RespConnection, connect
-from serve_app.redis.info import parse_info, warnings
+from serve_app.redis.memory import parse_info, warnings
 from serve_app.redis.replies import REFUSES_FOR_NOW, check_refused, is_demoted
 from serve_app.redis.trial import Trial, trial
 from serve_app.settings import RedisSettings
@@ -170,3 +173,59 @@ async def _ask(connection: RespConnection, commands: Sequence[Command]) -> None:
             raise RedisUnavailable(f"it is a replica, and takes no writes: {reply}")
         for part in reply if isinstance(reply, list) else [reply]:
             check_refused(" ".join(map(str, command[:2])), part)
+
+
+log = logging.getLogger("hermes.redis")
+
+
+class RedisWatch:
+    """The result of the last try."""
+
+    def __init__(self, settings: RedisSettings, namespace: str, loops: Loops) -> None:
+        self._check = Check(settings, namespace)
+        self._loops = loops
+        self._task: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
+        self._said = ""
+        self.usable = False
+        """Whether everything was possible, and Redis has not been lost since."""
+        self.refused = ""
+        """What Redis refuses, in its own words, and what to look at; waiting does not help."""
+        self.warnings: tuple[str, ...] = ()
+        """What is wrong with Redis's configuration, for its operator."""
+
+    async def start(self) -> None:
+        self._task = self._loops.keep("redis-check", self._keep)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await self._loops.end(self._task)
+        self._check.close()
+
+    def lost(self) -> None:
+        """Redis cannot be reached at the moment. What was found before no longer counts."""
+        self.usable = False
+        self._again.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self._again.clear()
+            self._found(await self._check.run())
+            late = not self.usable and not self.refused
+            pause_s = timings.REDIS_CHECK_RETRY_S if late else timings.REDIS_CHECK_AGAIN_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(jittered(pause_s)):
+                    await self._again.wait()
+
+    def _found(self, found: Finding | tuple[str, ...]) -> None:
+        self.usable = not isinstance(found, Finding)
+        self.refused = str(found) if isinstance(found, Finding) and not found.step.passes else ""
+        said = str(found) if isinstance(found, Finding) else ""
+        if said != self._said:
+            log.warning("Redis cannot be used: %s", said) if said else log.info("Redis: usable")
+        self._said = said
+        if not isinstance(found, Finding):
+            for warning in found:
+                if warning not in self.warnings:
+                    log.warning("Redis: %s", warning)
+            self.warnings = found

@@ -18,8 +18,8 @@ import hiredis
 from redis.exceptions import NoPermissionError, RedisError
 
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
+from serve_app.redis.client import find_primary, said
 from serve_app.redis.replies import Reply, check_refused
-from serve_app.redis.sentinel import find_primary, said
 from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import RedisAddress
 

@@ -1,16 +1,92 @@
-"""The connections that all callers of a process share."""
+"""The connections that all callers of a process share. Each is opened when it is needed, and again
+after it was lost.
+
+A caller that needs the connection while it is being opened waits for that attempt and shares its
+failure. Otherwise, if Redis accepts connections but does not answer, the last of a hundred callers
+would wait for a hundred timeouts. For a moment after a failure, nobody tries.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 
 from serve_app import timings
+from serve_app.clock import SYSTEM
 from serve_app.errors import RedisUnavailable
+from serve_app.loops import jittered
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.replies import Reply, is_demoted
-from serve_app.redis.shared import SharedConnection
 from serve_app.settings import RedisSettings
+
+
+class SharedConnection:
+    """The connection that one process shares.
+
+    Args:
+        opened: opens the connection; raises `RedisUnavailable`.
+        quiet_s: for this long after a failure, callers get the same failure at once.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], Awaitable[RespConnection]],
+        quiet_s: float = timings.REDIS_QUIET_S,
+    ) -> None:
+        self._opened = opened
+        self._quiet_s = quiet_s
+        self._opening: asyncio.Task[RespConnection] | None = None
+        self._current: RespConnection | None = None
+        self._quiet_until_s = -math.inf
+        self._problem = ""
+
+    @property
+    def current(self) -> RespConnection | None:
+        return self._current if self._current is not None and self._current.usable else None
+
+    async def get(self) -> RespConnection:
+        """The connection; opens it if necessary.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        if (connection := self.current) is not None:
+            return connection
+        if self._opening is None:
+            if SYSTEM.monotonic_s() < self._quiet_until_s:
+                raise RedisUnavailable(self._problem)
+            self._opening = asyncio.create_task(self._open(), name="redis-connection")
+            self._opening.add_done_callback(_retrieved)
+        try:
+            return await asyncio.shield(self._opening)
+        except RedisUnavailable as error:
+            # a new exception for each caller, because exceptions carry tracebacks
+            raise RedisUnavailable(str(error)) from None
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._current is not None:
+            self._current.abort()
+
+    async def _open(self) -> RespConnection:
+        try:
+            self._current = await self._opened()
+            return self._current
+        except RedisUnavailable as error:
+            self._problem = str(error)
+            self._quiet_until_s = SYSTEM.monotonic_s() + jittered(self._quiet_s)
+            raise RedisUnavailable(self._problem) from None
+        finally:
+            self._opening = None
+
+
+def _retrieved(opening: asyncio.Task[RespConnection]) -> None:
+    """Retrieve the exception, because all callers that waited may have gone."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 class RedisLink:
@@ -28,7 +104,7 @@ class RedisLink:
         self._shared = SharedConnection(lambda: connect(settings))
         self._waiting = SharedConnection(lambda: connect(settings))
         self._large = [SharedConnection(lambda: connect(settings)) for _ in range(large_at_once)]
-        self._idle: asyncio.LifoQueue[SharedConnection[RespConnection]] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[SharedConnection] = asyncio.LifoQueue()
         for connection in self._large:
             self._idle.put_nowait(connection)
 
@@ -65,9 +141,7 @@ class RedisLink:
             await self._waiting.close()
             raise
 
-    async def _ask(
-        self, shared: SharedConnection[RespConnection], commands: Sequence[Command]
-    ) -> list[Reply]:
+    async def _ask(self, shared: SharedConnection, commands: Sequence[Command]) -> list[Reply]:
         connection = await shared.get()
         replies = await connection.ask(commands, self._settings.response_timeout_s)
         if any(map(is_demoted, replies)):

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.classes import CLASSES
-from serve_app.redis.groups import create_group
+from serve_app.redis.client import create_group
 from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.dead_letters import DeadLetters

@@ -24,7 +24,6 @@ PURE = (
     "serve_app.settings",
     "serve_app.admission.memory_limit",
     "serve_app.redis.memory",
-    "serve_app.redis.info",
     "serve_app.redis.keyspace",
     "serve_app.redis.replies",
     "serve_app.clock",
