@@ -1,17 +1,84 @@
-"""Metrics of the order of work: slots, claims, what waits, and ageing."""
+"""Metrics of the order of work: slots, claims, what waits, ageing, predicted lengths, and what each
+tenant gets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
-from serve_app.observability.prediction_metrics import PredictionTelemetry
-from serve_app.observability.tenant_metrics import TenantTelemetry
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Scheduler
 from serve_app.policy.waiting import Running, Settled
+
+_TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
+
+
+_TENANTS = 50
+OTHER_TENANTS = "@other"
+"""All tenants beyond the first ones of a process; the names of tenants contain no `@`."""
+
+
+class TenantTelemetry:
+    """The tenants of one ingress. Only the first ones have a series of their own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._served = Counter(
+            "hermes_tenant_served_cost",
+            "Cost of the requests that ended, by tenant.",
+            ["class", "tenant"],
+            registry=registry,
+        )
+        self._wait = Summary(
+            "hermes_tenant_queue_wait_time_seconds",
+            "Time from the queue entry to the start of its first attempt, by tenant.",
+            ["tenant"],
+            registry=registry,
+        )
+        self._behind = Gauge(
+            "hermes_tenant_behind_cost",
+            "How much less a tenant that waits was served than the one of its class that was "
+            "served most, in cost divided by weight.",
+            ["class", "tenant"],
+            registry=registry,
+        )
+        self._tenants: set[str] = set()
+        self._series: dict[tuple[str, str], Gauge] = {}
+        """Of `_behind`, by class and tenant."""
+
+    def started(self, tenant: str, waited_s: float) -> None:
+        self._wait.labels(self._named(tenant)).observe(max(0.0, waited_s))
+
+    def ended(self, request_class: str, tenant: str, cost: float) -> None:
+        key = request_class, self._named(tenant)
+        self._served.labels(*key).inc(cost)
+        if key not in self._series:  # so that a tenant that never had to wait is shown, too
+            self._series[key] = self._behind.labels(*key)
+
+    def counters(self, waiting: Mapping[str, Mapping[str, float]]) -> None:
+        """What the tenants that wait were served, by class: each virtual counter. A tenant that
+        does not wait is not behind.
+        """
+        behind: dict[tuple[str, str], float] = {}
+        for request_class, counters in waiting.items():
+            most = max(counters.values(), default=0.0)
+            for tenant, counter in counters.items():
+                key = (request_class, self._named(tenant))
+                behind[key] = max(behind.get(key, 0.0), most - counter)
+        for key in behind.keys() - self._series.keys():
+            self._series[key] = self._behind.labels(*key)
+        for key, series in self._series.items():
+            series.set(behind.get(key, 0.0))
+
+    def _named(self, tenant: str) -> str:
+        if tenant not in self._tenants and len(self._tenants) >= _TENANTS:
+            return OTHER_TENANTS
+        self._tenants.add(tenant)
+        return tenant
+
 
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -20,45 +87,49 @@ class OrderTelemetry:
     """The metrics of one ingress's scheduler."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self.tenants = TenantTelemetry(registry)
-        self._slots_allowed = Gauge(
+        self._slots_allowed = gauge(
             "hermes_slots_allowed",
             "Sequences that this ingress may run at the same time: its share of the engines'.",
-            registry=registry,
         )
-        self._slots_reserved = Gauge(
+        self._slots_reserved = gauge(
             "hermes_slots_reserved",
             "Sequences of the requests that this ingress has started and that have not ended.",
-            registry=registry,
         )
-        self._slots_long = Gauge(
+        self._slots_long = gauge(
             "hermes_slots_long",
             "How many of them are of requests that have no right to a spare slot.",
-            registry=registry,
         )
-        self._claims = Histogram(
-            "hermes_claim_requests",
-            "Requests that one claim has brought.",
-            registry=registry,
-            buckets=_REQUESTS,
+        self._claims = histogram(
+            "hermes_claim_requests", "Requests that one claim has brought.", buckets=_REQUESTS
         )
-        self._predictions = PredictionTelemetry(registry)
+        self._prediction_ratio = histogram(
+            "hermes_prediction_ratio",
+            "Real output tokens over predicted ones (the mean).",
+            buckets=_TIMES,
+        )
+        self._prediction_error = gauge(
+            "hermes_prediction_error_ratio",
+            "Error of the predictions over that of one and the same number for all requests.",
+        )
+        self._predictions_useful = gauge(
+            "hermes_predictions_useful",
+            "1 if short requests go first, because predictions are better than a constant.",
+        )
         self._promotions = Counter(
             "hermes_ageing_promotions",
             "Requests that went before a more urgent class because of their age.",
             registry=registry,
         )
-        self._claimed_waiting = Gauge(
+        self._claimed_waiting = gauge(
             "hermes_claimed_waiting",
             "Requests that this ingress has claimed and not started.",
             ["class"],
-            registry=registry,
         )
-        self._claimed_oldest = Gauge(
-            "hermes_claimed_oldest_age_seconds",
-            "Age of the oldest of them.",
-            ["class"],
-            registry=registry,
+        self._claimed_oldest = gauge(
+            "hermes_claimed_oldest_age_seconds", "Age of the oldest of them.", ["class"]
         )
         self.waiting({}, 0)
         self._promoted = 0
@@ -88,7 +159,7 @@ class OrderTelemetry:
         self._slots_allowed.set(scheduler.capacity)
         self._slots_reserved.set(scheduler.sequences)
         self._slots_long.set(scheduler.long_sequences)
-        self._predictions.error(scheduler.lengths.error_ratio)
+        self._prediction_error.set(scheduler.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
 
@@ -101,7 +172,8 @@ class OrderTelemetry:
         entry = settled.entry
         self.tenants.ended(entry.request_class, entry.tenant, settled.cost)
         if settled.written.whole:
-            self._predictions.compare(settled.predicted, settled.written.tokens)
-        self._predictions.useful(lengths_useful)
+            ratio = settled.written.tokens / max(1.0, settled.predicted.mean)
+            self._prediction_ratio.observe(ratio)
+        self._predictions_useful.set(lengths_useful)
         self._promotions.inc(promotions - self._promoted)
         self._promoted = promotions

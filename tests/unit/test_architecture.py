@@ -87,8 +87,6 @@ OWNERS = {
         "serve_app.observability.metrics_pages",
         "serve_app.observability.activity_metrics",
         "serve_app.observability.order_metrics",
-        "serve_app.observability.tenant_metrics",
-        "serve_app.observability.prediction_metrics",
     ),
     "time": (
         "serve_app.clock",

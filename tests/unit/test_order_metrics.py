@@ -5,8 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Written
-from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.observability.tenant_metrics import OTHER_TENANTS, TenantTelemetry
+from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry, TenantTelemetry
 from serve_app.policy.order import Scheduler
 from serve_app.policy.waiting import Prediction, Settled
 from tests.unit.virtual_order import Entry
