@@ -22,9 +22,9 @@ from serve_app.cluster import replicas as of_process
 from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import Answer, WorkerLost
 from serve_app.errors import SettingsError
-from serve_app.ingress.client_ids import make_up
+from serve_app.ingress.submissions import make_up
 from serve_app.policy.capacity import share
-from serve_app.processes.heap import freeze_heap
+from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.settings import Settings, load_settings

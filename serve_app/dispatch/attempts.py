@@ -20,9 +20,8 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Written
 from serve_app.dispatch.adopted import Adopted
-from serve_app.dispatch.calls import Calls
+from serve_app.dispatch.calls import Calls, UntilReached
 from serve_app.dispatch.quarantine import Quarantine
-from serve_app.dispatch.until_reached import UntilReached
 from serve_app.dispatch.waits import Waits, WhyItWaits
 from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Cause, Execute, WorkerLost
-from serve_app.dispatch.until_reached import UntilReached
 from serve_app.dispatch.waits import Waits, WhyItWaits
+from serve_app.errors import RedisUnavailable
 from serve_app.journal.store import JournalStore
-from serve_app.observability.logs import about
+from serve_app.loops import jittered
+from serve_app.observability.logs import Outage, about
 from serve_app.policy.retries import Next
 from serve_app.request_queue.entry import QueueEntry
 
@@ -142,3 +144,27 @@ async def _first(within_s: float, *futures: asyncio.Future[Any]) -> None:
 
 def _about(entry: QueueEntry, cause: Cause) -> dict[str, str]:
     return about(entry.request_id, entry.tenant, cause, entry.trace)
+
+
+T = TypeVar("T")
+
+
+class UntilReached:
+    """Repeats a step while Redis cannot be reached. An outage is logged once for all steps."""
+
+    def __init__(self) -> None:
+        self._outage = Outage(log, "dispatcher: waiting for Redis")
+
+    async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Returns the step's result eventually; raises every error other than
+        `RedisUnavailable`.
+        """
+        while True:
+            try:
+                result = await step()
+            except RedisUnavailable as error:
+                self._outage.failed(error)
+                await asyncio.sleep(jittered(timings.ATTEMPT_RETRY_S))
+            else:
+                self._outage.over()
+                return result

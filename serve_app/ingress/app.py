@@ -15,8 +15,7 @@ from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.cors import Cors
-from serve_app.ingress.guard import Guard
+from serve_app.ingress.guard import Cors, Guard
 from serve_app.ingress.inference import InferenceEndpoint
 from serve_app.ingress.refusals import internal, journal_unavailable, note_refusal
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS

@@ -2,18 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from serve_app import __version__
+from serve_app.admission.limits import AdmissionLimits
+from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.clock import SYSTEM
+from serve_app.cluster.leases import Membership
+from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
-from serve_app.ingress.metrics_page import MetricsPage
-from serve_app.ingress.readiness import Readiness
-from serve_app.observability.metrics_pages import CONTENT_TYPE
+from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.loops import Loops
+from serve_app.observability.metrics_pages import CONTENT_TYPE, merge_pages, queue_gauges
+from serve_app.observability.snapshots import Snapshots
+from serve_app.policy.classes import CLASSES
+from serve_app.redis.check import RedisWatch
+from serve_app.request_queue.depths import QueueDepths
+from serve_app.settings import Settings
+
+
+class MetricsPage:
+    """One page, assembled by one task at a time. Each sample is labelled with its replica."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        snapshots: Snapshots,
+        depths: QueueDepths,
+        limits: AdmissionLimits,
+        kept: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._period_s = settings.telemetry.page_period_s
+        self._max_waiting = settings.queue.max_waiting
+        self._membership = membership
+        self._snapshots = snapshots
+        self._depths = depths
+        self._limits = limits
+        self._kept = kept
+        self._page = b""
+        self._made_s = -math.inf
+        self._making = asyncio.Lock()
+
+    async def read(self) -> bytes:
+        """The page, at most one period old plus the time to assemble it."""
+        async with self._making:
+            if SYSTEM.monotonic_s() - self._made_s >= self._period_s:
+                self._page = await self._make()
+                self._made_s = SYSTEM.monotonic_s()
+            return self._page
+
+    async def _make(self) -> bytes:
+        members = self._membership.members
+        pages = await self._snapshots.pages(
+            [*members.names, *(one.name for one in members.workers)]
+        )
+        queues, kept = await asyncio.gather(self._queue_state(), self._kept_bytes())
+        gauges = queue_gauges(queues, self._redis_bytes(), kept)
+        return await asyncio.to_thread(merge_pages, pages, gauges)
+
+    async def _queue_state(self) -> Mapping[str, tuple[int, int, int, float]]:
+        try:
+            depths, _ = await self._depths.look()
+        except RedisUnavailable:
+            return {}
+        return {
+            name: (depth.waiting, depth.claimed, self._max_waiting(name), depth.oldest_s)
+            for name in CLASSES
+            if (depth := depths.get(name)) is not None
+        }
+
+    def _redis_bytes(self) -> tuple[int, int] | None:
+        seen = self._limits.memory.seen
+        return (seen.used_bytes, seen.limit_bytes) if seen is not None else None
+
+    async def _kept_bytes(self) -> tuple[int, int] | None:
+        bound_bytes = self._limits.kept_bound_bytes
+        try:
+            return await self._kept(), int(bound_bytes) if math.isfinite(bound_bytes) else 0
+        except RedisUnavailable:
+            return None
+
+
+class Readiness:
+    """What one ingress knows of its own loops, of Redis, and of the replicas of its Ray cluster."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: str,
+        membership: Membership,
+        replicas: Replicas,
+        loops: Loops,
+        redis: RedisWatch,
+        memory: MemoryLimit,
+    ) -> None:
+        self._workers_wanted = settings.workers.wanted
+        self._ingresses_wanted = settings.ingress.replicas
+        self._cluster = cluster
+        self._membership = membership
+        self._replicas = replicas
+        self._loops = loops
+        self._redis = redis
+        self._memory = memory
+
+    def all_replicas_there(self) -> bool:
+        """Whether all replicas that this Ray cluster is meant to have are present."""
+        return (
+            self._workers() >= self._workers_wanted and self._ingresses() >= self._ingresses_wanted
+        )
+
+    def report(self) -> tuple[bool, Mapping[str, object]]:
+        """Whether this ingress is ready, and as JSON why not."""
+        workers = self._workers()
+        problem = self._problem(workers)
+        return problem is None, {
+            "ready": problem is None,
+            "problem": problem,
+            "warnings": [*self._redis.warnings, *self._memory.warnings],
+            "workers": workers,
+            "workers_wanted": self._workers_wanted,
+            "ingresses": self._ingresses(),
+            "ingresses_wanted": self._ingresses_wanted,
+        }
+
+    def _problem(self, workers: int) -> str | None:
+        if failing := self._loops.failing:
+            return f"background loops of this process keep ending: {', '.join(failing)}"
+        if self._redis.refused:
+            return f"Redis cannot be used: {self._redis.refused}"
+        if not self._membership.reachable or not self._redis.usable:
+            return "the journal (Redis) cannot be reached"
+        return None if workers else "no worker has its engine ready yet"
+
+    def _workers(self) -> int:
+        return len(self._replicas.mine(self._membership.members.workers))
+
+    def _ingresses(self) -> int:
+        return self._membership.members.ingresses_of(self._cluster)
+
 
 MODELS_CREATED = 1_767_225_600  # 2026-01-01: the same for every replica, and across restarts
 

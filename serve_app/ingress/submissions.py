@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -11,7 +13,6 @@ from serve_app.admission.submission import Submission
 from serve_app.contract import CHATS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
-from serve_app.ingress.client_ids import client_request_id
 from serve_app.ingress.validation.headers import last_event_id, prefers_async, seconds
 from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.journal.facts import RequestLine
@@ -158,3 +159,23 @@ class Submissions:
         wanted_s = seconds(headers, "x-hermes-retention-seconds")
         journal = self._journal
         return min(wanted_s or journal.detached_retention_s, journal.max_retention_s)
+
+
+_MAX_CHARS = 128
+_made_up: ContextVar[str] = ContextVar("made_up", default="")
+"""The id of the request that this task serves, if it was made up. It leaves the process in logs and
+in answers, and no client gains anything by sending it.
+"""
+
+
+def make_up() -> str:
+    """Create the id under which Serve logs a request without an id."""
+    made = str(uuid.uuid4())
+    _made_up.set(made)
+    return made
+
+
+def client_request_id(headers: Mapping[str, str]) -> str:
+    """The client's own id for its request; empty if it sent none."""
+    found = headers.get("x-request-id", "")
+    return "" if found == _made_up.get() else found[:_MAX_CHARS]

@@ -8,12 +8,21 @@ from collections.abc import Sequence
 
 from serve_app import timings
 from serve_app.errors import Fenced
-from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten
 from serve_app.journal.facts import AttemptFacts
-from serve_app.journal.ids import opening_id
+from serve_app.journal.ids import REQUEST_ID, opening_id
 from serve_app.redis.connection import Command
 from serve_app.redis.replies import Reply, all_answered, answered, is_refused_for_now
+
+
+def with_body(entries: Sequence[Entry], body: bytes | None) -> list[Entry]:
+    """The journal with the body put back into the request's entry. `None` as the body: its Redis
+    key is gone.
+    """
+    if not entries or entries[0].id != REQUEST_ID or body is None:
+        return list(entries)
+    return [entries[0].with_body(body), *entries[1:]]
+
 
 _ENTRIES = 2
 """The request and the opening: all that a first attempt finds."""

@@ -11,10 +11,9 @@ from typing import Any
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import Cause, Reason, State
+from serve_app.contract import CHATS, Cause, Reason, State
 from serve_app.journal import opening, outline
 from serve_app.journal.appending import append
-from serve_app.journal.bodies import with_body
 from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine, Summary
 from serve_app.journal.finish import from_outside
@@ -27,7 +26,7 @@ from serve_app.journal.ids import (
     seal_id,
 )
 from serve_app.journal.kept import Kept, keeping, kept, kept_in_all, size_of
-from serve_app.journal.listing import listed, listing
+from serve_app.journal.opening import with_body
 from serve_app.journal.usage import Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
@@ -46,6 +45,47 @@ from serve_app.redis.replies import (
     is_of_another_type,
 )
 from serve_app.settings import Settings
+
+
+def listing(settings: Settings, request_id: str, path: str, facts: RequestFacts) -> list[Command]:
+    """The commands that list a request; the oldest ones beyond `journal.listed_requests` go."""
+    keys = [requests_key(settings.namespace, facts.tenant)]
+    if path == CHATS and facts.stored:
+        keys.append(chats_key(settings.namespace, facts.tenant))
+    ingress, journal = settings.ingress, settings.journal
+    longest_s = max(ingress.max_request_timeout_s, ingress.detached_timeout_s)
+    commands: list[Command] = []
+    for key in keys:
+        commands += [
+            ("ZADD", key, facts.admitted_ms, request_id),
+            ("ZREMRANGEBYRANK", key, 0, -1 - journal.listed_requests),
+            ("PEXPIRE", key, int((longest_s + journal.max_retention_s) * 1000)),
+        ]
+    return commands
+
+
+async def listed(
+    link: RedisLink, key: str, after: str, at_most: int, newest_first: bool = True
+) -> list[str] | None:
+    """The ids in a list, those that are gone included.
+
+    Args:
+        after: the id behind which the page begins; empty for the newest.
+
+    Returns:
+        None if `after` is not listed (any more).
+
+    Raises:
+        RedisUnavailable: Redis cannot be reached.
+    """
+    order, first = "ZREV" if newest_first else "Z", 0
+    if after:
+        (rank,) = all_answered(await link.call([(f"{order}RANK", key, after)]))
+        if rank is None:
+            return None
+        first = rank + 1
+    (ids,) = all_answered(await link.call([(f"{order}RANGE", key, first, first + at_most - 1)]))
+    return [request_id.decode() for request_id in ids]
 
 
 class JournalStore:

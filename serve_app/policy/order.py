@@ -24,10 +24,9 @@ from typing import Generic, NamedTuple, TypeVar
 from serve_app.contract import Written
 from serve_app.policy.capacity import Claim, slots_taken, what_to_claim
 from serve_app.policy.classes import CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
-from serve_app.policy.heap import Heap
 from serve_app.policy.prediction import Lengths, Pace
 from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
-from serve_app.policy.waiting import Claimed, Prediction, Running, Settled, Waiting
+from serve_app.policy.waiting import Claimed, Heap, Prediction, Running, Settled, Waiting
 
 C = TypeVar("C", bound=Claimed)
 

@@ -1,16 +1,49 @@
-"""Which replica gets a call: the ring's choice, with a bound on the work in flight at each replica,
-in sequences. Pure.
+"""Which replica gets a call: the choice of a consistent hash ring, with a bound on the work in
+flight at each replica, in sequences. Pure.
 
-Source of the bound: Mirrokni, Thorup, Zadimoghaddam, *Consistent Hashing with Bounded Loads* (SODA
-'18).
+Sources: Karger et al., *Consistent Hashing and Random Trees* (STOC '97); for the bound Mirrokni,
+Thorup, Zadimoghaddam, *Consistent Hashing with Bounded Loads* (SODA '18).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 
-from serve_app.policy.ring import HashRing
+
+def _position(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class HashRing:
+    """A ring of nodes: adding or removing one moves only its share of the keys.
+
+    Args:
+        nodes: names, unique.
+        virtual_nodes: points per node; the spread of the shares falls with its square root.
+    """
+
+    def __init__(self, nodes: Iterable[str], virtual_nodes: int = 128) -> None:
+        self.nodes = sorted(set(nodes))
+        points = sorted(
+            (_position(f"{node}#{i}"), node) for node in self.nodes for i in range(virtual_nodes)
+        )
+        self._positions = [position for position, _ in points]
+        self._owners = [node for _, node in points]
+
+    def walk(self, key: str) -> Iterator[str]:
+        """Every node once, in ring order after the key's position."""
+        start = bisect_right(self._positions, _position(key))
+        seen: set[str] = set()
+        for step in range(len(self._owners)):
+            owner = self._owners[(start + step) % len(self._owners)]
+            if owner not in seen:
+                seen.add(owner)
+                yield owner
+                if len(seen) == len(self.nodes):
+                    return
 
 
 def load_bound(in_flight: int, replicas: int, load_factor: float) -> int:

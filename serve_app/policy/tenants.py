@@ -13,8 +13,7 @@ from heapq import nsmallest
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.policy.fairness import VirtualCounters
-from serve_app.policy.heap import Heap
-from serve_app.policy.waiting import Claimed, Waiting
+from serve_app.policy.waiting import Claimed, Heap, Waiting
 
 C = TypeVar("C", bound=Claimed)
 

@@ -4,6 +4,8 @@ Redis.
 
 from __future__ import annotations
 
+import gc
+
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.journal.store import JournalStore
@@ -59,3 +61,14 @@ class Foundation:
         await self.lease_redis.aclose()
         await self.redis.aclose()
         await self.tracing.stop()
+
+
+def freeze_heap() -> None:
+    """Collect the garbage of the start, and never look again at what is left.
+
+    A full collection looks at every object that the process holds, and the event loop stands still
+    meanwhile: some 0.4 s in a worker, which holds 680,000 objects once vLLM is imported. After this
+    call it looks only at what has been created since.
+    """
+    gc.collect()
+    gc.freeze()

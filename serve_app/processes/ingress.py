@@ -26,16 +26,17 @@ from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.metrics_page import MetricsPage
-from serve_app.ingress.readiness import Readiness
 from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.submissions import Submissions
 from serve_app.ingress.uploads import Uploads
 from serve_app.ingress.validation.validator import Validator
 from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
+from serve_app.policy.classes import ClassRules
+from serve_app.policy.order import Rules
+from serve_app.policy.tenants import TenantRules
 from serve_app.processes.foundation import Foundation
-from serve_app.processes.order_rules import order_rules
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
@@ -258,3 +259,16 @@ class IngressProcess:
             lambda: len(self.membership.members.ingresses),
             self.dispatcher.outputs_bytes,
         )
+
+
+def order_rules(settings: Settings) -> Rules:
+    order = settings.order
+    return Rules(
+        ClassRules(
+            order.interactive_share, order.ageing_s, order.aged_share, order.interactive_credit
+        ),
+        TenantRules(order.tenant_weights, order.prompt_weight, order.output_weight),
+        order.claim_ahead,
+        order.short_first_ms_per_token,
+        settings.workers.max_running_requests,
+    )

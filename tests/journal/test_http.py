@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from serve_app.ingress.answer import Answer
-from serve_app.ingress.client_ids import client_request_id, make_up
 from serve_app.ingress.docs_page import OPEN_PATHS
 from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.readiness import Readiness
+from serve_app.ingress.status import Readiness
+from serve_app.ingress.submissions import client_request_id, make_up
 from serve_app.ingress.uploads import Uploads
 from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import PrivateRedis

@@ -24,8 +24,8 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, has_ended, transcript
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.ids import TERMINAL_ID, seal_id
-from serve_app.journal.ledger import sums
 from serve_app.journal.reader import JournalReader
+from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis.connection import RespConnection
 from serve_app.settings import Settings

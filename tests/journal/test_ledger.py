@@ -10,8 +10,7 @@ import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.ledger import sums
-from serve_app.journal.usage import STATES, Row, Usage, Whose
+from serve_app.journal.usage import STATES, Row, Usage, Whose, sums
 from serve_app.redis.keyspace import usage_key
 from serve_app.request_queue.entry import QueueEntry
 from tests.journal.cable import UNANSWERED, Cable

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.admission.limits import AdmissionLimits
+from serve_app.admission.limits import AdmissionLimits, Ticket, WaitingLimits
 from serve_app.admission.memory_limit import MemoryLimit
-from serve_app.admission.waiting_limits import Ticket, WaitingLimits
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.redis.memory import FIELDS, Memory, parse_info, warnings

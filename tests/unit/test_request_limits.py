@@ -12,10 +12,9 @@ import pytest
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
-from serve_app.ingress.validation.context import check_context
 from serve_app.ingress.validation.fields import OF_VLLM
 from serve_app.ingress.validation.structure import read
-from serve_app.ingress.validation.validator import Validator
+from serve_app.ingress.validation.validator import Validator, check_context
 from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from tests.tables import each

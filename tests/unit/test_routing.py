@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from serve_app.contract import IngressLease
 from serve_app.policy.affinity import MAX_KEY_CHARS, session_key
 from serve_app.policy.capacity import allowance, hardly_any_elsewhere, share
-from serve_app.policy.placement import Placement, load_bound
-from serve_app.policy.ring import HashRing
+from serve_app.policy.placement import HashRing, Placement, load_bound
 from tests.tables import each
 
 NODES = [f"replica-{i}" for i in range(8)]
