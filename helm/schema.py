@@ -231,7 +231,7 @@ def rules() -> str:
     from serve_app.settings import Settings
     from serve_app.settings import vllm_names as vllm
     from serve_app.settings.presets import PRESETS
-    from serve_app.settings.section import FORMS
+    from serve_app.settings.sections import FORMS
     from serve_app.settings.workers import AutoscalingSettings
 
     tree = Settings.model_json_schema()

@@ -27,7 +27,7 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Facts, Tracing
-from serve_app.settings.journal import JournalSettings
+from serve_app.settings.sections import JournalSettings
 from workers import recorder as recording
 from workers.engine import Engine, EngineFailed
 from workers.health import EngineHealth

@@ -18,7 +18,7 @@ from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.usage import Usage, reasoning_tokens
 from serve_app.observability.metrics import Telemetry
-from serve_app.settings.journal import JournalSettings
+from serve_app.settings.sections import JournalSettings
 from workers.replay import AnswerTooLarge, CannotContinue, Recorded
 
 _KEPT_HEADERS = ("content-type",)

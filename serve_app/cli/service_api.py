@@ -14,7 +14,7 @@ import typer
 
 from serve_app.cli.console import CommandFailed, in_one_line
 from serve_app.client import ReconnectingTransport
-from serve_app.client.events import EventSplitter
+from serve_app.client.transports import EventSplitter
 
 USUAL = "http://127.0.0.1:8000"
 _KEYS = ("HERMES_API_KEY", "OPENAI_API_KEY")

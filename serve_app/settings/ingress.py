@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from serve_app.settings.section import ORIGIN, RESOURCE, Section
+from serve_app.settings.sections import ORIGIN, RESOURCE, Section
 
 
 class IngressSettings(Section):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from serve_app.settings.section import Section
+from serve_app.settings.sections import Section
 
 MAX_TEXT_CHARS = 65_536
 """The highest value that a limit on the length of a text can have, because validation reads only

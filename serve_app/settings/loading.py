@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from serve_app.errors import SettingsError
-from serve_app.settings.redis import RedisSettings
-from serve_app.settings.section import FORMS
+from serve_app.settings.sections import FORMS, RedisSettings
 from serve_app.settings.tree import Settings
 from serve_app.settings.vllm_names import variables_problem
 

@@ -11,18 +11,21 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from serve_app.settings.auth import AuthSettings
 from serve_app.settings.ingress import IngressSettings
-from serve_app.settings.journal import JournalSettings
 from serve_app.settings.limits import RequestLimits
-from serve_app.settings.model import ModelSettings
-from serve_app.settings.order import OrderSettings
 from serve_app.settings.presets import PresetName, fill_in
-from serve_app.settings.queue import QueueSettings
-from serve_app.settings.redis import RedisSettings
-from serve_app.settings.routing import RoutingSettings
-from serve_app.settings.section import NAMESPACE, Section
-from serve_app.settings.telemetry import TelemetrySettings
+from serve_app.settings.sections import (
+    NAMESPACE,
+    AuthSettings,
+    JournalSettings,
+    ModelSettings,
+    OrderSettings,
+    QueueSettings,
+    RedisSettings,
+    RoutingSettings,
+    Section,
+    TelemetrySettings,
+)
 from serve_app.settings.vllm_names import argument_problem
 from serve_app.settings.workers import EngineSettings, WorkerSettings
 

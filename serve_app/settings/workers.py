@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from serve_app.settings.section import RESOURCE, Section
+from serve_app.settings.sections import RESOURCE, Section
 
 
 def no_place(resource: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings, load_settings
-from serve_app.settings.section import FORMS
+from serve_app.settings.sections import FORMS
 from serve_app.settings.vllm_names import HARMFUL_VARIABLES, WITH_MEANING, WITHOUT_MEANING
 from tests.tables import each
 from workers.vllm_arguments import _as_words

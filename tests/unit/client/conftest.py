@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from serve_app.client import retries
+from serve_app.client import transports
 from tests.unit.client.callers import Asyncio, Blocking, Kind
 
 
@@ -21,6 +23,8 @@ class Clock:
         self.now_s = 0.0
         self.step_s = 0.0
 
+    sleep = staticmethod(time.sleep)
+
     def monotonic(self) -> float:
         self.now_s += self.step_s
         return self.now_s
@@ -30,12 +34,12 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Unless a test moves it, the client never gives up, however slow the machine is."""
     made = Clock()
-    monkeypatch.setattr(retries, "time", made)
+    monkeypatch.setattr(transports, "time", made)
     return made
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses take no time, except in the test of the pauses."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(retries, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(transports, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(transports, "LONGEST_PAUSE_S", 0.01)

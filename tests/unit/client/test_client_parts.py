@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.client.events import EventSplitter
-from serve_app.client.retries import RetryClock
+from serve_app.client.transports import EventSplitter, RetryClock
 from serve_app.journal.events import HEARTBEAT, after_event
 from tests.http_server import chunk, cutting, serving
 from tests.unit.client.conftest import Clock
