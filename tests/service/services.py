@@ -25,7 +25,6 @@ PATIENT = Path(__file__).parent / "patient"
 COMPILED = ROOT / ".hermes" / "compiled"
 """What vLLM compiles, once for all engines of a run."""
 MAX_RUNNING = 12
-GRACE_S = 5.0
 WORKERS, PLACES = 3, 16
 """Of the simulated service: its workers, and how many requests each runs at once."""
 MAX_WAITING_BATCH = 2
@@ -43,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared": {
         "args": {
             "workers": {"max_running_requests": MAX_RUNNING},
-            "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": GRACE_S},
+            "ingress": {"heartbeat_s": 1.0, "disconnect_grace_s": 5.0},
             "telemetry": {
                 "snapshot_period_s": 0.5,
                 "page_period_s": 0,

@@ -5,7 +5,6 @@ engine time.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -143,29 +142,6 @@ def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(
     assert found[0] == found[1]
 
 
-A_PICTURE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
-
-
-@each(
-    "fields, param",
-    [
-        ({"max_tokens": "many"}, "max_tokens"),
-        ({"model": None}, "model"),
-        ({"max_tokens": 10**4_299}, "max_tokens"),
-        ({"structured_outputs": {"regex": "a" * 2_049}}, "structured_outputs.regex"),
-        ({"messages": [{"role": "user", "content": [A_PICTURE]}]}, "messages.image_url"),
-    ],
-)
-def test_a_field_that_is_wrong_or_would_hurt_the_engine_is_named(
-    service: Running, fields: dict[str, Any], param: str
-) -> None:
-    """unit/test_request_limits.py has every field."""
-    sys.set_int_max_str_digits(5_000)
-    content = json.dumps({"model": service.model, "messages": HELLO, **fields})
-    answer = service.http.post(CHAT, content=content, headers=JSON)
-    assert check_error(answer, 400, "invalid_request")["param"] == param
-
-
 def test_refusing_a_large_body_delays_no_other_request(service: Running) -> None:
     with engine_stays_idle(service):
         for item in ("null", "[]", '{"a":1}'):
@@ -173,24 +149,6 @@ def test_refusing_a_large_body_delays_no_other_request(service: Running) -> None
             content = f'{{"model": "{service.model}", "prompt": [{items}]}}'
             answer = service.http.post("/v1/completions", content=content.encode(), headers=JSON)
             check_error(answer, 400, "invalid_request")
-
-
-@each(
-    "content, kind, status, reason",
-    [
-        *((body, JSON, 400, "malformed_json") for body in (b"{", b"", b"\xff\xfe", b"[" * 10_000)),
-        *((body, JSON, 400, "invalid_request") for body in (b"[]", b"null", b"1", b'"text"')),
-        *(
-            (b"{}", {"content-type": kind}, 415, "unsupported_media_type")
-            for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
-        ),
-        (b"{}", {}, 415, "unsupported_media_type"),
-    ],
-)
-def test_a_body_that_is_no_json_object_is_refused(
-    service: Running, content: bytes, kind: dict[str, str], status: int, reason: str
-) -> None:
-    check_error(service.http.post(CHAT, content=content, headers=kind), status, reason)
 
 
 def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not(

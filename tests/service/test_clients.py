@@ -8,17 +8,21 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from scripts.local.environment import ROOT
-from tests.service.support import Running
+from tests.service.support import CHAT, Running
+from tests.waiting import until
 
 # It concerns the clients; in the gate: test_openai_sdk.py, and journal/test_disconnects.py.
 pytestmark = pytest.mark.nightly
@@ -126,6 +130,19 @@ def test_a_client_talks_calls_streams_fails_and_leaves(service: Running, name: s
     if len(told) == 2:  # one conversation by both: the model has read the same
         assert told["chat"]["answer"] == told["responses"]["answer"]
         assert told["chat"].get("further") == told["responses"].get("further")
+
+
+def test_a_client_that_leaves_before_its_whole_answer_frees_the_engine(service: Running) -> None:
+    user = secrets.token_hex(8)
+    body = json.dumps(service.long_body("I will not wait.", user=user)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+    port = urlsplit(service.url).port or 0
+    with service.freed():
+        with socket.create_connection(("127.0.0.1", port)) as hasty:
+            hasty.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            request_id = until("it runs", lambda: service.begun(user))
+        ended = service.ended(request_id)
+    assert (ended["state"], ended["reason"]) == ("cancelled", "client_disconnected")
 
 
 def test_the_page_has_the_versions() -> None:

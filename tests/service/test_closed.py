@@ -124,7 +124,8 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(
     simulated: Running,
 ) -> None:
     with simulated.client("acme") as acme:
-        answer = acme.post(CHAT, json=BODY)
+        theirs = "never-to-be-stored"
+        answer = acme.post(CHAT, json=BODY, headers={"cookie": theirs, "x-api-key": theirs})
         assert acme.get("/metrics").status_code == 403
         with simulated.client("@metrics") as scraper:
             metrics = scraper.get("/metrics").text
@@ -133,7 +134,7 @@ def test_no_secret_is_in_logs_metrics_journals_or_what_the_dashboard_shows(
         applications = f"{simulated.service.dashboard_url}/api/serve/applications/"
         with serve_api.ask(applications, timeout_s=30) as page:
             shown = page.read().decode()
-    hidden = [*KEYS.values(), urlsplit(simulated.service.redis_url).password or ""]
+    hidden = [theirs, *KEYS.values(), urlsplit(simulated.service.redis_url).password or ""]
     places = {"metrics": metrics, "dashboard": shown, "answer": answer.text + str(answer.headers)}
     logs = logs_of(simulated)
     places |= {

@@ -25,7 +25,6 @@ LONG = 3000
     [
         "engine",
         pytest.param("engine-worker", marks=pytest.mark.nightly),
-        pytest.param("worker", marks=pytest.mark.nightly),  # test_what_dies.py, simulated
     ],
 )
 def test_a_stream_outlives(service: Running, kind: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,17 +29,6 @@ def test_every_sample_has_its_replica_except_those_of_the_queue(service: Running
             assert set(sample.labels) == {"class"}
         else:
             assert sample.labels["replica"], sample
-
-
-def test_no_sample_stands_twice_on_the_page(service: Running) -> None:
-    service.ask(tokens=2)
-    page = service.metrics()
-    counted = Counter(
-        (sample.name, tuple(sorted(sample.labels.items()))) for sample in page.samples
-    )
-    assert [key for key, times in counted.items() if times > 1] == []
-    names = Counter(family.name for family in page.families)
-    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_ours_stand_beside_the_engines_from_every_process(service: Running) -> None:
@@ -110,12 +98,6 @@ def test_every_ingress_shows_the_same_page(service: Running) -> None:
     service.ask(tokens=2)
     urls = list(service.ingress_urls.values())
     until("the same count from both", lambda: admitted(urls[0]) == admitted(urls[1]) > 0)
-
-
-def test_the_queue_shows_its_limits(service: Running) -> None:
-    page = service.metrics()
-    for name in ("realtime", "standard", "batch"):
-        assert page.total("hermes_queue_limit", **{"class": name}) > 0
 
 
 def test_health_and_readiness_are_told(service: Running) -> None:

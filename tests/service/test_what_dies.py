@@ -5,6 +5,7 @@ simulated engine.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import threading
 import time
@@ -21,8 +22,9 @@ from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import Told
 from serve_app.cli import serve_api
 from serve_app.client import ReconnectingTransport
+from tests.running_time import RunningTime
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
-from tests.service.support import CHAT, Running, asking, openai_client
+from tests.service.support import CHAT, Running, answers, asking, openai_client
 from tests.waiting import until
 
 pytestmark = pytest.mark.disturbs
@@ -141,6 +143,22 @@ def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
         assert all(one.state["state"] == "completed" for one in told)
     finally:
         scale(3)
+
+
+@more
+@pytest.mark.clock
+def test_a_redis_that_comes_back_empty_serves_new_requests(simulated: Running) -> None:
+    parts = Parts(simulated.service)
+    (redis,) = parts.pids("redis")
+    parts.kill(redis)
+    until("Redis is gone", lambda: not parts.pids("redis"))
+    for folder in (Path(simulated.service.state_dir) / "redis").glob("append*"):
+        shutil.rmtree(folder)
+    parts.restart_redis()
+    whole_again(simulated, 3)
+    with RunningTime() as running:
+        until("it answers", lambda: answers(simulated.url, simulated.keys["acme"]))
+        assert running.now_s() < 30
 
 
 @more

@@ -302,8 +302,6 @@ PAGES = ("statm", "VmRSS")
 NO_VERDICTS = {  # what reads a clock or a page of memory, and judges nothing by it
     "tests.waiting::until": "its deadline only ends a wait that would have no end",
     "tests.service.support::settled": "the same",
-    "tests.service.test_clients_that_leave::leave": "says when",
-    "tests.service.test_clients_that_leave::_passed": "a wait",
     "tests.journal.test_redis_starts_again::pauses_s": "a figure for who reads the output",
     "tests.unit.test_activity_metrics::compute": "computes for so long",
 }
