@@ -1,11 +1,12 @@
-"""The interface of an engine. It is the same for all engines, so no caller needs to know which one
-it has.
-"""
+"""The interface of an engine, the same for all engines, and whether it can serve."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import EngineReport
 from serve_app.journal.facts import RequestLine
@@ -106,3 +107,37 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """End the engine's processes."""
         ...
+
+
+class EngineHealth:
+    """The health of one engine. An engine that was found sick stays sick.
+
+    Args:
+        on_sick: called once, with the error that the engine's own check raised.
+    """
+
+    def __init__(self, engine: Engine, on_sick: Callable[[Exception], Awaitable[None]]) -> None:
+        self._engine = engine
+        self._on_sick = on_sick
+        self.sick: asyncio.Future[None] = asyncio.Future()
+        """Done when the engine is sick."""
+
+    def check(self) -> None:
+        """Raise `EngineFailed` if the engine was found sick."""
+        if self.sick.done():
+            raise EngineFailed("the engine has failed")
+
+    async def examine(self) -> None:
+        try:
+            await self._engine.check_health()
+        except Exception as error:
+            if not self.sick.done():
+                self.sick.set_result(None)
+                await self._on_sick(error)
+
+    async def watch(self) -> None:
+        """Check the engine forever, because Serve's own checks take many seconds."""
+        while True:
+            await asyncio.sleep(timings.HEALTH_LOOK_S)
+            if not self.sick.done():
+                await self.examine()

@@ -29,8 +29,7 @@ from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Facts, Tracing
 from serve_app.settings.sections import JournalSettings
 from workers import recorder as recording
-from workers.engine import Engine, EngineFailed
-from workers.health import EngineHealth
+from workers.engine import Engine, EngineFailed, EngineHealth
 from workers.loop_watch import LoopWatch
 from workers.recorder import Recorder
 from workers.replay import AnswerTooLarge, CannotContinue, recorded

@@ -14,9 +14,8 @@ from serve_app.contract import Answer, EngineReport
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.scaling import load
-from workers.engine import Engine
+from workers.engine import Engine, EngineHealth
 from workers.execution import Execution
-from workers.health import EngineHealth
 from workers.window import Window
 
 log = logging.getLogger("hermes.worker")

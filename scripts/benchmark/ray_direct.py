@@ -14,8 +14,7 @@ from ray.serve import Application
 from scripts.local import ray_cluster
 from scripts.local.environment import ROOT
 from serve_app.cli.serve_api import deploy
-from workers.simulated_engine import text_of
-from workers.simulated_responses import ResponseFormat, body_part, start
+from workers.simulated_engine import ResponseFormat, body_part, start, text_of
 
 MODEL = "hermes-tiny"
 TOKENS_PER_S = 100.0

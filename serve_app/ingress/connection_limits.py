@@ -1,4 +1,4 @@
-"""How many connections one ingress accepts in total, and how many from one tenant."""
+"""What one ingress holds of connections and uploads, in total and from one tenant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve_app.settings import Settings
 
 
 class ConnectionLimit:
-    """A limit for one kind of connection.
+    """A limit for one kind of connection, or for what connections hold.
 
     Args:
         what: the kind as an error message names it, such as `connections`.
@@ -30,33 +30,40 @@ class ConnectionLimit:
     def __len__(self) -> int:
         return self._held.total()
 
-    @contextmanager
-    def hold(self, tenant: str) -> Iterator[None]:
-        """Count a connection of a tenant while the block runs.
+    def take(self, tenant: str, size: int = 1) -> None:
+        """Count more of a tenant.
 
         Raises:
             RequestRefused: `too_many_connections`, or `tenant_limit` if other tenants may still
-                connect.
+                have more.
         """
-        if self._held.total() >= self._most:
+        if self._held.total() + size > self._most:
             raise RequestRefused(
                 Reason.TOO_MANY_CONNECTIONS,
                 f"All {self._most} {self._what} are taken; please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        if self._held[tenant] >= self._most_of_tenant:
+        if self._held[tenant] + size > self._most_of_tenant:
             raise RequestRefused(
                 Reason.TENANT_LIMIT,
                 f"You hold {self._held[tenant]} {self._what} here already; please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        self._held[tenant] += 1
+        self._held[tenant] += size
+
+    def release(self, tenant: str, size: int = 1) -> None:
+        self._held[tenant] -= size
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+    @contextmanager
+    def hold(self, tenant: str) -> Iterator[None]:
+        """Count a connection of a tenant while the block runs; raises as `take`."""
+        self.take(tenant)
         try:
             yield
         finally:
-            self._held[tenant] -= 1
-            if not self._held[tenant]:
-                del self._held[tenant]
+            self.release(tenant)
 
 
 class ConnectionLimits:

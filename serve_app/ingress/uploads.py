@@ -8,14 +8,13 @@ small piece is complete at once and does not count.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from serve_app import timings
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
+from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.settings import Settings
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -33,42 +32,13 @@ class Uploads:
         self.stalled_s = ingress.stalled_reader_s
         self.within_s = ingress.request_timeout_s
         # The largest body always fits.
-        self._most = max(ingress.max_upload_bytes, ingress.max_body_bytes)
-        self._most_of_tenant = max(int(share * self._most), ingress.max_body_bytes)
-        self._held: Counter[str] = Counter()
-        self.held_bytes = 0
+        most = max(ingress.max_upload_bytes, ingress.max_body_bytes)
+        of_tenant = max(int(share * most), ingress.max_body_bytes)
+        self.held = ConnectionLimit("bytes for large requests", most, of_tenant)
 
     def of(self, tenant: str) -> Upload:
         """The body of one request; it counts while the `with` block runs."""
         return Upload(self, tenant)
-
-    def hold(self, tenant: str, size: int) -> None:
-        """Count more bytes of a tenant.
-
-        Raises:
-            RequestRefused: `too_many_connections`, or `tenant_limit` if other tenants may still
-                send.
-        """
-        if self.held_bytes + size > self._most:
-            raise RequestRefused(
-                Reason.TOO_MANY_CONNECTIONS,
-                "Too many large requests are being received; please try again later.",
-                retry_after_s=timings.RETRY_AFTER_S,
-            )
-        if self._held[tenant] + size > self._most_of_tenant:
-            raise RequestRefused(
-                Reason.TENANT_LIMIT,
-                "You are sending too many large requests at a time; please try again later.",
-                retry_after_s=timings.RETRY_AFTER_S,
-            )
-        self.held_bytes += size
-        self._held[tenant] += size
-
-    def release(self, tenant: str, size: int) -> None:
-        self.held_bytes -= size
-        self._held[tenant] -= size
-        if not self._held[tenant]:
-            del self._held[tenant]
 
 
 class Upload:
@@ -91,7 +61,7 @@ class Upload:
         at: TracebackType | None,
     ) -> None:
         if self._counted:
-            self._uploads.release(self._tenant, self._counted)
+            self._uploads.held.release(self._tenant, self._counted)
 
     async def body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         """Receive the whole body.
@@ -101,7 +71,7 @@ class Upload:
 
         Raises:
             RequestRefused: `body_too_large`, `client_disconnected`, `upload_timeout` (nothing came
-                for long, or too slowly), and as `Uploads.hold`.
+                for long, or too slowly), and as `ConnectionLimit.take`.
         """
         self._check_length(headers.get("content-length", "0"))
         piece, more = await self._next(receive)
@@ -123,7 +93,7 @@ class Upload:
     def _take(self, piece: bytes) -> None:
         if self._counted + len(piece) > self._uploads.max_body_bytes:
             raise self._too_large()
-        self._uploads.hold(self._tenant, len(piece))
+        self._uploads.held.take(self._tenant, len(piece))
         self._counted += len(piece)
 
     async def _with_the_rest(self, body: bytearray, receive: Receive) -> bytearray:

@@ -8,9 +8,8 @@ from serve_app.cluster.leases import Membership
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.foundation import Foundation
 from serve_app.settings import Settings
-from workers.engine import Engine
+from workers.engine import Engine, EngineHealth
 from workers.execution import Execution
-from workers.health import EngineHealth
 from workers.loop_watch import LoopWatch
 from workers.replica import WorkerReplica
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.engine_usage import EngineUsage
+from workers.vllm_engine import EngineUsage
 
 
 @pytest.mark.parametrize(("blocks", "kv_tokens"), [(64, 64 * 16), (1, 0), (None, 0)])

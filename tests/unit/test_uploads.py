@@ -47,24 +47,24 @@ async def test_a_body_comes_whole_in_any_pieces_and_counts_no_longer() -> None:
     of = uploads(LARGEST)
     for pieces in ([b"small"], [b"x" * LARGEST], [b"", b"a", b""], [b"x" * 100] * 4_000):
         assert await body(of, "acme", *pieces) == b"".join(pieces)
-        assert of.held_bytes == 0
+        assert len(of.held) == 0
 
 
 async def test_a_body_beyond_the_limit_is_refused_however_it_comes() -> None:
     of = uploads(10 * LARGEST)
     assert await refused(of, "acme", b"x" * (LARGEST + 1)) is Reason.BODY_TOO_LARGE
     assert await refused(of, "acme", b"x" * LARGEST, b"x") is Reason.BODY_TOO_LARGE
-    assert of.held_bytes == 0
+    assert len(of.held) == 0
 
 
 async def test_a_tenant_has_its_share_and_all_together_have_a_bound() -> None:
     of = uploads(4 * LARGEST)
-    of.hold("acme", 2 * LARGEST)
+    of.held.take("acme", 2 * LARGEST)
     assert await refused(of, "acme", b"a", b"b") is Reason.TENANT_LIMIT
     assert await body(of, "acme", b"a small body in one piece")
-    of.hold("zeta", 2 * LARGEST)
+    of.held.take("zeta", 2 * LARGEST)
     assert await refused(of, "other", b"a", b"b") is Reason.TOO_MANY_CONNECTIONS
-    of.release("acme", 2 * LARGEST)
+    of.held.release("acme", 2 * LARGEST)
     assert await body(of, "acme", b"a", b"b") == b"ab"
 
 
@@ -83,4 +83,4 @@ async def test_who_sends_a_byte_now_and_then_does_not_keep_its_place_for_ever() 
     with pytest.raises(RequestRefused) as refusal, of.of("acme") as upload:
         await upload.body({}, trickle)
     assert (refusal.value.status, refusal.value.reason) == (408, Reason.UPLOAD_TIMEOUT)
-    assert of.held_bytes == 0
+    assert len(of.held) == 0
