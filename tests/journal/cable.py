@@ -1,4 +1,4 @@
-"""A client's connection to Redis that can be cut between any two commands.
+"""A client's connection to Redis that can be cut between any two commands, or die without a word.
 
 The command in flight is lost, executed without an answer, or executed much later.
 """
@@ -36,6 +36,10 @@ class Cable:
         self._before_the_retry: list[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._carrying: set[asyncio.Task[None]] = set()
         self.hung = asyncio.Event()
+        self.dead = False
+        """Whether it reads and answers nothing, as a firewall that has forgotten a connection."""
+        self.accepted = self.unheard = self.left = 0
+        """Connections that came, what was read while `dead`, and connections that have gone."""
         self.cuts: list[tuple[str, str]] = []
         """The cuts so far: how, and the first word of the command."""
 
@@ -70,6 +74,11 @@ class Cable:
         for task in self._carrying:
             task.cancel()
 
+    def revive(self) -> None:
+        """Answer again; what was sent meanwhile is lost, and so are its connections."""
+        self.dead = False
+        self.drop()
+
     async def arrive(self) -> None:
         """Deliver held commands to Redis, long after their senders have given up."""
         held, self._held = self._held, []
@@ -91,6 +100,7 @@ class Cable:
         task = asyncio.current_task()
         assert task is not None
         self._carrying.add(task)
+        self.accepted += 1
         up = await asyncio.open_connection(self._redis.hostname, self._redis.port)
         kept = False
         try:
@@ -99,6 +109,7 @@ class Cable:
             pass  # the client has gone, or the cable was dropped
         finally:
             self._carrying.discard(task)
+            self.left += 1
             writer.transport.abort()
             if not kept:
                 up[1].close()
@@ -114,6 +125,9 @@ class Cable:
         """
         commands, replies = hiredis.Reader(), hiredis.Reader()
         while data := await reader.read(1 << 16):
+            if self.dead:
+                self.unheard += 1
+                continue
             commands.feed(data)
             while (command := commands.gets()) is not False:
                 how = self._fate(command)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Any
 
 import pytest
 
@@ -32,59 +31,6 @@ from tests.journal.journal_helpers import (
 )
 from tests.tables import each
 from tests.waiting import PATIENCE_S, eventually
-
-
-class Proxy:
-    """Forwards to Redis, unless it is `dead`: then it accepts and reads, but answers nothing, as
-    behind a firewall that has forgotten the connection.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._to = urlsplit(url)
-        self._clients: list[asyncio.StreamWriter] = []
-        self.dead = False
-        self.accepted = self.greeted = self.left = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        login = self._to.netloc.rpartition("@")[0]
-        self.url = self._to._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-
-    def revive(self) -> None:
-        """Answer again; what was sent meanwhile is lost, and so are its connections."""
-        self.dead = False
-        for writer in self._clients:
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        self._clients.append(writer)
-        up = await asyncio.open_connection(self._to.hostname, self._to.port)
-        try:
-            await asyncio.gather(self._pump(reader, up[1]), self._pump(up[0], writer))
-        except asyncio.CancelledError:
-            pass  # the test is over
-        finally:
-            self.left += 1
-            up[1].close()
-            writer.close()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65_536):
-                self.greeted += 1
-                if not self.dead:
-                    writer.write(data)
-        except OSError:
-            pass  # the other end has gone
-        finally:
-            writer.close()
-
 
 DIGITS_4301, BITS_65 = 10**4_300, 2**64
 UNSENDABLE = [DIGITS_4301, BITS_65, -(2**63) - 1, None, True, [1], "\ud800"]
@@ -119,10 +65,10 @@ async def test_what_cannot_be_packed_leaves_the_connection_usable(
 async def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind(
     redis_url: str,
 ) -> None:
-    async with Proxy(redis_url) as way:
+    async with Cable(redis_url) as way:
         way.dead = True
         connecting = asyncio.create_task(connect(RedisSettings(**redis_settings(way.url))))
-        await eventually(lambda: way.greeted)
+        await eventually(lambda: way.unheard)
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
@@ -135,7 +81,7 @@ async def test_a_subscription_that_has_died_without_a_word_is_noticed_by_a_ping(
     monkeypatch.setattr(timings, "SUBSCRIPTION_PING_S", 0.05)
     monkeypatch.setattr(timings, "SUBSCRIPTION_ANSWER_S", 0.3)
     async with (
-        Proxy(redis_url) as way,
+        Cable(redis_url) as way,
         world(way.url, namespace) as w,
         world(redis_url, namespace) as beside,
     ):
@@ -154,7 +100,7 @@ async def test_callers_that_wait_for_a_connection_share_one_failure(
     redis_url: str, namespace: str
 ) -> None:
     """One after another, the twelfth would wait for twelve time-outs."""
-    async with Proxy(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
+    async with Cable(redis_url) as way, world(way.url, namespace, redis={"url": way.url}) as w:
         way.dead = True
         link, writer = RedisLink(w.settings.redis), JournalWriter(w.settings)
         link._shared._quiet_s = 60.0  # however long the machine takes to come right after
@@ -184,7 +130,7 @@ async def test_an_admission_waits_no_longer_than_its_own_time(
     redis_url: str, namespace: str, connected: bool
 ) -> None:
     """However long Redis may take to connect and to answer."""
-    async with Proxy(redis_url) as way:
+    async with Cable(redis_url) as way:
         way.dead = not connected
         redis = {"url": way.url, "connect_timeout_s": 1e6, "response_timeout_s": 1e6}
         its = StillIngress(Settings.model_validate({"namespace": namespace, "redis": redis}))
@@ -207,7 +153,7 @@ async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soo
     """Before any other answer of Redis would be missed."""
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.05)
     monkeypatch.setattr(timings, "LEASE_STEADY_S", 0.3)
-    async with Proxy(redis_url) as way, world(way.url, namespace) as w:
+    async with Cable(redis_url) as way, world(way.url, namespace) as w:
         membership = StillIngress(w.settings).membership
         await membership.join_as_ingress(lambda: IngressLease("ingress-1", "session-1"))
         await eventually(lambda: membership.reachable)
