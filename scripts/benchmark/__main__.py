@@ -12,6 +12,7 @@ from .batching import compare_batchers
 from .client import SystemFailed
 from .compare import compare
 from .long_among_short import measure_long_among_short
+from .micro import measure_micro
 from .options import parse
 from .systems import PEERS, System, existing, start_own
 
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
         folder = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         try:
             there = Path(stack.enter_context(folder))
+            if options.micro:
+                return measure_micro(options, there)
             systems = _start(options, there, stack)
             if options.batching:
                 return compare_batchers(options, arguments, systems)

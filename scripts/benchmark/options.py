@@ -30,6 +30,8 @@ examples:
     scripts/bench --serve --concurrency 32 --cost-model
   what the queue and the journal cost, on the simulated engine: beside Ray Serve alone:
     scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
+  what a change of the code changes, without load:
+    scripts/bench --micro --concurrency 8,64
   batchers side by side, in front of the engine alone, and in virtual time:
     scripts/bench --against bare-vllm --batching --rounds 7 --max-tokens 64 --duration-s 2
     scripts/bench --virtual --batching --rounds 7 --max-tokens 64
@@ -95,7 +97,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if given.long_among_short:
         # First, so that one who sets it, too, gets slots that the long ones leave free.
         given.settings.insert(0, f"workers.max_running_requests={SLOTS}")
-    given.rounds = given.rounds or (3 if given.against else 1)
+    given.rounds = given.rounds or (7 if given.micro else 3 if given.against else 1)
     return given
 
 
@@ -130,6 +132,12 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
         help=f"start it too: {', '.join(PEERS)}",
     )
     add("--replicas", type=positive, default=1, help="of each kind, --serve and ray-direct (1)")
+    add(
+        "--micro",
+        action="store_true",
+        help="the CPU time of a token in the service's own code: worker and ingress in this "
+        "process, without Ray, sockets and HAProxy",
+    )
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -149,7 +157,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     add(
         "--rounds",
         type=positive,
-        help="runs of every system and load (3 with peers, else 1)",
+        help="runs of every system and load (3 with peers, 7 with --micro, else 1)",
     )
 
 
@@ -209,7 +217,10 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         "--serve starts the service and --url names a running one: give only one of them": (
             given.serve and given.url
         ),
-        "nothing to measure: give --url, --serve or --against": not (systems or given.virtual),
+        "nothing to measure: give --url, --serve, --against or --micro": not (
+            systems or given.virtual or given.micro
+        ),
+        "--micro starts what it measures, and nothing beside it": given.micro and systems,
         "--cost-model needs a closed loop": given.cost_model and given.rate,
         "--load-percent needs --batching": given.load_percent and not given.batching,
         "--virtual needs --batching": given.virtual and not given.batching,
