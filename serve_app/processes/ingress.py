@@ -82,7 +82,7 @@ class IngressProcess:
         self.queue = RequestQueue(self._streams, ingress_id)
         self._depths = QueueDepths(self._streams, base.clock)
         self.dispatcher = self._build_dispatcher(execute)
-        waiting = Waiting(base.redis, self._streams.keys)
+        waiting = Waiting(base.redis, self._streams.keys, lambda: self._depths.may_wait)
         self._deadlines = Deadlines(self.endings, waiting, base.clock, base.loops)
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
         self._disconnects = Disconnects(
@@ -131,7 +131,7 @@ class IngressProcess:
         )
         return Dispatcher(
             self.queue,
-            AbandonedClaims(self._streams, self._id),
+            AbandonedClaims(self._streams, self._id, lambda: self._depths.may_be_claimed),
             attempts,
             self._replicas,
             self._id,

@@ -5,7 +5,7 @@ lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,21 @@ log = logging.getLogger("hermes.dispatcher")
 
 
 class AbandonedClaims:
-    """Finds such claims, and takes them over for one ingress."""
+    """Finds such claims, and takes them over for one ingress.
 
-    def __init__(self, streams: QueueStreams, consumer: str) -> None:
+    Args:
+        may_be_claimed: whether there is any claim to look at.
+    """
+
+    def __init__(
+        self,
+        streams: QueueStreams,
+        consumer: str,
+        may_be_claimed: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._streams = streams
         self._consumer = consumer
+        self._may_be_claimed = may_be_claimed
 
     async def take_over(
         self, alive: Collection[str] | None, known: Collection[QueueEntry]
@@ -42,8 +52,10 @@ class AbandonedClaims:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        await self._streams.prepare()
         taken: list[QueueEntry] = []
+        if not self._may_be_claimed():
+            return taken
+        await self._streams.prepare()
         pipeline = self._streams.redis.pipeline(transaction=False)
         for stream in self._streams.keys:
             pipeline.xpending(stream, QUEUE_GROUP)

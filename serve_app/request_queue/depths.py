@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,21 @@ class QueueDepths:
     def __init__(self, streams: QueueStreams, clock: RedisClock | None = None) -> None:
         self._streams = streams
         self._clock = clock or RedisClock()
+        self._found: Collection[Depth] | None = None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a request waited at the last look; before the first one, it is not known."""
+        return self._found is None or any(one.waiting for one in self._found)
+
+    @property
+    def may_be_claimed(self) -> bool:
+        """Whether a request was claimed at the last look; before the first one, it is not known."""
+        return self._found is None or any(one.claimed for one in self._found)
 
     async def look(self) -> tuple[dict[str, Depth], Memory | None]:
-        """Length and oldest age of every class, in two round trips, and Redis's memory if it
-        reports it.
+        """Length and oldest age of every class, and Redis's memory if it reports it, in one round
+        trip, and one more if anything waits.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
@@ -46,7 +57,6 @@ class QueueDepths:
         for stream in self._streams.keys:
             pipeline.xlen(stream)
             pipeline.xpending(stream, QUEUE_GROUP)
-            pipeline.xinfo_groups(stream)
         pipeline.info("memory")
         try:
             *replies, info = await redis_call(lambda: pipeline.execute(raise_on_error=False))
@@ -54,33 +64,33 @@ class QueueDepths:
         except RedisUnavailable:
             self._streams.forget()
             raise
-        firsts = await self._first_waiting(replies[2::3])
+        lengths, claims = replies[::2], replies[1::2]
+        ages_s = await self._oldest_s(lengths, claims)
         depths = {
-            name: self._depth(length, pending, first)
-            for name, length, pending, first in zip(
-                CLASSES, replies[::3], replies[1::3], firsts, strict=True
-            )
+            name: Depth(max(0, length - claim["pending"]), claim["pending"], age_s)
+            for name, length, claim, age_s in zip(CLASSES, lengths, claims, ages_s, strict=True)
         }
+        self._found = depths.values()
         return depths, None if isinstance(info, Exception) else Memory.from_info(info)
 
-    async def _first_waiting(self, groups_of_each: Sequence[Any]) -> list[Any]:
-        """The oldest unclaimed entry of each queue, as a list of one or none."""
+    async def _oldest_s(self, lengths: Sequence[int], claims: Sequence[Any]) -> list[float]:
+        """The age of the oldest unclaimed entry of each queue. Entries leave their queue when they
+        are acknowledged, so the first one behind the last that is claimed was never claimed.
+        """
         firsts = self._streams.redis.pipeline(transaction=False)
-        for stream, groups in zip(self._streams.keys, groups_of_each, strict=True):
-            named = [
-                group["last-delivered-id"] for group in groups if text(group["name"]) == QUEUE_GROUP
-            ]
-            if not named:
-                self._streams.forget()
-                raise RedisUnavailable(f"Redis: {stream} has no consumer group")
-            ms, _, seq = text(named[0]).partition("-")
-            firsts.xrange(stream, min=f"{ms}-{int(seq) + 1}", count=1)
-        found: list[Any] = await redis_call(lambda: firsts.execute())
-        return found
+        found: list[Any] = [[] for _ in claims]
+        looked = []
+        for number, (stream, claim) in enumerate(zip(self._streams.keys, claims, strict=True)):
+            if lengths[number] > claim["pending"]:
+                firsts.xrange(stream, min=f"({text(claim['max'] or b'0')}", count=1)
+                looked.append(number)
+        if looked:
+            for number, first in zip(looked, await redis_call(firsts.execute), strict=True):
+                found[number] = first
+        return [self._age_s(first) for first in found]
 
-    def _depth(self, length: int, pending: Any, first: Sequence[Any]) -> Depth:
-        claimed, age_s = int(pending["pending"]), 0.0
-        if first:
-            enqueued_ms = int(text(first[0][0]).partition("-")[0])
-            age_s = max(0.0, self._clock.now_s() - enqueued_ms / 1000)
-        return Depth(max(0, length - claimed), claimed, age_s)
+    def _age_s(self, first: Sequence[Any]) -> float:
+        if not first:
+            return 0.0
+        enqueued_ms = int(text(first[0][0]).partition("-")[0])
+        return max(0.0, self._clock.now_s() - enqueued_ms / 1000)

@@ -4,7 +4,7 @@ engine has capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
@@ -25,10 +25,17 @@ class Overdue(NamedTuple):
 
 
 class Waiting:
-    """The unclaimed part of some queues, read a few hundred entries at a time."""
+    """The unclaimed part of some queues, read a few hundred entries at a time.
 
-    def __init__(self, redis: Redis, streams: Iterable[str]) -> None:
+    Args:
+        may_wait: whether there is anything to read.
+    """
+
+    def __init__(
+        self, redis: Redis, streams: Iterable[str], may_wait: Callable[[], bool] = lambda: True
+    ) -> None:
         self._redis = redis
+        self._may_wait = may_wait
         self._looked_to = dict.fromkeys(streams, BEGINNING)
 
     async def overdue(self, now_ms: int) -> list[Overdue]:
@@ -40,6 +47,8 @@ class Waiting:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
+        if not self._may_wait():
+            return []
         groups = self._redis.pipeline(transaction=False)
         for stream in self._looked_to:
             groups.xinfo_groups(stream)

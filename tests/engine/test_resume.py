@@ -151,7 +151,8 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any], last: 
     ahead = 8 if body.get("stop") else 1
     # Behind the opening, behind each output, before the seal.
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
-    assert len(cuts) > 4
+    assert cuts  # how many depends on how fast the outputs were taken
+    assert len(token_ids(whole)) > 4
     cuts = cuts[-last:]
     for left, resumed in zip(cuts, world.run(attempts(world, cuts), 240), strict=True):
         where = f"cut behind entry {len(left)} of {len(whole.entries)}"
