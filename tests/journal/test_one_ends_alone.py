@@ -1,0 +1,59 @@
+"""A request that blocks its worker's event loop, or whose answer is too large, ends with its own
+reason, and the worker's other requests continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.contract import Reason
+from tests.journal.in_process import in_process, settings_of
+
+
+async def among_others(
+    redis_url: str, namespace: str, one: dict[str, Any], args: dict[str, Any]
+) -> httpx.Response:
+    """The answer to `one`, sent between two requests that are answered whole."""
+    settings = settings_of(
+        redis_url,
+        namespace,
+        engine={"kind": "simulated", "args": args},
+        journal={"max_answer_bytes": 65_536},
+    )
+    async with in_process(settings) as d:
+        first, refused, last = await asyncio.gather(
+            *(
+                d.http.post("/v1/completions", json={"model": "hermes-tiny", **body})
+                for body in (OTHER, one, OTHER)
+            )
+        )
+    for answer in (first, last):
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 100
+    return refused
+
+
+OTHER = {"prompt": "a story", "max_tokens": 100}
+
+
+async def test_only_the_request_that_blocks_the_loop_is_ended(
+    redis_url: str, namespace: str
+) -> None:
+    args = {"tokens_per_s": 50, "faults": {"hold it": "hold"}}
+    refused = await among_others(redis_url, namespace, {"prompt": "hold it"}, args)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, Reason.LOOP_HELD)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_only_the_request_whose_answer_is_too_large_is_ended(
+    redis_url: str, namespace: str, streamed: bool
+) -> None:
+    one = {"prompt": "a", "max_tokens": 3_000, "stream": streamed}
+    refused = await among_others(redis_url, namespace, one, {"tokens_per_s": 2_000})
+    assert refused.status_code == (200 if streamed else 400)
+    assert f'"code":"{Reason.ANSWER_TOO_LARGE}"' in refused.text
+    assert len(refused.content) < 67_000
