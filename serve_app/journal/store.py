@@ -89,7 +89,9 @@ async def listed(
 
 
 class JournalStore:
-    """Journals, by request id."""
+    """Journals, by request id. What asks Redis raises `RedisUnavailable` if it cannot be
+    reached.
+    """
 
     def __init__(
         self, settings: Settings, link: RedisLink, clock: RedisClock | None = None
@@ -136,11 +138,7 @@ class JournalStore:
         ]
 
     async def read(self, request_id: str, after: EntryId = BEGINNING) -> list[Entry] | None:
-        """Entries after `after`; None if there is no such journal (any more).
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Entries after `after`; None if there is no such journal (any more)."""
         (entries,) = await self.read_many([(request_id, after)])
         return entries
 
@@ -149,9 +147,6 @@ class JournalStore:
     ) -> list[list[Entry] | None]:
         """Like `read` for many journals in one round trip; of each the first `at_most` entries (0:
         all).
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         commands: list[Command] = []
         page = ("COUNT", at_most) if at_most else ()
@@ -168,9 +163,6 @@ class JournalStore:
     async def page(self, request_id: str, after: EntryId) -> list[Entry] | None:
         """The next entries after `after`, as many as are read at a time; None if there is no such
         journal (any more).
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         (entries,) = await self.read_many([(request_id, after)], timings.PAGE_ENTRIES)
         return entries
@@ -178,9 +170,6 @@ class JournalStore:
     async def outline(self, request_id: str) -> list[Entry] | None:
         """The entries that determine a request's state, without any bytes (see `outline`); None if
         there is no journal.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         (found,) = await self.outlines([request_id], large=False)
         return found
@@ -188,11 +177,7 @@ class JournalStore:
     async def outlines(
         self, request_ids: Sequence[str], large: bool = True
     ) -> list[list[Entry] | None]:
-        """Like `outline` for many journals, in two round trips at most.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Like `outline` for many journals, in two round trips at most."""
         keys = [self.key(request_id) for request_id in request_ids]
         replies = await self._of_each([outline.first_questions(key) for key in keys], large)
         epochs = [outline.epochs_left(outline.put_together(found)) for found in replies]
@@ -221,32 +206,20 @@ class JournalStore:
         return await listed(self._link, key, after, at_most, newest_first)
 
     async def asked(self, request_id: str) -> tuple[bytes | None, bytes | None]:
-        """The body of a request, and metadata that were set later; None for what is not there.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """The body of a request, and metadata that were set later; None for what is not there."""
         keys = self.body_key(request_id), metadata_key(self._settings.namespace, request_id)
         (found,) = all_answered(await self._link.call([("MGET", *keys)], large=True))
         return found[0], found[1]
 
     async def set_metadata(self, request_id: str, metadata: bytes) -> None:
-        """Keep metadata as long as the journal; without one, do nothing.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Keep metadata as long as the journal; without one, do nothing."""
         (left_ms,) = all_answered(await self._link.call([("PTTL", self.key(request_id))]))
         if left_ms > 0:
             key = metadata_key(self._settings.namespace, request_id)
             all_answered(await self._link.call([("SET", key, metadata, "PX", left_ms)]))
 
     async def forget(self, request_id: str) -> None:
-        """Delete the journal of a request that has ended.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Delete the journal of a request that has ended."""
         last = await self.last(request_id)
         key, body = self.key(request_id), self.body_key(request_id)
         metadata = metadata_key(self._settings.namespace, request_id)
@@ -262,20 +235,13 @@ class JournalStore:
     async def whole(self, request_id: str) -> tuple[list[Entry], bytes | None]:
         """All of a journal, and the request's body, None if that is not kept (any more). Hold
         `wholes` meanwhile.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         questions = opening.long_questions(self.key(request_id), self.body_key(request_id))
         raw, body = all_answered(await self._link.call(questions, large=True))
         return [entry_from_redis(item) for item in raw], body
 
     async def body(self, request_id: str) -> bytes | None:
-        """A request's body; None if it is not kept (any more).
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """A request's body; None if it is not kept (any more)."""
         (body,) = all_answered(
             await self._link.call([("GET", self.body_key(request_id))], large=True)
         )
@@ -288,9 +254,6 @@ class JournalStore:
     async def read_request(self, request_id: str) -> Entry | None:
         """The request itself, with its body if that still exists; None if there is no such journal
         (any more).
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         first = str(REQUEST_ID)
         raw, body = await self._link.call(
@@ -304,9 +267,6 @@ class JournalStore:
         """The opening of the last attempt (if any) and the last entry of many journals, in two
         round trips; None for a journal that does not exist. If a seal below a newer opening has
         ended the request, it is included.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         replies = await self._link.call(
             [
@@ -328,11 +288,7 @@ class JournalStore:
         return [tails[request_id] or None for request_id in request_ids]
 
     async def last(self, request_id: str) -> Entry | None:
-        """The last entry; None if there is no journal.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """The last entry; None if there is no journal."""
         (raw,) = await self._link.call(
             [("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")], large=True
         )
@@ -340,11 +296,7 @@ class JournalStore:
         return entry_from_redis(found[0]) if found else None
 
     async def last_id(self, request_id: str) -> EntryId | None:
-        """Id of the last entry; None if there is no journal.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Id of the last entry; None if there is no journal."""
         last = await self.last(request_id)
         return None if last is None else last.id
 
@@ -357,9 +309,6 @@ class JournalStore:
         Returns:
             Whether the opening was found. If not, Redis may still receive it from the lost
             connection.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         key, opening = self.key(request_id), opening_id(epoch)
         (raw,) = await self._link.call([("XRANGE", key, str(opening), str(opening))])

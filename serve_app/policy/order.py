@@ -99,7 +99,7 @@ class Scheduler(Generic[C]):
         """Whether slots are free, but spare for all that wait."""
         self._tried: set[tuple[str, str]] = set()
         """Tenants and kinds of which a first request holds a spare slot."""
-        self._by_deadline: Heap[Waiting[C]] = Heap()
+        self._by_deadline: Heap[C] = Heap()
 
     def __len__(self) -> int:
         """How many requests are claimed and have not started."""

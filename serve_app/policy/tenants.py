@@ -39,9 +39,9 @@ class _Line(Generic[C]):
     """The waiting requests of one tenant."""
 
     def __init__(self) -> None:
-        self.by_rank: Heap[Waiting[C]] = Heap()
-        self._by_latest: Heap[Waiting[C]] = Heap()
-        self.by_size: Heap[Waiting[C]] = Heap()
+        self.by_rank: Heap[C] = Heap()
+        self._by_latest: Heap[C] = Heap()
+        self.by_size: Heap[C] = Heap()
         self.count = 0
 
     def push(self, waiting: Waiting[C]) -> None:
@@ -68,7 +68,7 @@ class TenantLines(Generic[C]):
     def __init__(self, rules: TenantRules) -> None:
         self.counters = VirtualCounters(rules.weights)
         self._lines: dict[str, _Line[C]] = {}
-        self._by_age: Heap[Waiting[C]] = Heap()
+        self._by_age: Heap[C] = Heap()
         self._size = 0
 
     def __len__(self) -> int:

@@ -12,52 +12,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from serve_app.contract import Written
 
 
-class MayLeave(Protocol):
-    """An item that no longer counts once it has left."""
-
-    @property
-    def left(self) -> bool:
-        """Whether it has left."""
-        ...
-
-
-T = TypeVar("T", bound=MayLeave)
-
-
-class Heap(Generic[T]):
-    """Items by their key, the least first, and the earliest pushed of equals. An item that has left
-    is dropped when it reaches the front, or when most of the items have left.
-    """
-
-    def __init__(self) -> None:
-        self._items: list[tuple[float, int, T]] = []
-        self._number = count()
-        self._sweep_at = 64
-
-    def push(self, key: float, item: T) -> None:
-        if len(self._items) >= self._sweep_at:
-            self._items = [one for one in self._items if not one[2].left]
-            heapify(self._items)
-            self._sweep_at = 2 * len(self._items) + 64
-        heappush(self._items, (key, next(self._number), item))
-
-    def first(self) -> T | None:
-        """The item with the least key; None if there is none."""
-        while self._items:
-            item = self._items[0][2]
-            if not item.left:
-                return item
-            heappop(self._items)
-        return None
-
-    def pop(self) -> None:
-        """Drop the item with the least key; there must be one."""
-        heappop(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        return (item for _, _, item in self._items if not item.left)
-
-
 class Claimed(Protocol):
     """The properties of a request that the policies consider."""
 
@@ -127,6 +81,40 @@ class Waiting(Generic[C]):
         """The binary order of magnitude of its predicted output."""
         self.left = False
         """Whether it has started."""
+
+
+class Heap(Generic[C]):
+    """Waiting requests by a key, the least first, and the earliest pushed of equals. One that has
+    left is dropped when it reaches the front, or when most of them have left.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[tuple[float, int, Waiting[C]]] = []
+        self._number = count()
+        self._sweep_at = 64
+
+    def push(self, key: float, item: Waiting[C]) -> None:
+        if len(self._items) >= self._sweep_at:
+            self._items = [one for one in self._items if not one[2].left]
+            heapify(self._items)
+            self._sweep_at = 2 * len(self._items) + 64
+        heappush(self._items, (key, next(self._number), item))
+
+    def first(self) -> Waiting[C] | None:
+        """The item with the least key; None if there is none."""
+        while self._items:
+            item = self._items[0][2]
+            if not item.left:
+                return item
+            heappop(self._items)
+        return None
+
+    def pop(self) -> None:
+        """Drop the item with the least key; there must be one."""
+        heappop(self._items)
+
+    def __iter__(self) -> Iterator[Waiting[C]]:
+        return (item for _, _, item in self._items if not item.left)
 
 
 class Running(Generic[C]):

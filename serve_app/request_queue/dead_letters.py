@@ -47,7 +47,9 @@ class Unreadable:
 
 
 class DeadLetters:
-    """The stream of dead letters, oldest first."""
+    """The stream of dead letters, oldest first. What asks Redis raises `RedisUnavailable`
+    if it cannot be reached.
+    """
 
     def __init__(self, link: RedisLink, namespace: str, keep: int) -> None:
         self._link = link
@@ -55,11 +57,7 @@ class DeadLetters:
         self._keep = keep
 
     async def add(self, request_id: str, reason: Reason, entries: Sequence[Entry]) -> None:
-        """Keep a request; if there are too many, the oldest ones are deleted.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Keep a request; if there are too many, the oldest ones are deleted."""
         if not self._keep:
             return
         attempts = max(entry.id.epoch for entry in entries)
@@ -81,21 +79,13 @@ class DeadLetters:
         )
 
     async def add_unreadable(self, source: str, fields: Mapping[bytes, bytes]) -> None:
-        """Keep an entry that cannot be decoded, unchanged.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Keep an entry that cannot be decoded, unchanged."""
         if self._keep:
             raw = [part for name, value in fields.items() for part in (b"." + name, value)]
             await self._call("XADD", self._key, "MAXLEN", self._keep, "*", "u", source, *raw)
 
     async def read(self) -> list[DeadLetter]:
-        """All dead letters that can be decoded, each request once; its last entry counts.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """All dead letters that can be decoded, each request once; its last entry counts."""
         letters: dict[str, DeadLetter] = {}
         async for item in self._items():
             letter = _letter(item)
@@ -106,20 +96,12 @@ class DeadLetters:
         return list(letters.values())
 
     async def unreadable(self) -> list[Unreadable]:
-        """The dead letters that cannot be decoded.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """The dead letters that cannot be decoded."""
         letters = [_letter(item) async for item in self._items()]
         return [letter for letter in letters if isinstance(letter, Unreadable)]
 
     async def remove(self, request_id: str) -> None:
-        """Delete a request's dead letters.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Delete a request's dead letters."""
         ids = [
             entry_id
             async for entry_id, flat in self._items()

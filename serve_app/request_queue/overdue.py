@@ -25,7 +25,8 @@ class Overdue(NamedTuple):
 
 
 class Waiting:
-    """The unclaimed part of some queues, read a few hundred entries at a time.
+    """The unclaimed part of some queues, read a few hundred entries at a time. What asks Redis
+    raises `RedisUnavailable` if it cannot be reached.
 
     Args:
         may_wait: whether there is anything to read.
@@ -43,9 +44,6 @@ class Waiting:
 
         Each call continues where the previous one stopped, so a long queue costs no more than a
         short one.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         if not self._may_wait():
             return []
@@ -68,11 +66,7 @@ class Waiting:
         return late
 
     async def remove(self, entry: Overdue) -> None:
-        """Delete an entry whose request has ended, whoever has claimed it meanwhile.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Delete an entry whose request has ended, whoever has claimed it meanwhile."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.xdel(entry.stream, entry.entry_id)
         pipeline.xack(entry.stream, QUEUE_GROUP, entry.entry_id)

@@ -28,7 +28,9 @@ from serve_app.request_queue.streams import QueueStreams, text
 
 
 class RequestQueue:
-    """The queues of one model, as one consumer uses them."""
+    """The queues of one model, as one consumer uses them. What asks Redis raises
+    `RedisUnavailable` if it cannot be reached.
+    """
 
     def __init__(self, streams: QueueStreams, consumer: str) -> None:
         self._streams = streams
@@ -58,20 +60,13 @@ class RequestQueue:
 
         Args:
             wait: if there is nothing, wait a second for the first arrival.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         await self._streams.prepare()
         streams = [self._streams.by_class[name] for name in classes]
         return await self._read(streams, of_each, timings.CLAIM_BLOCK_MS if wait else None)
 
     async def are_ours(self, entries: Sequence[QueueEntry]) -> list[bool]:
-        """Whether nobody has taken these claims over; checks many in one round trip.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Whether nobody has taken these claims over; checks many in one round trip."""
         replies = await self._link.call(
             [
                 ("XPENDING", entry.stream, QUEUE_GROUP, entry.entry_id, entry.entry_id, "1")
@@ -83,11 +78,7 @@ class RequestQueue:
         ]
 
     async def acknowledge(self, entry: QueueEntry) -> None:
-        """Delete a request's entry, after the terminal entry has been read.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Delete a request's entry, after the terminal entry has been read."""
         # Delete first: an entry that then remains pending is repaired by a take-over.
         # In the other order it would count forever.
         await self._link.call(
@@ -132,9 +123,6 @@ class RequestQueue:
     async def bury(self, entry: QueueEntry) -> None:
         """Keep an entry whose journal cannot be decoded as a dead letter. The queue keeps it until
         it is acknowledged.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         found: Any = await redis_call(
             lambda: self._redis.xrange(entry.stream, entry.entry_id, entry.entry_id)

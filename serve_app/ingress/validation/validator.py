@@ -33,7 +33,7 @@ class Validator:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
     async def parse(self, path: str, body: bytes) -> Mapping[str, Any]:
-        """See `bodies.parse` and `context.check_context`.
+        """See `bodies.parse` and `check_context`.
 
         Raises:
             RequestRefused: as there; `context_length_exceeded`.
