@@ -175,8 +175,8 @@ class RecordingClient:
             new = continuation.continued(options, recorder.computed_again)
         async with aclosing(new):
             async for output in new:
-                if first and not output.outputs[0].token_ids:
-                    _check_compiled(output, params)
+                if output.finished:
+                    _check_followed(output, params)
                 async with recorder.one_at_a_time:
                     if first:
                         prompt_tokens = len(output.prompt_token_ids or ())
@@ -248,15 +248,18 @@ def _decoded(value: Any) -> Any:
         raise VLLMValidationError("The JSON schema is not valid JSON.") from None
 
 
-def _check_compiled(output: RequestOutput, params: SamplingParams) -> None:
-    """The engine ends a request whose grammar it cannot compile as if by a defect.
+def _check_followed(output: RequestOutput, params: SamplingParams) -> None:
+    """The engine ends a request as if by a defect when it cannot compile its grammar, and when no
+    token may follow in it, as in a grammar that never ends (`root ::= "a" root`).
 
     Raises:
         VLLMValidationError: that is so.
     """
-    if params.structured_outputs is not None and output.outputs[0].finish_reason == "error":
+    errors = (item for item in output.outputs if item.finish_reason == "error")
+    if params.structured_outputs is not None and any(errors):
         raise VLLMValidationError(
-            "The schema, grammar or regex cannot be compiled; please make it smaller or simpler."
+            "The schema, grammar or regex cannot be compiled, or nothing can follow in it; please "
+            "make it smaller or simpler."
         )
 
 

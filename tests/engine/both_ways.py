@@ -71,7 +71,10 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
         "tools": [[TOOL], None, [], "x", [{"type": "custom"}], [{"type": "function"}]],
         "tool_choice": ["auto", None, "wat", "required", {"type": "function"}],
         "response_format": [{"type": "text"}, None, {"type": "wat"}, *map(_format, SCHEMAS)],
-        "structured_outputs": [{"choice": ["a"]}, {"regex": "("}, {"grammar": "wat"}, {}],
+        "structured_outputs": [
+            *({"choice": ["a"]}, {"regex": "("}, {"grammar": "wat"}, {}),
+            {"grammar": "root ::= (root)+ ([a-z] a)+\na ::= root | [a-z]\n"},
+        ],
         "logprobs": [True, None, "x"],
         "top_logprobs": [1, None, 30],
         "reasoning_effort": ["low", None, "wat"],
