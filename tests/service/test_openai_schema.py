@@ -16,12 +16,15 @@ import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from scripts.local.environment import ROOT
+from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.fields import is_known
 from tests.service.support import Running
+from tests.tables import Failures
 
 NAME = "openai_openapi_subset.json"
 PAGE = (ROOT / "docs" / "compatibility-openai.md").read_text()
@@ -32,6 +35,7 @@ LEFT_OUT = re.findall(r"^- `(\w+)\.(\S+)\.(\w+)`$", PAGE, re.MULTILINE)
 TOKENS = 12
 CHECKS = [not_a_server_error, response_schema_conformance, content_type_conformance]
 EXAMPLES, MORE_EXAMPLES = 25, 120
+OF_A_ROUTE = 40
 WHOLE_STREAMS = schemathesis.Config.from_dict({"max-stream-events": 100_000})
 """schemathesis leaves a stream after its twentieth event, unless it is told otherwise."""
 
@@ -66,7 +70,7 @@ def adapted(openapi: dict[str, Any], model: str) -> dict[str, Any]:
     document = copy.deepcopy(openapi)
     schemas = document["components"]["schemas"]
     ours = {"type": "string", "enum": [model]}
-    schemas["ModelIdsShared"] = ours
+    schemas["ModelIdsShared"] = schemas["ModelIdsResponses"] = ours
     schemas["CreateCompletionRequest"]["properties"]["model"] = ours
     for schema, place, name in LEFT_OUT:
         owner, key = holder(document, schema, place)
@@ -87,13 +91,15 @@ def shortened(path: str, body: Any) -> Any:
     if not isinstance(body, dict):
         return body
     short = {**body}
-    for key in ("max_tokens", "max_completion_tokens"):
+    lengths = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    for key in lengths[2:] if "responses" in path else lengths[:2]:
         if not isinstance(short.get(key), int) or short[key] > TOKENS:
             short[key] = TOKENS
     for key in ("n", "best_of"):
         if isinstance(short.get(key), int | float):
             short[key] = min(short[key], 2)
-    return {name: value for name, value in short.items() if is_known(f"/v1{path}", name)}
+    path = path if path in INFERENCE_PATHS else f"/v1{path}"
+    return {name: value for name, value in short.items() if is_known(path, name)}
 
 
 def check_error(document: dict[str, Any], answer: Any) -> None:
@@ -154,6 +160,68 @@ def check_stream(document: dict[str, Any], path: str, body: str) -> None:
         chunk = json.loads(block.split("data: ", 1)[1])
         assert "error" not in chunk, chunk
         jsonschema.validate(chunk, schema)
+
+
+def ids_of(service: Running) -> dict[str, list[str]]:
+    """Of a stored response and chat completion, and others, by the name that a path has for it."""
+    kept: dict[str, Any] = {"model": service.model, "input": "Hello", "max_output_tokens": 4}
+    create = service.sdk.responses.create
+    responses = [create(**kept).id, create(**kept, background=True).id]
+    chat = service.ask("Hello", 4, store=True)
+    requests = [chat.headers["x-request-id"], responses[0].removeprefix("resp_")]
+    none = ["none", "req_" + "0" * 32, "%00", "é", "a" * 3_000]
+    return {
+        "response_id": [*responses, *none],
+        "chat_id": [chat.json()["id"], *none],
+        "request_id": [*requests, *none],
+        "model_id": [service.model, *none],
+    }
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_no_route_gets_a_5xx(service: Running, openapi: dict[str, Any]) -> None:
+    """OpenAI's responses, and all that the service describes of itself."""
+    own = service.http.get("/openapi.json").json()
+    theirs = schemathesis.openapi.from_dict(adapted(openapi, service.model))
+    ours = schemathesis.openapi.from_dict(own)
+    operations = [theirs["/responses"]["POST"]]
+    operations += [
+        ours[path][method] for path, methods in own["paths"].items() for method in methods
+    ]
+    ids = ids_of(service)
+    with Failures() as failures:
+        for operation in operations:
+            with failures.of(operation.method, operation.path):
+                check_route(service, openapi, operation, ids)
+    assert service.ask("Hello", 4).status_code == 200
+
+
+def check_route(
+    service: Running, document: dict[str, Any], operation: Any, ids: dict[str, list[str]]
+) -> None:
+    base = "/v1" if operation.path == "/responses" else ""
+    path = base + operation.path
+    previous = st.sampled_from([None, *ids["response_id"]])
+
+    @settings(
+        max_examples=OF_A_ROUTE, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    )
+    @given(case=operation.as_strategy(), data=st.data())
+    def ask(case: Any, data: st.DataObject) -> None:
+        for name in case.path_parameters or {}:
+            case.path_parameters[name] = data.draw(st.sampled_from(ids[name]))
+        if path in INFERENCE_PATHS and isinstance(case.body, dict):
+            case.body = shortened(path.removeprefix("/v1"), case.body)
+            if case.body.get("previous_response_id"):
+                case.body["previous_response_id"] = data.draw(previous)
+        answer = case.call(base_url=f"{service.url}{base}", timeout=240)
+        case.validate_response(answer, checks=[not_a_server_error])
+        if answer.status_code >= 400:
+            check_error(document, answer)
+            assert answer.headers["x-should-retry"] == ["false"]
+
+    ask()
 
 
 def test_the_list_of_models_is_as_the_schema_says(
