@@ -14,7 +14,7 @@ and more, and of `(\\w{1,20} ){1,20}`, which is not ambiguous, a hundredth.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 MOST_STATES = 2_048
@@ -178,6 +178,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """What a grammar has, and a regular expression has not."""
+_BESIDE_NAMES = re.compile(
+    r"""\#[^\n]*|//[^\n]*|""|[()?*+]|\{[^{}]*\}|~\s*\d+(?:\s*\.\.\s*\d+)?""", re.ASCII
+)
+"""Of a rule that is nothing but a reference: comments, brackets and counts."""
 _CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]\\])*+)\]?", re.DOTALL)
 _CHAR = re.compile(
     r"\\(?:u\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[^}]*\}|.)|.", re.DOTALL
@@ -328,8 +332,25 @@ def states_of_grammar(text: str) -> int:
     for token, end in zip(heads, ends, strict=False):
         name = token.group().rstrip(":= \t\r\n").lstrip("?!")
         rules[name] = text[token.end() : end]
+    _check_ends(rules)
     counter = _Counter(rules)
     return min(sum(counter.rule(name).states for name in rules), _MANY)
+
+
+def _check_ends(rules: Mapping[str, str]) -> None:
+    """Refuse rules that are nothing but repetitions of each other: on these xgrammar crashes.
+
+    Raises:
+        TooManyStates: there are some.
+    """
+    bare = {name: _BESIDE_NAMES.sub(" ", text).split() for name, text in rules.items()}
+    same = {name: words[0] for name, words in bare.items() if len(words) == 1}
+    for name in same:
+        seen = {name}
+        while (name := same.get(name, "")) not in seen and name:
+            seen.add(name)
+        if name:
+            raise TooManyStates(f"the rule '{name[:80]}' never ends, as it is nothing but itself")
 
 
 def _tokens(text: str) -> Iterable[re.Match[str]]:

@@ -84,6 +84,28 @@ def test_so_are_grammars() -> None:
             prepared_in_tag({"format": {"type": "grammar", "grammar": text}})
 
 
+@each(
+    "text",
+    [
+        "root ::= root",
+        "root ::= (root){0,20}",
+        'root ::= "" ((root){2}){3,} # root',
+        'root ::= "a" x\nx ::= (y)*\ny ::= (x){1}',
+        "root ::= a{3}\na ::= b{3}\nb ::= c{3}\nc ::= a",
+        "start: one\none: two~2\ntwo: one~1..3",
+    ],
+)
+def test_a_rule_that_is_nothing_but_itself_is_refused(text: str) -> None:
+    """The engine's process would die of it."""
+    with pytest.raises(TooManyStates, match="nothing but itself"):
+        states_of_grammar(text)
+
+
+def test_a_rule_that_leads_to_itself_is_taken() -> None:
+    for text in ('root ::= "(" root{0,3} ")"', 'root ::= a "b"\na ::= (root)? "x" | a'):
+        assert states_of_grammar(text)
+
+
 def test_a_request_is_measured_as_a_whole_and_each_expression_once() -> None:
     def of(lengths: range) -> dict[str, Any]:
         texts = {str(n): {"type": "string", "maxLength": n} for n in lengths}
