@@ -177,10 +177,10 @@ def request(form: str, schema: Any) -> tuple[str, dict[str, Any]]:
     chat = {
         "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": TOKENS,
-        "temperature": 0,
+        "temperature": 1,
         "logit_bias": NO_SPACES,
     }
-    response = {"input": PROMPT, "max_output_tokens": TOKENS, "store": False, "temperature": 0}
+    response = {"input": PROMPT, "max_output_tokens": TOKENS, "store": False, "temperature": 1}
     strict = {"strict": True} if "strict" in form else {}
     function = {"name": "f", "parameters": schema, **strict}
     more: dict[str, Any]
@@ -290,7 +290,7 @@ def test_so_is_an_expression(service: Running) -> None:
     @given(shape=EXPRESSIONS_SENT)
     def ask(shape: dict[str, Any]) -> None:
         messages = [{"role": "user", "content": PROMPT}]
-        body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0}
+        body = {"messages": messages, "max_tokens": TOKENS, "temperature": 1}
         answer = asked.answer("/v1/chat/completions", {**body, "structured_outputs": shape})
         for text in written(answer) if answer else ():
             if shape.get("choice"):
