@@ -20,6 +20,8 @@ from serve_app.settings.vllm_names import WITH_MEANING, WITHOUT_MEANING
 from tests.chart.charts import CHART, NAMED, Document, Loader, merged
 from tests.chart.test_schema import SCHEMA
 
+DEVICE: Document = {"settings.workers.device": "gpu"}
+"""The chart's default, which is not the service's."""
 OTHERS = re.compile(r"engines\.|ingressPods|weights|hub|networkPolicy|belong to Ray")
 """What stands in a refusal by the chart that is about its other values, too."""
 WORDS = st.text(max_size=8) | st.sampled_from(
@@ -107,7 +109,7 @@ def test_chart_and_service_take_the_same_settings(examples: int) -> None:
     @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
     @given(changes())
     def check(changed: Document) -> None:
-        values, refused, texts = merged(NAMED, changed), "", {}
+        values, refused, texts = merged(NAMED, DEVICE, changed), "", {}
         try:
             chart = helm_python.Chart.load(str(CHART))
             texts = chart.render(values, name="hermes", namespace="prod")
