@@ -23,7 +23,6 @@ from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import Answer, WorkerLost
 from serve_app.errors import SettingsError
 from serve_app.ingress.submissions import make_up
-from serve_app.policy.capacity import share
 from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
@@ -219,10 +218,7 @@ def _worker_options(settings: Settings) -> dict[str, Any]:
         },
         "request_router_config": RequestRouterConfig(
             request_router_class="serve_app.cluster.serve_router:SessionRouter",
-            request_router_kwargs={
-                **settings.routing.model_dump(),
-                "capacity": share(workers.max_running_requests, settings.ingress.replicas),
-            },
+            request_router_kwargs=settings.routing.model_dump(),
         ),
     }
     scaling = workers.autoscaling

@@ -174,9 +174,7 @@ class VirtualIngress:
         self.replicas = Replicas()
         self.waits = WhyItWaits()
         self._version = -1
-        self._placement = Placement(
-            cluster.load_factor, cluster.virtual_nodes, cluster.max_running_requests
-        )
+        self._placement = Placement(cluster.load_factor, cluster.virtual_nodes)
         clock = RedisClock(VirtualClock(self._loop))
         # The queue, the abandoned claims and the attempts are those of this file.
         queue: Any = service.queue
@@ -211,6 +209,7 @@ class VirtualIngress:
             self._version = self.replicas.version
             self._placement.rebuild(self.replicas.able())
         sequences = self.replicas.sequences(entry.request_id)
+        self._placement.slots = self.replicas.slots
         name = self._placement.choose(entry.session or entry.request_id, sequences)
         record.attempts += 1
         record.engine = name

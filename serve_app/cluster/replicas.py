@@ -7,7 +7,7 @@ but Serve still sends to it).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from serve_app import timings
 from serve_app.contract import Cause, WorkerLease
@@ -24,6 +24,8 @@ class Replicas:
         self._placed: dict[str, str] = {}
         self._sequences: dict[str, int] = {}
         self._avoided: dict[str, float] = {}
+        self.slots: Mapping[str, int] = {}
+        """Of each replica, those that calls from this process may take."""
         self.version = 0
         self.calls = {True: 0, False: 0}
         """How many were sent to the replica that holds their session's cache, and how many to

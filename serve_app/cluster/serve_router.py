@@ -42,12 +42,12 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """The running replicas that Serve has told last, until they are known here."""
     _asking: asyncio.Task[None] | None = None
 
-    def initialize_state(self, load_factor: float, virtual_nodes: int, capacity: int) -> None:
+    def initialize_state(self, load_factor: float, virtual_nodes: int) -> None:
         """Serve calls this with `request_router_kwargs`, which are the arguments of `Placement`."""
         from serve_app.cluster import replicas
         from serve_app.policy.placement import Placement
 
-        self._placement = Placement(load_factor, virtual_nodes, capacity)
+        self._placement = Placement(load_factor, virtual_nodes)
         self._shared = replicas.of(self._deployment_id.name)
         self._version = -1
         self._by_name: dict[str, ReplicaID] = {}
@@ -111,6 +111,7 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         if self._version != self._shared.version:
             self._version = self._shared.version
             self._placement.rebuild(self._shared.able())
+        self._placement.slots = self._shared.slots
         request_id, session = pending_request.args[0], pending_request.args[2]
         internal_id = pending_request.metadata.internal_request_id
         # routed again, because the previous replica did not accept it

@@ -87,7 +87,6 @@ class Attempts:
         Returns:
             What the request has written; None if that is not known.
         """
-        self._tell_wait(entry)
         try:
             following: Next | Written | None = Next(1)
             if entry.taken_over:
@@ -121,7 +120,7 @@ class Attempts:
             waited,
             began_ms=int((self._clock.local.unix_s() - waited_s) * 1000),
         ):
-            pass  # the span began with the queue entry and ends with the claim
+            pass  # the span began with the queue entry and ends with the start
 
     async def _give_up(self, entry: QueueEntry, error: Exception) -> None:
         """End a request whose journal cannot be decoded, because every retry would fail in the same
@@ -145,6 +144,8 @@ class Attempts:
         """Run one attempt. Returns the next; or what the request has written, if it has ended, and
         None if the worker does not know.
         """
+        if this.cause is None:
+            self._tell_wait(entry)
         self._telemetry.attempted(this.epoch, this.cause or "")
         async with AsyncExitStack() as stack:
             if this.quarantined and not await self._turn(entry, stack):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -140,6 +141,11 @@ class Dispatcher:
         others = members.others(self._name, self._cluster)
         order, waiting = self._scheduler, len(self._scheduler) > 0
         order.capacity = allowance(capacity, others, waiting)
+        self._replicas.slots = {
+            one.name: math.ceil(one.capacity * order.capacity / capacity)
+            for one in workers
+            if one.capacity
+        }
         for_all = sum(long_slots(one.capacity, self._engine_slots) for one in workers)
         order.long_capacity = allowance(for_all, map(in_long, others), waiting)
         order.ahead = hardly_any_elsewhere(capacity, others, order.capacity)

@@ -35,7 +35,7 @@ _TENANTS = 8
 """How many tenants' shortest requests are considered for a spare slot."""
 _PASSED_FOR = 1 / 4
 """The part of the time until its deadline in which later requests can pass a long one. Without this
-bound, a prompt of 60,000 tokens would wait behind all that comes in its first ten minutes.
+bound, one that will write 100,000 tokens would wait behind all that comes in its first 400 s.
 """
 _PROMPTS_COUNT = 1 / 4
 """The part of a prompt's cost that ranks a request. An engine reads thousands of prompt tokens in

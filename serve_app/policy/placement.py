@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 
 def _position(text: str) -> int:
@@ -57,15 +57,15 @@ class Placement:
     Args:
         load_factor: of the load bound; above 1.
         virtual_nodes: points of each replica on the ring.
-        capacity: sequences that one replica can run at the same time. Further ones would wait in
-            its engine while another engine is free. If every replica is full, only the load bound
-            applies, and a call for whose sequences none has room goes to the least loaded.
     """
 
-    def __init__(self, load_factor: float, virtual_nodes: int, capacity: int) -> None:
+    def __init__(self, load_factor: float, virtual_nodes: int) -> None:
         self._load_factor = load_factor
         self._virtual_nodes = virtual_nodes
-        self._capacity = capacity
+        self.slots: Mapping[str, int] = {}
+        """Of each replica, for calls from here: more sequences would wait in its engine while
+        another engine is free. One that is not named has slots for all.
+        """
         self._ring = HashRing((), virtual_nodes)
         self._replicas: frozenset[str] = frozenset()
         self._sent_to: dict[str, tuple[str, int]] = {}
@@ -87,7 +87,9 @@ class Placement:
         return next(self._ring.walk(key))
 
     def choose(self, key: str, sequences: int = 1) -> str:
-        """The first replica on the ring after the key's position that is below its bounds.
+        """The first replica on the ring after the key's position that is below the load bound and
+        has slots for a call; else the first that has slots. If none has, only the load bound
+        applies, and a call of several sequences goes to the least loaded.
 
         Args:
             sequences: of the call.
@@ -98,13 +100,17 @@ class Placement:
         if not self._replicas:
             raise LookupError("no replica on the ring")
         bound = load_bound(self._in_flight, len(self._replicas), self._load_factor)
-        room_for = self._capacity - min(sequences, self._capacity)
-        if room_for < bound:
-            for replica in self._ring.walk(key):
-                if self._loads.get(replica, 0) <= room_for:
+        roomy = ""
+        for replica in self._ring.walk(key):
+            load, most = self._loads.get(replica, 0), self.slots.get(replica, math.inf)
+            if load + min(sequences, most) <= most:
+                if load < bound:
                     return replica
-            if sequences > 1:
-                return min(self._ring.walk(key), key=lambda name: self._loads.get(name, 0))
+                roomy = roomy or replica
+        if roomy:
+            return roomy
+        if sequences > 1:
+            return min(self._ring.walk(key), key=lambda name: self._loads.get(name, 0))
         # At least one replica is always below its bound: the bounds add up to more than the sum.
         return next(name for name in self._ring.walk(key) if self._loads.get(name, 0) < bound)
 

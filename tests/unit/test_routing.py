@@ -22,8 +22,9 @@ KEYS = [f"session-{i}" for i in range(2_000)]
 
 def placement(loads: dict[str, int], factor: float = 1.25, capacity: int = 1_000_000) -> Placement:
     """Over the replicas of `loads`, which have so many calls in flight."""
-    made = Placement(factor, 128, capacity)
+    made = Placement(factor, 128)
     made.rebuild(loads)
+    made.slots = dict.fromkeys(loads, capacity)
     for replica, calls in loads.items():
         for number in range(calls):
             made.began(f"{replica}-{number}", replica)
@@ -75,7 +76,7 @@ def test_keys_are_spread_evenly() -> None:
 def test_no_node_ever_holds_more_than_its_bound(
     nodes: int, sessions: list[str], factor: float
 ) -> None:
-    made = Placement(factor, 8, capacity=1_000)
+    made = Placement(factor, 8)
     made.rebuild(f"n{i}" for i in range(nodes))
     loads: Counter[str] = Counter()
     for sent, session in enumerate(sessions, 1):
@@ -117,7 +118,7 @@ def test_the_running_sum_is_the_sum_of_the_loads_on_the_ring(
     steps: list[tuple[str, int, str]],
 ) -> None:
     """Whatever order calls begin and end in, and replicas come and go under them."""
-    made = Placement(1.25, 4, 16)
+    made = Placement(1.25, 4)
     sent: dict[str, str] = {}
     on_ring: list[str] = []
     for what, number, replica in steps:
@@ -158,6 +159,18 @@ def test_no_replica_gets_more_than_it_can_work_on_while_another_is_free() -> Non
     )
     assert placement({first: 16, second: 10}, capacity=16).choose("session") == second
     assert placement({first: 15, second: 10}, capacity=16).choose("session") == first
+
+
+def test_each_replica_gets_what_its_own_engine_can_take() -> None:
+    """An engine whose cache is full has a smaller window than the others."""
+    first, second = HashRing(["a", "b"]).walk("session")
+    made = placement({first: 45, second: 98})
+    made.slots = {first: 45, second: 112}
+    assert made.choose("session") == second, "beyond the load bound, but it has slots"
+    made.slots = {first: 46, second: 112}
+    assert made.choose("session") == first
+    made.slots = {first: 45, second: 98}
+    assert made.choose("session") == first, "both are full"
 
 
 def test_where_every_replica_is_full_the_load_bound_decides() -> None:
