@@ -38,6 +38,8 @@ FORMS = {
 def _bounded(schema: dict[str, Any]) -> None:
     """Adds the largest number to a section's schema, for whoever checks only that."""
     for setting in schema.get("properties", {}).values():
+        if setting.get("additionalProperties") is True:
+            setting["additionalProperties"] = {"minimum": -LARGEST, "maximum": LARGEST}
         for node in (setting, *setting.get("anyOf", ()), setting.get("additionalProperties")):
             is_number = isinstance(node, dict) and node.get("type") in ("integer", "number")
             if is_number and "exclusiveMaximum" not in node:
