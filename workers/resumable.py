@@ -28,9 +28,10 @@ from serve_app.settings import DEFAULT_TENANT
 from workers.continuation import Continuation, obstacle, runs_again
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
+from workers.grammars import check_ends
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
-from workers.schemas import NotObeyed, Size, prepared, prepared_in_tag
+from workers.schemas import NotObeyed, prepared, prepared_in_tag
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
 """vLLM cannot send it to the engine's process, and reports an error of its own."""
@@ -220,7 +221,7 @@ def _begin_again(recorder: Recorder, why: str) -> None:
 
 
 def _prepare_schemas(params: SamplingParams, backend: str) -> None:
-    """Hand the engine only JSON schemas that its backend obeys, and nothing that would hold it up.
+    """Hand the engine only JSON schemas that its backend obeys, and no grammar that would end it.
 
     Raises:
         VLLMValidationError: it would not.
@@ -231,12 +232,13 @@ def _prepare_schemas(params: SamplingParams, backend: str) -> None:
     try:
         if shape.json is not None:
             shape.json = prepared(_decoded(shape.json))
-        for keyword, text in (("regex", shape.regex), ("grammar", shape.grammar)):
-            if isinstance(text, str):
-                Size().add(keyword, text, "")
         if shape.structural_tag is not None:
             tag = prepared_in_tag(_decoded(shape.structural_tag))
             shape.structural_tag = json.dumps(tag, ensure_ascii=False)
+            if '"grammar"' in shape.structural_tag:
+                check_ends(shape.structural_tag, is_tag=True)
+        if isinstance(shape.grammar, str):
+            check_ends(shape.grammar)
     except NotObeyed as error:
         raise VLLMValidationError(str(error)) from None
 

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NoReturn
 
-from workers.repetitions import SHARED, TooManyStates, check, states_of_grammar, states_of_regex
-
 _FORMS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """One of these alone decides about a value: xgrammar ignores what stands beside it."""
 _BRANCHES = ("anyOf", "oneOf", "allOf")
@@ -82,52 +80,18 @@ _Nodes = dict[str, dict[str, Any]]
 
 
 class NotObeyed(Exception):
-    """The answers would not obey the schema, or it would take the engine too long; the message
-    names the keyword and its place.
-    """
+    """The answers would not obey the schema; the message names the keyword and its place."""
 
 
-class Size:
-    """How large what one request has the engine obey becomes, in states of xgrammar's."""
-
-    def __init__(self) -> None:
-        self._states = 0
-        self._counted: set[tuple[str, Any]] = set()
-
-    def add(self, keyword: str, value: Any, place: str, unrolled: bool = False) -> None:
-        """Count a regular expression, a grammar or a length; what appears again is compiled once.
-
-        Raises:
-            NotObeyed: it is too large, with all before it.
-        """
-        if (keyword, value) in self._counted:
-            return
-        self._counted.add((keyword, value))
-        try:
-            if isinstance(value, int):
-                self._states += max(0, min(value, SHARED))
-            elif keyword == "grammar":
-                self._states += states_of_grammar(value)
-            else:
-                self._states += states_of_regex(value, unrolled)
-            check(self._states)
-        except TooManyStates as error:
-            raise NotObeyed(f"'{keyword}'{place} is too large: {error}.") from None
-
-
-def prepared(schema: Any, size: Size | None = None) -> Any:
+def prepared(schema: Any) -> Any:
     """The schema as xgrammar is given it: a copy in which the lengths of short texts are patterns,
     because by its own rule for lengths xgrammar lets control characters into a text.
 
     What is no schema is returned as it is: xgrammar refuses it.
 
-    Args:
-        size: of what the request has besides.
-
     Raises:
-        NotObeyed: xgrammar would not obey it, or it is too large.
+        NotObeyed: xgrammar would not obey it.
     """
-    size = size or Size()
     made = copy.deepcopy(schema)
     nodes = dict(_nodes(made, "#"))
     alternatives, checked = _Alternatives(nodes), set[str]()
@@ -135,40 +99,23 @@ def prepared(schema: Any, size: Size | None = None) -> Any:
         _check(node, place, alternatives)
     for place in nodes:
         _check_references(place, nodes, frozenset(), checked)
-    for place, node in nodes.items():
+    for node in nodes.values():
         _write_lengths_as_pattern(node)
-        _measure(node, place, size)
     return made
 
 
-def _measure(node: Mapping[str, Any], place: str, size: Size) -> None:
-    at = f" in the JSON schema (at {place})"
-    for word in ("pattern", "minLength", "maxLength"):
-        if isinstance(value := node.get(word), str if word == "pattern" else int):
-            size.add(word, value, at, unrolled=True)
-    if isinstance(patterns := node.get("patternProperties"), dict):
-        for pattern in patterns:
-            size.add("patternProperties", pattern, at, unrolled=True)
-
-
-def prepared_in_tag(tag: Any, size: Size | None = None) -> Any:
+def prepared_in_tag(tag: Any) -> Any:
     """A structural tag, by which vLLM forces tool calls, with its schemas prepared.
 
     Raises:
         NotObeyed: as `prepared`.
     """
-    size = size or Size()
     if isinstance(tag, list):
-        return [prepared_in_tag(one, size) for one in tag]
+        return [prepared_in_tag(one) for one in tag]
     if not isinstance(tag, dict):
         return tag
-    for kind, word in (("regex", "pattern"), ("grammar", "grammar")):
-        if tag.get("type") == kind and isinstance(text := tag.get(word), str):
-            size.add(kind, text, " in the structural tag")
     holder = "json_schema" if tag.get("type") == "json_schema" else "schema" * ("begin" in tag)
-    return {
-        k: prepared(v, size) if k == holder else prepared_in_tag(v, size) for k, v in tag.items()
-    }
+    return {k: prepared(v) if k == holder else prepared_in_tag(v) for k, v in tag.items()}
 
 
 def _nodes(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:

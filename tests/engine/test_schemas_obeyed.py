@@ -18,6 +18,7 @@ from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
 
 from tests.engine.grammars import answers
 from tests.tables import Failures, each
+from workers.grammars import check_ends
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
 
 WALKS = 6
@@ -174,3 +175,40 @@ def test_what_would_not_be_obeyed_is_refused_by_its_keyword(
 @each("schema", [True, None, 3, {"type": "wat"}, {"properties": []}, {"items": [1]}])
 def test_what_is_no_schema_is_left_to_xgrammar(schema: Any) -> None:
     assert prepared(schema) == schema
+
+
+@each(
+    "text",
+    [
+        "root ::= root",
+        "root ::= (root){0,20}",
+        "root ::= # c\r (root){0,20}\n",
+        'root ::= (root){0,20} (="x")',
+        'root ::= "" ((root){2}){3,} # root',
+        'root ::= "a" x\nx ::= (y){0,4}\ny ::= (x){1}',
+        "root ::= a{3}\na ::= b{3}\nb ::= c{3}\nc ::= a",
+        "start: start~2..20 -> x\n",
+        "start: [start]~2..20\n",
+        'start: start~2..20\n%ignore " "\n',
+        "start: [a]\na: start~0..20\n",
+    ],
+)
+def test_a_grammar_that_would_end_the_engine_is_refused(text: str) -> None:
+    with pytest.raises(NotObeyed, match="only itself"):
+        check_ends(text)
+    if "::=" in text:
+        tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": text}}
+        with pytest.raises(NotObeyed, match="only itself"):
+            check_ends(json.dumps(tag), is_tag=True)
+
+
+def test_every_other_grammar_is_left_to_the_engine() -> None:
+    for text in (
+        'root ::= "(" root{0,3} ")"',
+        'root ::= a "b"\na ::= (root)? "x" | a',
+        'root ::= expr\nexpr ::= expr "+" expr | [0-9]+',
+        "start: one\none: two~2\ntwo: /a/~1..3\n",
+        "root ::= (",
+        "\0",
+    ):
+        check_ends(text)
