@@ -184,7 +184,8 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>|<running long>|<unclaimed>`.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>`. What is empty
+    was for tokens of the KV cache, which older versions divide.
     """
 
     name: str
@@ -201,13 +202,16 @@ class IngressLease(NamedTuple):
     """Requests in the queue that it cannot claim now; all ingresses count the same ones."""
 
     def encode(self) -> str:
-        return "|".join([self.name, self.cluster, *(str(int(value)) for value in self[2:])])
+        words = (int(self.complete), self.running, self.waiting, "", self.running_long)
+        return "|".join(map(str, (self.name, self.cluster, *words, self.unclaimed)))
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
-        """Parse a member; raises ValueError if it is not text, or lacks a number."""
-        name, cluster, *words = member.decode().split("|")
-        complete, running, waiting, long, unclaimed = map(int, words[:5])
+        """Parse a member; raises ValueError if it is not text, or has a malformed number. Older
+        versions leave out what is 0 at its end.
+        """
+        name, cluster, *words = [*member.decode().split("|"), *[""] * 7][:8]
+        complete, running, waiting, _, long, unclaimed = (int(word or 0) for word in words)
         return cls(name, cluster, bool(complete), running, waiting, long, unclaimed)
 
 

@@ -7,8 +7,7 @@ continues it after any kill.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,12 +22,14 @@ from serve_app.journal.store import JournalStore
 PREFIX = "resp_"
 """Behind it, the id of a response is its request's."""
 PARAM = "previous_response_id"
+_MOST_RESPONSES = 128
+"""Of whose items one input may have references: each is read whole."""
 Fields = dict[str, msgspec.Raw]
 """What a response has in its fields may be large, and is passed on as it is."""
 
 
 class _Item(msgspec.Struct):
-    id: str = ""
+    id: str | None = None
 
 
 _of_item = msgspec.json.Decoder(_Item)
@@ -67,23 +68,35 @@ class Conversations:
         return made
 
     async def _with_items(self, tenant: str, body: bytes, names: Mapping[int, str]) -> bytes:
-        """The body with earlier items at these places, by their ids. Those of one response at a
+        """The body with earlier items at these places, by their ids. The items of one response at a
         time are read, and only what is referred to is kept.
         """
         items, size = await asyncio.to_thread(items_of, body), len(body)
-        for request_id, places in groupby(sorted(names, key=_owners(names)), _owners(names)):
-            async with self._store.wholes:
-                entries = await self._store.read(request_id) if request_id else None
-                output = await asyncio.to_thread(_output, tenant, entries or [])
-            for place in places:
-                item = output.get(names[place])
-                if item is None:
-                    message = f"Item with id '{names[place][:80]}' not found."
+        owners = {name: request_of_item(name) or "" for name in names.values()}
+        if len(set(owners.values())) > _MOST_RESPONSES:
+            message = f"'input' may refer to items of at most {_MOST_RESPONSES} responses."
+            raise RequestRefused(Reason.INVALID_REQUEST, message, param="input")
+        for owner in dict.fromkeys(owners.values()):
+            wanted = {place: name for place, name in names.items() if owners[name] == owner}
+            found = await self._items(tenant, owner, set(wanted.values()))
+            for place, name in wanted.items():
+                if name not in found:
+                    message = f"Item with id '{name[:80]}' not found."
                     raise RequestRefused(Reason.NOT_FOUND, message, param="input")
-                size += len(bytes(item))
+                size += len(bytes(found[name]))
                 self._check_size(size, "input")
-                items[place] = item
+                items[place] = found[name]
         return await asyncio.to_thread(_with_input, body, items)
+
+    async def _items(
+        self, tenant: str, request_id: str, names: Collection[str]
+    ) -> dict[str, msgspec.Raw]:
+        """Those of these items that a request's response has."""
+        if not request_id:
+            return {}
+        async with self._store.wholes:
+            entries = await self._store.read(request_id)
+            return await asyncio.to_thread(_output, tenant, entries or [], names)
 
     def _check_size(self, size: int, param: str) -> None:
         if size > self._max_body_bytes:
@@ -106,24 +119,25 @@ def _named(request: Mapping[str, Any]) -> dict[int, str]:
     return {
         place: str(item["id"])
         for place, item in enumerate(given if isinstance(given, list) else ())
-        if item.keys() - {"type"} == {"id"} and item.get("type") in (None, "item_reference")
+        if isinstance(item, dict)
+        and "id" in item
+        and item.keys() <= {"id", "type"}
+        and item.get("type") in (None, "item_reference")
     }
 
 
-def _owners(names: Mapping[int, str]) -> Callable[[int], str]:
-    """Of a place, the request whose response has the item; empty if none can have it."""
-    return lambda place: request_of_item(names[place]) or ""
-
-
-def _output(tenant: str, entries: Sequence[Entry]) -> dict[str, msgspec.Raw]:
-    """The items of a stored response, by their ids; none of another tenant's."""
+def _output(
+    tenant: str, entries: Sequence[Entry], names: Collection[str]
+) -> dict[str, msgspec.Raw]:
+    """Some items of a stored response, by their ids; none of another tenant's."""
     reader, fields = answer(entries)
     facts, ending = reader.facts, reader.ending
     if facts is None or facts.tenant != tenant or not facts.stored or fields is None:
         return {}
     if ending is None or ending.state is not State.COMPLETED:
         return {}
-    return {_of_item.decode(item).id: item.copy() for item in _items.decode(fields["output"])}
+    items = ((_of_item.decode(item).id, item) for item in _items.decode(fields["output"]))
+    return {name: item.copy() for name, item in items if name and name in names}
 
 
 def _joined(

@@ -194,14 +194,14 @@ class JournalStore:
         return [[next(replies) for _ in asked] for asked in questions]
 
     async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
-        """A tenant's latest requests, newest first; see `listing.listed`."""
+        """A tenant's latest requests, newest first; see `listed`."""
         key = requests_key(self._settings.namespace, tenant)
         return await listed(self._link, key, after, at_most)
 
     async def stored_chats(
         self, tenant: str, after: str, newest_first: bool, at_most: int
     ) -> list[str] | None:
-        """A tenant's stored chat completions; see `listing.listed`."""
+        """A tenant's stored chat completions; see `listed`."""
         key = chats_key(self._settings.namespace, tenant)
         return await listed(self._link, key, after, at_most, newest_first)
 

@@ -162,6 +162,10 @@ async def test_an_item_that_is_not_stored_is_not_found(w: World, tmp_path: Path)
                     assert (answer.status_code, error["param"]) == (404, "input")
                     assert error["message"] == expected
         assert (await s.ask([referring(said(1, found))])).status_code == 200
+        many = [{"id": f"msg_{'0' * 16}{number:032x}"} for number in range(129)]
+        refused = await s.ask(many)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+        assert "128 responses" in refused.json()["error"]["message"]
 
 
 async def test_what_nothing_can_go_on_from_is_refused(w: World) -> None:

@@ -63,9 +63,9 @@ def test_an_answer_of_another_version_is_understood() -> None:
     [
         (
             IngressLease("SERVE_1", "session_2026", True, 3, 7, 2, 40),
-            "SERVE_1|session_2026|1|3|7|2|40",
+            "SERVE_1|session_2026|1|3|7||2|40",
         ),
-        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0|0|0|0|0"),
+        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0|0|0||0|0"),
         (WorkerLease("replica|with-a-bar", 16), "replica|with-a-bar|16"),
     ],
 )
@@ -74,8 +74,15 @@ def test_a_lease_is_stored_as_it_always_was(lease: IngressLease | WorkerLease, m
     assert type(lease).decode(member.encode()) == lease
 
 
-def test_the_lease_of_a_newer_ingress_may_say_more() -> None:
-    assert IngressLease.decode(b"SERVE_1|session|1|2|3|4|5|more").unclaimed == 5
+def test_the_lease_of_an_ingress_of_another_version_is_understood() -> None:
+    for member, lease in {
+        b"SERVE_1": IngressLease("SERVE_1"),
+        b"SERVE_1|session|1": IngressLease("SERVE_1", "session", True),
+        b"SERVE_1|session|0|2|3": IngressLease("SERVE_1", "session", False, 2, 3),
+        b"SERVE_1|session|1|2|3||4": IngressLease("SERVE_1", "session", True, 2, 3, 4),
+        b"SERVE_1|session|1|2|3||4|5|more": IngressLease("SERVE_1", "session", True, 2, 3, 4, 5),
+    }.items():
+        assert IngressLease.decode(member) == lease
 
 
 @pytest.mark.parametrize("member", [b"", b"name", b"name|", b"name|many", b"\xff|1"])
