@@ -24,6 +24,7 @@ from serve_app.ingress.uploads import Uploads
 from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import PrivateRedis
 from tests.tables import Failures
+from tests.waiting import eventually
 
 MODEL = "hermes-tiny"
 READ = ("/v1/models", f"/v1/models/{MODEL}", "/healthz", "/readyz", "/metrics", *OPEN_PATHS)
@@ -311,4 +312,15 @@ async def test_without_redis_every_question_about_a_request_is_a_503_that_may_be
                     reason = answer.headers["x-hermes-reason"]
                     assert (answer.status_code, reason) == (503, "journal_unavailable")
                     assert "x-should-retry" not in answer.headers
+            for path in ("/metrics", "/v1/models", "/healthz"):
+                with failures.of(path):
+                    assert (await d.http.get(path)).status_code == 200
+
+        async def unready() -> httpx.Response | None:
+            answer = await d.http.get("/readyz")
+            return answer if answer.status_code == 503 else None
+
+        told = await eventually(unready)
+        assert told.headers["retry-after"]
+        assert "Redis" in told.json()["problem"]
         await private_redis.start()
