@@ -25,6 +25,7 @@ LONG = 3000
     [
         "engine",
         pytest.param("engine-worker", marks=pytest.mark.nightly),
+        pytest.param("worker", marks=pytest.mark.nightly),  # its core must not survive it
     ],
 )
 def test_a_stream_outlives(service: Running, kind: str) -> None:
