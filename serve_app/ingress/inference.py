@@ -91,6 +91,7 @@ class InferenceEndpoint:
             request = await self._validator.parse(path, body)
             if path in (RESPONSES, INPUT_TOKENS) and goes_on(request):
                 body = await self._conversations.whole(caller.tenant, body, request)
+                upload.grew(len(body))
                 request = await self._validator.parse(path, body)
             submission = self._submissions.of(
                 caller, path, query, headers, body, request, span.traceparent

@@ -82,6 +82,17 @@ class Upload:
             return piece
         return bytes(await self._with_the_rest(bytearray(piece), receive))
 
+    def grew(self, size: int) -> None:
+        """Count what was put before the body, which has so many bytes now.
+
+        Raises:
+            RequestRefused: as `ConnectionLimit.take`.
+        """
+        more = size - self._counted
+        if size > _SMALL_BYTES and more > 0:
+            self._uploads.held.take(self._tenant, more)
+            self._counted += more
+
     def _check_length(self, announced: str) -> None:
         if (
             announced.isascii()

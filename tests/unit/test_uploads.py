@@ -68,6 +68,16 @@ async def test_a_tenant_has_its_share_and_all_together_have_a_bound() -> None:
     assert await body(of, "acme", b"a", b"b") == b"ab"
 
 
+def test_what_is_put_before_a_body_counts_too() -> None:
+    of = uploads(2 * LARGEST)
+    with of.of("acme") as one, of.of("acme") as another:
+        one.grew(LARGEST)
+        with pytest.raises(RequestRefused):
+            another.grew(LARGEST)
+        one.grew(KIB)
+    assert len(of.held) == 0
+
+
 async def test_the_largest_body_fits_whatever_the_bound() -> None:
     assert await body(uploads(KIB), "acme", b"x" * LARGEST, b"")
 
