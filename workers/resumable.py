@@ -28,7 +28,7 @@ from serve_app.settings import DEFAULT_TENANT
 from workers.continuation import Continuation, obstacle, runs_again
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
-from workers.grammars import check_ends
+from workers.grammars import check_grammar, check_parts, check_regex
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
@@ -221,7 +221,8 @@ def _begin_again(recorder: Recorder, why: str) -> None:
 
 
 def _prepare_schemas(params: SamplingParams, backend: str) -> None:
-    """Hand the engine only JSON schemas that its backend obeys, and no grammar that would end it.
+    """Hand the engine only JSON schemas that its backend obeys, and nothing that would end it or
+    hold it up.
 
     Raises:
         VLLMValidationError: it would not.
@@ -232,13 +233,15 @@ def _prepare_schemas(params: SamplingParams, backend: str) -> None:
     try:
         if shape.json is not None:
             shape.json = prepared(_decoded(shape.json))
+            check_parts(shape.json)
         if shape.structural_tag is not None:
             tag = prepared_in_tag(_decoded(shape.structural_tag))
+            check_parts(tag)
             shape.structural_tag = json.dumps(tag, ensure_ascii=False)
-            if '"grammar"' in shape.structural_tag:
-                check_ends(shape.structural_tag, is_tag=True)
         if isinstance(shape.grammar, str):
-            check_ends(shape.grammar)
+            check_grammar(shape.grammar)
+        if isinstance(shape.regex, str):
+            check_regex(shape.regex)
     except NotObeyed as error:
         raise VLLMValidationError(str(error)) from None
 

@@ -15,10 +15,11 @@ pytest.importorskip("vllm")
 
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+from xgrammar import Grammar
 
 from tests.engine.grammars import answers
 from tests.tables import Failures, each
-from workers.grammars import check_ends
+from workers.grammars import check_grammar, check_parts, check_regex
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
 
 WALKS = 6
@@ -195,20 +196,67 @@ def test_what_is_no_schema_is_left_to_xgrammar(schema: Any) -> None:
 )
 def test_a_grammar_that_would_end_the_engine_is_refused(text: str) -> None:
     with pytest.raises(NotObeyed, match="only itself"):
-        check_ends(text)
-    if "::=" in text:
-        tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": text}}
-        with pytest.raises(NotObeyed, match="only itself"):
-            check_ends(json.dumps(tag), is_tag=True)
+        check_grammar(text)
+    with pytest.raises(NotObeyed, match="only itself"):
+        check_parts({"format": [{"grammar": text}]})
 
 
-def test_every_other_grammar_is_left_to_the_engine() -> None:
+@each(
+    "text",
+    [
+        "(.{0,8}){0,8}",
+        "(x{0,20}){0,50}",
+        "((.{0,4}){0,4}){0,4}",
+        "a(b|(.{0,50}){0,20})c",
+        "(.*){0,50}",
+        "((((a|b){1,9}){1,9}){1,9}){1,9}",
+        "^([a-z]{0,20}){0,50}$",
+    ],
+)
+def test_repetitions_of_repetitions_that_hold_up_an_engine_are_refused(text: str) -> None:
+    with pytest.raises(NotObeyed, match="at most 12"):
+        check_regex(text)
+    nodes: list[Any] = [{"pattern": text}, {"patternProperties": {text: {}}}]
+    for node in nodes:
+        with pytest.raises(NotObeyed, match="at most 12"):
+            check_parts({"properties": {"pattern": {"anyOf": [node]}}})
+
+
+def test_so_are_those_of_a_grammar() -> None:
+    for text in (
+        'root ::= (("x"{0,20}){0,50})',
+        "root ::= ([a-z] {0,50}) # \r {0,20}",
+        "root ::= a{100}\na ::= b{100}\nb ::= [a-z]{0,100}",
+    ):
+        with pytest.raises(NotObeyed, match="at most 12"):
+            check_grammar(text)
+
+
+def test_what_is_used_is_left_to_the_engine() -> None:
     for text in (
         'root ::= "(" root{0,3} ")"',
         'root ::= a "b"\na ::= (root)? "x" | a',
         'root ::= expr\nexpr ::= expr "+" expr | [0-9]+',
         "start: one\none: two~2\ntwo: /a/~1..3\n",
+        str(Grammar.builtin_json_grammar()),
         "root ::= (",
         "\0",
     ):
-        check_ends(text)
+        check_grammar(text)
+    for text in (
+        r"^[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}\.[A-Za-z]{2,10}$",
+        r"(25[0-5]|2[0-4]\d|[01]?\d\d?)(\.(25[0-5]|2[0-4]\d|[01]?\d\d?)){3}",
+        r"([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}",
+        r"^\w{1,50}( \w{1,50}){0,4}$",
+        r"^(\w+\s?){1,10}$",
+        r"^(\w+ ){0,19}\w+$",
+        r"^([a-z]{1,20},){0,4}[a-z]{1,20}$",
+        r"(- .{1,80}\n){1,10}",
+        r"(\d{4}-\d{2}-\d{2}(, )?){1,10}",
+        r"(yes|no|maybe){1,100}",
+        r"(.{10}){100}",
+        r"(a?){9}",
+        r".{0,10000}",
+        r"(",
+    ):
+        check_regex(text)

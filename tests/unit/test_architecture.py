@@ -69,7 +69,9 @@ OWNERS = {
         "serve_app.dispatch.quarantine",
         "serve_app.observability.snapshots",
     ),
+    "xgrammar": ("workers.grammars",),
     "vllm": (
+        "workers.grammars",
         "workers.vllm_engine",
         "workers.vllm_arguments",
         "workers.resumable",
