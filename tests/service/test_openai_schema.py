@@ -215,6 +215,8 @@ def check_route(
             case.body = shortened(path.removeprefix("/v1"), case.body)
             if case.body.get("previous_response_id"):
                 case.body["previous_response_id"] = data.draw(previous)
+        # A deadline that has passed is rightly a 504.
+        case.headers.pop("x-request-timeout-seconds", None)
         answer = case.call(base_url=f"{service.url}{base}", timeout=240)
         case.validate_response(answer, checks=[not_a_server_error])
         if answer.status_code >= 400:
