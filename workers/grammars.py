@@ -4,6 +4,7 @@ its steps take seconds. Both are found in the form in which xgrammar writes what
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,19 +14,29 @@ from xgrammar import Grammar
 
 from workers.schemas import NotObeyed
 
-_SAME = re.compile(r"\(\(([\w.-]+)(?:\{(\d+), (-?\d+)\})?\)\)(?: \(=.*)?")
-"""The body of a rule that is nothing but another rule, or its repetition."""
+_TERM = r"([\w.-]+)(?:\{(\d+), (-?\d+)\})?"
+"""Another rule, or its repetition."""
+_SAME = re.compile(rf"\(\({_TERM}\)\)(?: \(=.*)?")
+"""The body of a rule that is nothing but that."""
+_AGAIN = re.compile(rf"\((?:\"\" \| )?\({_TERM} ([\w.-]+)\)(?: \| \(\1(?:\{{\2, \3\}})?\))?\)")
+"""The same without end: its last part is the rule's own name."""
 _LOOP = re.compile(r"\(\(\[.*\]\*\)\)")
-_REPEATED = re.compile(r"([\w.-]+)\{\d+, (\d+)\}")
+_REPEATED = re.compile(r"([\w.-]+)\{\d+, (-?\d+)\}")
 _MOST_TIMES = 12
 """How often a repetition may be repeated with nothing between. xgrammar (0.2.8) follows all ways to
 divide what is written among them: a step of `(.{0,4}){0,3}` takes 0.1 s with a vocabulary of
 128,000 tokens, of `(.{0,4}){0,5}` 0.8 s, of `(.{0,8}){0,8}` 1.8 s and more with each token.
 """
+_ENDLESS = 3
+"""For how many times one without end counts: `(.{0,4})*` takes about as long as `(.{0,4}){0,3}`."""
+_MOST_NESTED = 48
+"""Rules in a row that are nothing but the next."""
+_REPEATS = ("repeat", "plus", "star")
+"""The formats of structural tags that repeat others."""
 
 
 class _Same(NamedTuple):
-    """A rule that repeats another one so often; `most` is 1 for without end."""
+    """A rule that is nothing but another one, so many times."""
 
     rule: str
     varies: bool
@@ -53,11 +64,16 @@ def check_regex(text: str) -> None:
 def check_parts(shape: Any) -> None:
     """The same of all expressions and grammars in a JSON schema or a structural tag."""
     for keyword, text in _parts(shape):
-        (check_grammar if keyword == "grammar" else check_regex)(text)
+        if keyword == "tag":
+            _check("structural tag", Grammar.from_structural_tag, text)
+        else:
+            (check_grammar if keyword == "grammar" else check_regex)(text)
 
 
 def _parts(shape: Any) -> Iterator[tuple[str, str]]:
     if isinstance(shape, Mapping):
+        if shape.get("type") in _REPEATS:
+            yield "tag", json.dumps({"type": "structural_tag", "format": shape})
         yield from (("pattern", text) for text in shape.get("patternProperties") or ())
         for key, value in shape.items():
             if key in ("pattern", "grammar") and isinstance(value, str):
@@ -70,32 +86,41 @@ def _parts(shape: Any) -> Iterator[tuple[str, str]]:
 
 def _check(what: str, read: Any, text: str) -> None:
     try:
-        rules = [rule.partition(" ::= ")[::2] for rule in str(read(text)).splitlines()]
+        rules = [rule.partition(" ::= ")[::2] for rule in str(read(text)).split("\n")]
     except Exception:  # of whatever type
         return
-    same = {name: found for name, body in rules if (found := _same(body))}
+    same: dict[str, _Same] = {}
+    repeated: list[tuple[int, _Same]] = []
+    for name, body in rules:
+        repeated += [(_times(most), _Same(of, False, 1)) for of, most in _REPEATED.findall(body)]
+        again = _AGAIN.fullmatch(body)
+        if again and again[4] == name:
+            term = _term(*again.group(1, 2, 3))
+            repeated.append((_ENDLESS, term))
+            same[name] = _Same(term.rule, True, _ENDLESS * term.most)
+        elif found := _SAME.fullmatch(body):
+            same[name] = _term(*found.groups())
+        elif _LOOP.fullmatch(body):
+            same[name] = _Same("", True, 1)
     _check_ends(same)
-    for _, body in rules:
-        for name, most in _REPEATED.findall(body):
-            times, varies = int(most), False
-            while name in same and not (varies and times > _MOST_TIMES):
-                name, one_varies, most_of_one = same[name]
-                times, varies = times * most_of_one, varies or one_varies
-            if varies and times > _MOST_TIMES and int(most) > 1:
-                raise NotObeyed(
-                    f"The {what} repeats what is nothing but a repetition, up to {times} times; at "
-                    f"most {_MOST_TIMES} are taken. Put a fixed character between, or repeat once."
-                )
+    for times, (of, varies, most) in repeated:
+        depth = 0
+        while of in same and depth < _MOST_NESTED and not (varies and times * most > _MOST_TIMES):
+            of, one_varies, most_of_one = same[of]
+            varies, most, depth = varies or one_varies, most * most_of_one, depth + 1
+        if depth == _MOST_NESTED or (varies and times > 1 and times * most > _MOST_TIMES):
+            raise NotObeyed(
+                f"The {what} repeats what is nothing but a repetition more than {_MOST_TIMES} "
+                "times. Put a fixed character between, or repeat once."
+            )
 
 
-def _same(body: str) -> _Same | None:
-    if _LOOP.fullmatch(body):
-        return _Same("", True, 1)
-    found = _SAME.fullmatch(body)
-    if not found:
-        return None
-    rule, least, most = found.groups("1")
-    return _Same(rule, least != most, max(1, int(most)))
+def _term(rule: str, least: str | None, most: str | None) -> _Same:
+    return _Same(rule, least != most, _times(most or "1"))
+
+
+def _times(most: str) -> int:
+    return _ENDLESS if most == "-1" else max(1, int(most))
 
 
 def _check_ends(same: Mapping[str, _Same]) -> None:

@@ -211,14 +211,18 @@ def test_a_grammar_that_would_end_the_engine_is_refused(text: str) -> None:
         "(.*){0,50}",
         "((((a|b){1,9}){1,9}){1,9}){1,9}",
         "^([a-z]{0,20}){0,50}$",
+        "(.{0,8})*",
+        "(.{1,8})+",
+        "(.{0,8}){2,}",
+        "((.{0,2})*){0,3}",
     ],
 )
 def test_repetitions_of_repetitions_that_hold_up_an_engine_are_refused(text: str) -> None:
-    with pytest.raises(NotObeyed, match="at most 12"):
+    with pytest.raises(NotObeyed, match="more than 12"):
         check_regex(text)
     nodes: list[Any] = [{"pattern": text}, {"patternProperties": {text: {}}}]
     for node in nodes:
-        with pytest.raises(NotObeyed, match="at most 12"):
+        with pytest.raises(NotObeyed, match="more than 12"):
             check_parts({"properties": {"pattern": {"anyOf": [node]}}})
 
 
@@ -227,9 +231,20 @@ def test_so_are_those_of_a_grammar() -> None:
         'root ::= (("x"{0,20}){0,50})',
         "root ::= ([a-z] {0,50}) # \r {0,20}",
         "root ::= a{100}\na ::= b{100}\nb ::= [a-z]{0,100}",
+        "\n".join(["root ::= a0{2}", *(f"a{n} ::= a{n + 1}" for n in range(49)), 'a49 ::= "x"']),
     ):
-        with pytest.raises(NotObeyed, match="at most 12"):
+        with pytest.raises(NotObeyed, match="more than 12"):
             check_grammar(text)
+
+
+def test_so_are_those_of_a_tag() -> None:
+    given: dict[str, Any] = {"type": "regex", "pattern": ".{0,8}"}
+    for repeat in ({"type": "repeat", "min": 0, "max": 8}, {"type": "star"}, {"type": "plus"}):
+        tag = {"type": "structural_tag", "format": {**repeat, "content": given}}
+        with pytest.raises(NotObeyed, match=r"structural tag .* more than 12"):
+            check_parts(tag)
+    once = {"type": "repeat", "min": 0, "max": 8, "content": {**given, "pattern": "a.{8}"}}
+    check_parts({"type": "structural_tag", "format": once})
 
 
 def test_what_is_used_is_left_to_the_engine() -> None:
@@ -256,6 +271,10 @@ def test_what_is_used_is_left_to_the_engine() -> None:
         r"(yes|no|maybe){1,100}",
         r"(.{10}){100}",
         r"(a?){9}",
+        r"(\d{1,3})+",
+        r"(.{10})*",
+        r"([a-z]+)*",
+        r"(\w{1,20} )*",
         r".{0,10000}",
         r"(",
     ):
