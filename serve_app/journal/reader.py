@@ -169,6 +169,15 @@ class JournalReader:
             self._body.append(body)
             self.held_bytes += len(body)
 
+    def _is_whole(self, entry: Entry) -> bool:
+        """Whether a response that is not streamed is complete: if its request ended otherwise, from
+        outside or by its worker, that may have been in the middle of it, unless the response itself
+        tells the failure.
+        """
+        if entry.state is State.COMPLETED:
+            return True
+        return bool(entry.counts) and self.head is not None and self.head.status >= 400
+
     def _drop(self) -> None:
         self._body.clear()
         self.held_bytes = 0
@@ -179,9 +188,9 @@ class JournalReader:
             self.facts = self.facts or summary.request
             self.attempt = summary.attempt or self.attempt
             self.attempts = max(self.attempts, summary.attempts)
-        if not self.streams and not entry.counts:
-            self._drop()  # ended from outside, perhaps in the middle of them
-        if packed is None:
+        if not self.streams and not self._is_whole(entry):
+            self._drop()
+        elif packed is None:
             if entry.body or entry.events:
                 self._add(entry.body, entry.events or self._event)
         else:

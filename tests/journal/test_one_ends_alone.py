@@ -1,5 +1,5 @@
 """A request that blocks its worker's event loop, or whose answer is too large, ends with its own
-reason, and the worker's other requests continue.
+reason, and the worker's other requests continue. A part of an answer is not taken for all of it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.contract import Reason
-from tests.journal.in_process import in_process, settings_of
+from serve_app.contract import Reason, State
+from serve_app.journal.entries import decode_facts
+from serve_app.journal.facts import Head, RequestFacts, Summary
+from serve_app.journal.writer import JournalWriter
+from tests.journal.in_process import door, in_process, settings_of
+from tests.journal.journal_helpers import OPENED
+from tests.waiting import eventually
 
 
 async def among_others(
@@ -57,3 +62,40 @@ async def test_only_the_request_whose_answer_is_too_large_is_ended(
     assert refused.status_code == (200 if streamed else 400)
     assert f'"code":"{Reason.ANSWER_TOO_LARGE}"' in refused.text
     assert len(refused.content) < 67_000
+
+
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.LOOP_HELD])
+async def test_a_part_of_a_whole_answer_is_no_answer(
+    redis_url: str, namespace: str, reason: Reason
+) -> None:
+    """A large one has several entries; here its request ends behind the first, from outside or by
+    its worker.
+    """
+    async with door(redis_url, namespace) as d:
+        body = {"model": "hermes-tiny", "prompt": "Hi"}
+        asked = asyncio.create_task(d.http.post("/v1/completions", json=body))
+        (request_id,) = await d.waiting(1)
+        store, redis = d.ingress.base.store, d.ingress.base.redis
+        await eventually(lambda: store.body(request_id))
+        writer = JournalWriter(d.ingress.settings)
+        await writer.start()
+        attempt, entries = await writer.open(request_id, 1, b"nonce", OPENED)
+        head = Head(200, [("content-type", "application/json")])
+        attempt.append([], [b'{"choices": ['], 0, head)
+
+        async def is_written() -> bool:
+            return bool(await redis.xlen(store.key(request_id)) == 3)
+
+        await eventually(is_written)
+        if reason is Reason.CANCELLED:
+            await d.http.delete(f"/v1/requests/{request_id}")
+        else:
+            facts = decode_facts(entries[0], RequestFacts)
+            summary = Summary(facts, OPENED, 1, facts.admitted_ms)
+            attempt.finish(State.FAILED, reason, summary, None)
+            await attempt.closed
+        again = await d.http.get(f"/v1/requests/{request_id}/response")
+        for answer in (await asked, again):
+            assert answer.status_code >= 400, answer.text
+            assert answer.json()["error"]["code"] == reason
+        await writer.stop()

@@ -19,6 +19,8 @@ FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
 EVENT_STREAM = Head(200, [("content-type", "text/event-stream")])
 JSON = Head(200, [("content-type", "application/json")])
+REFUSED = Head(400, JSON.headers)
+"""Of a failed response that is not streamed and tells its failure itself."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Journal:
             Entry(REQUEST_ID, {b"m": msgspec.json.encode(FACTS), b"r": b"{}", b"b": b"{}"}),
             Entry(EntryId(1, 0), {b"n": b"nonce", b"m": msgspec.json.encode(OPENED)}),
         ]
-        head = msgspec.json.encode(EVENT_STREAM if self.streamed else JSON)
+        head = msgspec.json.encode(self.head)
         for seq, chunk in enumerate(self.chunks, 1):
             items = [numberer.number(event) for event in chunk] if self.streamed else chunk
             self.items += items
@@ -57,6 +59,10 @@ class Journal:
             b"p": str(self.entries[-1].id).encode(),
         }
         self.entries.append(Entry(TERMINAL_ID, {**last.fields, **ending}))
+
+    @property
+    def head(self) -> Head:
+        return EVENT_STREAM if self.streamed else JSON if self.completed else REFUSED
 
     def stream(self, written: int, trimmed: bool) -> list[Entry]:
         """The contents of Redis after the first `written` entries were accepted."""
@@ -114,7 +120,7 @@ def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(
     got += reader.take()
     assert got == b"".join(journal.items[seen:])
     assert (reader.facts, reader.attempt, reader.attempts) == (FACTS, OPENED, 1)
-    assert reader.head == (EVENT_STREAM if streamed else JSON)
+    assert reader.head == journal.head
     assert reader.last_event == (len(journal.items) if streamed else 0)
     assert reader.ending is not None
     assert reader.ending.state == ("completed" if journal.completed else "failed")
