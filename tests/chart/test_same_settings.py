@@ -22,8 +22,9 @@ from tests.chart.test_schema import SCHEMA
 
 DEVICE: Document = {"settings.workers.device": "gpu"}
 """The chart's default, which is not the service's."""
-OTHERS = re.compile(r"engines\.|ingressPods|weights|hub|networkPolicy|belong to Ray")
-"""What stands in a refusal by the chart that is about its other values, too."""
+OTHERS = re.compile(r"engines\.|ingressPods|weights|hub|networkPolicy|belong to Ray|YAML cannot")
+"""What stands in a refusal by the chart that is about its other values, too, or about characters
+that its own settings could not carry into the cluster."""
 WORDS = st.text(max_size=8) | st.sampled_from(
     [
         "",
@@ -37,6 +38,8 @@ WORDS = st.text(max_size=8) | st.sampled_from(
         "http://h",
         "https://h:4318/v1",
         "1e3",
+        "a\x7f",
+        "\x85",
     ]
 )
 NUMBERS = st.integers(-2, 3) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -1,6 +1,7 @@
 {{/* Checks that the schema cannot express: a combination of values that cannot work ends the rendering with one sentence. */}}
 
 {{- define "hermes.validate" -}}
+{{- include "hermes.validateTexts" . -}}
 {{- include "hermes.validateRunning" . -}}
 {{- include "hermes.validateOwned" . -}}
 {{- include "hermes.validateNames" . -}}
@@ -9,6 +10,16 @@
 {{- include "hermes.validateModel" . -}}
 {{- include "hermes.validateDoors" . -}}
 {{- include "hermes.validateNetwork" . -}}
+{{- end }}
+
+{{/* toYaml returns nothing for a text that YAML cannot carry, and the whole of the settings would silently be gone. */}}
+{{- define "hermes.validateTexts" -}}
+{{- range $name, $value := .Values }}
+{{- $said := dict "values" $value }}
+{{- if ne (toJson (fromYaml (toYaml $said))) (toJson $said) }}
+{{- fail (printf "%s has a text with a character that YAML cannot carry (a control character such as U+007F or U+0085, or U+FFFE): remove it" $name) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* What cannot work on top of the RayService that is there. Helm can look only where it talks to a cluster, so `helm template`
