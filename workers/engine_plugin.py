@@ -1,4 +1,4 @@
-"""Lets vLLM's engine resume a request that it has never seen.
+"""Lets vLLM's engine resume a request that it has never seen, and bounds what a grammar may take.
 
 vLLM resumes its own preempted requests exactly: it computes prompt and output again and knows
 which tokens are output, so penalties, bad words, `min_tokens` and stop conditions count them. This
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+
+from workers import mask_time
 
 PRIOR = "hermes_prior_token_ids"
 """Key in `SamplingParams.extra_args`: ids of the output tokens of earlier attempts. No client sets
@@ -36,6 +38,7 @@ def install() -> None:
     Request.resumes = True
     Request.__init__ = _resumed_request(Request.__init__)
     CachedRequestState.__post_init__ = _resumed_state(CachedRequestState.__post_init__)
+    mask_time.install(StructuredOutputManager)
     StructuredOutputManager._create_grammar = _advanced(StructuredOutputManager._create_grammar)
 
 

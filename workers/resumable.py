@@ -254,8 +254,9 @@ def _decoded(value: Any) -> Any:
 
 
 def _check_followed(output: RequestOutput, params: SamplingParams) -> None:
-    """The engine ends a request as if by a defect when it cannot compile its grammar, and when no
-    token may follow in it, as in a grammar that never ends (`root ::= "a" root`).
+    """The engine ends a request as if by a defect when it cannot compile its grammar, when no token
+    may follow in it, as in a grammar that never ends (`root ::= "a" root`), and when its grammar
+    holds up the others (`workers/mask_time.py`).
 
     Raises:
         VLLMValidationError: that is so.
@@ -263,8 +264,8 @@ def _check_followed(output: RequestOutput, params: SamplingParams) -> None:
     errors = (item for item in output.outputs if item.finish_reason == "error")
     if params.structured_outputs is not None and any(errors):
         raise VLLMValidationError(
-            "The schema, grammar or regex cannot be compiled, or nothing can follow in it; please "
-            "make it smaller or simpler."
+            "The schema, grammar or regex cannot be compiled, takes the engine too long, or "
+            "nothing can follow in it; please make it smaller or simpler."
         )
 
 

@@ -1,0 +1,119 @@
+"""A grammar whose masks take too long ends its own requests, and no others. The clock is turned."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+import xgrammar
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+from tests.engine.grammars import compiler
+from workers import mask_time
+from workers.engine_plugin import install
+
+_WORDS = 9
+"""Of 32 bits, for the bytes and the token that ends an answer."""
+
+
+class Clock:
+    """CPU time, which every mask of a slow grammar turns on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def thread_time(self) -> float:
+        return self.now_s
+
+
+class Backend:
+    """The real grammars of xgrammar for a vocabulary of single bytes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def compile_grammar(self, kind: Any, regex: str, **_: Any) -> XgrammarGrammar:
+        compiled = compiler().compile_regex(regex)
+        grammar = XgrammarGrammar(
+            matcher=xgrammar.GrammarMatcher(compiled), vocab_size=257, ctx=compiled
+        )
+        fill, cpu_s = grammar.fill_bitmask, 0.4 if "slow" in regex else 0.005
+
+        def filled(*args: Any) -> None:
+            fill(*args)
+            self._clock.now_s += cpu_s
+
+        grammar.fill_bitmask = filled
+        return grammar
+
+
+class Manager(StructuredOutputManager):  # type: ignore[misc]
+    """vLLM's own, without an engine's configuration."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.backend: Any = Backend(clock)
+        self._grammar_bitmask: Any = torch.zeros((1, _WORDS), dtype=torch.int32)
+        self._full_mask = torch.tensor(-1, dtype=torch.int32)
+
+    def _get_constraint_bounds(self, *_: Any, **__: Any) -> Any:
+        return 0, 0
+
+    def request(self, regex: str) -> Any:
+        request: Any = SimpleNamespace(
+            request_id=regex,
+            sampling_params=None,
+            use_structured_output=True,
+            structured_output_request=SimpleNamespace(structured_output_key=("regex", regex)),
+        )
+        request.structured_output_request.grammar = self._create_grammar(request)
+        return request
+
+    def step(self, request: Any, byte: str) -> bool:
+        """A step of an engine: a mask, and a token. Whether the request goes on."""
+        grammar = request.structured_output_request.grammar
+        self._fill_bitmasks(((grammar, 0, True),))
+        return bool(self.accept_tokens(request, [ord(byte)]))
+
+    def is_free(self) -> bool:
+        return bool((self._grammar_bitmask == -1).all())
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
+    install()
+    clock = Clock()
+    monkeypatch.setattr(mask_time, "time", clock)
+    mask_time._spent.cache_clear()
+    return Manager(clock)
+
+
+def test_a_grammar_past_its_budget_ends_its_requests_and_no_others(manager: Manager) -> None:
+    first, second = manager.request("(slow)+"), manager.request("(slow)+")
+    assert manager.step(first, "s")
+    assert manager.step(second, "s")  # 0.8 s
+    assert not manager.is_free()
+    assert not manager.step(first, "l")  # 1.2 s
+    assert not manager.step(second, "l")
+    assert manager.is_free(), "the mask is no longer computed"
+    later = manager.request("(slow)+")
+    assert not manager.step(later, "s")
+    assert manager.is_free(), "its repetition takes no time, either"
+    other = manager.request("(slow)*")
+    assert manager.step(other, "s")
+    assert not manager.is_free()
+
+
+def test_masks_as_usual_count_against_no_budget(manager: Manager) -> None:
+    request = manager.request("a+")
+    assert all(manager.step(request, "a") for _ in range(1000))
+
+
+def test_a_request_without_a_grammar_is_left_alone(manager: Manager) -> None:
+    request: Any = SimpleNamespace(use_structured_output=False, structured_output_request=None)
+    assert manager.accept_tokens(request, [1])
