@@ -25,7 +25,7 @@ from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "flooded", "tensor_parallel", "nodes")
+_FIXTURES = ("service", "simulated", "flooded", "embedding", "tensor_parallel", "nodes")
 _services: Services | None = None
 
 
@@ -72,6 +72,12 @@ def flooded(services: Services) -> Running:
 
 
 @pytest.fixture
+def embedding(services: Services) -> Running:
+    """As `flooded`, with a model that embeds."""
+    return services.get("embedding")
+
+
+@pytest.fixture
 def tensor_parallel(services: Services) -> Running:
     """Ray's Python proxy, two ingress replicas, one engine replica over four processes."""
     return services.get("tensor-parallel")
@@ -100,7 +106,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     test's time.
     """
 
-    order = "service simulated flooded tensor_parallel nodes gpu_machine gpu_nodes alone".split()
+    order = [*_FIXTURES, "gpu_machine", "gpu_nodes", "alone"]
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
         names = getattr(item, "fixturenames", ())

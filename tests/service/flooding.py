@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 BODY_BYTES = 16 << 20
 SEQUENCES = 10
+TEXT_WORDS, TEXT_TOKENS = 300, 2_000
 READERS = 1_100
 """More than both ingresses together let one tenant hold."""
 
@@ -78,6 +80,23 @@ class Flood:
             self._readers(f"/v1/requests/{told.headers['x-request-id']}/events"),
         )
 
+    async def embeddings(self, seconds: float) -> None:
+        """Embed as many and as long texts as one request may have, for so long."""
+        asyncio.get_running_loop().call_later(seconds, self._over.set)
+        kinds = {
+            "texts": ["Hello " * TEXT_WORDS] * SEQUENCES,
+            "token ids": [[7] * TEXT_TOKENS] * SEQUENCES,
+            "a large body": "x" * (BODY_BYTES - 4_096),
+        }
+        await asyncio.gather(
+            *(
+                self._again(name, EMBEDDINGS, json.dumps({"model": self._model, **fields}).encode())
+                for name, texts in kinds.items()
+                for fields in ({"input": texts}, {"input": texts, "encoding_format": "base64"})
+                for _ in range(4)
+            )
+        )
+
     async def _again(self, name: str, path: str, body: bytes) -> None:
         headers = {"content-type": "application/json"}
         while not self._over.is_set():
@@ -121,6 +140,7 @@ async def main(phase: str, url: str, key: str, model: str, number: str) -> None:
         phases: dict[str, Callable[[int], Awaitable[None]]] = {
             "cancel": flood.cancel,
             "largest": flood.largest,
+            "embeddings": flood.embeddings,
         }
         await phases[phase](int(number))
         print(json.dumps(flood.answers), flush=True)

@@ -11,6 +11,7 @@ import httpx
 from tests.running_time import RunningTime
 from tests.service.support import CHAT, asking, of_tenant
 
+EMBEDDINGS = "/v1/embeddings"
 _PERIOD_S = 0.1
 
 
@@ -23,6 +24,7 @@ class Polite:
     url: str
     key: str
     model: str
+    path: str = CHAT
     times_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -50,13 +52,16 @@ class Polite:
         return ordered[max(0, -(-len(ordered) * 99 // 100) - 1)]
 
     def _ask(self) -> None:
-        body, headers = asking(tokens=2, model=self.model), of_tenant(self.key)
+        body = asking(tokens=2, model=self.model)
+        if self.path == EMBEDDINGS:
+            body = {"model": self.model, "input": "Hello"}
+        headers = of_tenant(self.key)
         client = httpx.Client(base_url=self.url, headers=headers, timeout=120)
         with client as http, RunningTime() as running:
             while not self._stop.is_set():
                 began_s = running.now_s()
                 try:
-                    answer = http.post(CHAT, json=body)
+                    answer = http.post(self.path, json=body)
                     if answer.status_code != 200:
                         self.wrong.append(f"{answer.status_code}: {answer.text[:200]}")
                 except httpx.TransportError as error:

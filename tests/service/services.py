@@ -83,6 +83,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "haproxy": True,
         "keys": True,
     },
+    "embedding": {
+        "args": {
+            "engine": {"args": {"runner": "pooling", "convert": "embed"}},
+            "workers": {"max_running_requests": MAX_RUNNING},
+            "auth": {"required": True},
+        },
+        "haproxy": True,
+        "keys": True,
+    },
     "tensor-parallel": {
         "args": {
             "workers": {"replicas": 1, "tensor_parallel_size": 4, "max_running_requests": 8},

@@ -18,7 +18,7 @@ from redis import Redis
 from scripts.chaos_testing.parts import Parts
 from scripts.local import redis_server
 from scripts.local.environment import ROOT
-from tests.service.politeness import Polite
+from tests.service.politeness import EMBEDDINGS, Polite
 from tests.service.services import HELD, KEYS
 from tests.service.support import CHAT, Running, asking
 from tests.waiting import until
@@ -116,16 +116,14 @@ def growth(pids: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
         thread.join()
 
 
-@pytest.mark.clock
-@pytest.mark.disturbs
-def test_a_flood_of_the_largest_legal_requests_costs_others_no_answer(flooded: Running) -> None:
-    parts = Parts(flooded.service)
-    with Redis.from_url(redis_server.as_operator(flooded.service.redis_url), protocol=2) as redis:
+def costs_others_no_answer(service: Running, phase: str, path: str, seconds: int) -> None:
+    parts = Parts(service.service)
+    with Redis.from_url(redis_server.as_operator(service.service.redis_url), protocol=2) as redis:
         redis.config_set("maxmemory", REDIS_BYTES)
         pids = {kind: parts.pids(kind) for kind in ("ingress", "worker", "engine", "redis")}
         assert all(pids.values()), pids
-        polite = Polite(flooded.url, KEYS["zeta"], flooded.model)
-        with growth(pids) as most, polite, flood(flooded, "largest", FLOOD_S) as sending:
+        polite = Polite(service.url, KEYS["zeta"], service.model, path)
+        with growth(pids) as most, polite, flood(service, phase, seconds) as sending:
             found = answers(sending)
         print({kind: more // MIB for kind, more in most.items()}, "MiB more at most")
         print(f"others: {len(polite.times_s)} answers, p99 {polite.p99_s:.1f} s")
@@ -134,3 +132,15 @@ def test_a_flood_of_the_largest_legal_requests_costs_others_no_answer(flooded: R
         assert {kind: parts.pids(kind) for kind in pids} == pids
         assert all(most[kind] < bound for kind, bound in GROWTH_BYTES.items()), most
         assert redis.info("memory")["used_memory_peak"] < REDIS_BYTES
+
+
+@pytest.mark.clock
+@pytest.mark.disturbs
+def test_a_flood_of_the_largest_legal_requests_costs_others_no_answer(flooded: Running) -> None:
+    costs_others_no_answer(flooded, "largest", CHAT, FLOOD_S)
+
+
+@pytest.mark.clock
+@pytest.mark.disturbs
+def test_a_flood_of_embeddings_costs_others_no_answer(embedding: Running) -> None:
+    costs_others_no_answer(embedding, "embeddings", EMBEDDINGS, FLOOD_S // 3)
