@@ -19,6 +19,7 @@ _RESPONSES = "vllm.entrypoints.openai.responses"
 _PACKAGES = (
     "vllm.entrypoints.openai",
     "vllm.entrypoints.mcp",
+    "vllm.entrypoints.pooling",
     "vllm.entrypoints.chat_utils",
     "vllm.parser",
     "vllm.renderers",

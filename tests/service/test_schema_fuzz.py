@@ -296,7 +296,7 @@ def test_so_is_an_expression(service: Running) -> None:
             if shape.get("choice"):
                 assert text in shape["choice"]
             elif isinstance(shape.get("regex"), str) and shape["regex"]:
-                assert re.fullmatch(shape["regex"], text, re.ASCII), (shape, text)
+                assert re.fullmatch(shape["regex"], text, re.ASCII | re.DOTALL), (shape, text)
 
     ask()
     assert asked.seen.get(200, 0) >= EXPRESSIONS // 10, asked.seen
