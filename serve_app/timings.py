@@ -282,9 +282,9 @@ APP_ABORT_S = 5.0
 """How long vLLM's app may clean up after its client has left, before its task is cancelled."""
 LOOP_LOOK_S = 0.2
 """Time between two checks of a worker whether a request blocks its event loop."""
-MASK_FREE_S = 0.01
-"""CPU time of a grammar's mask that counts against no budget."""
+MASK_S = 0.02
+"""CPU time that a grammar's masks may take on average; more counts against its budget."""
 MASKS_S = 1.0
-"""CPU time beyond that which the masks of one grammar may take, in all of its requests."""
+"""Budget of a grammar: CPU time beyond that, in all requests of a tenant."""
 SIMULATED_HOLD_S = 1.5
 """How long the simulated engine's fault `hold` computes; it must exceed `workers.held_s`."""

@@ -3,8 +3,10 @@
 In each of its steps an engine core computes, one after another, which tokens each structured
 request may have next. All other requests wait for that. With xgrammar and a vocabulary of 128,000
 tokens such a mask takes below 10 ms for most grammars, but 0.6 s for `([a-z]+ ?){1,20}`, with each
-token. So the masks of one grammar have a budget, over all of its requests: past it they are no
-longer computed, and the requests end with an error.
+token. So the masks of a tenant's grammar have a budget, over all of its requests: what they take
+beyond `timings.MASK_S` each is added up, and what they take less is paid back, so that a slow first
+mask condemns nothing. Past `timings.MASKS_S` no more of them are computed, and the requests end
+with an error, as do later ones with the same grammar.
 
 Source: vLLM 0.32, `v1/structured_output/__init__.py`.
 """
@@ -28,12 +30,16 @@ log = logging.getLogger(f"vllm.{__name__}")
 
 
 class _Spent:
-    """CPU time of a grammar's masks beyond what is free."""
+    """CPU time of a grammar's masks beyond their usual one; shared by its requests."""
 
     __slots__ = ("s",)
 
     def __init__(self) -> None:
         self.s = 0.0
+
+    def add(self, cpu_s: float) -> None:
+        """A mask has taken so long."""
+        self.s = max(0.0, self.s + cpu_s - timings.MASK_S)
 
     def exceeded(self) -> bool:
         return self.s > timings.MASKS_S
@@ -55,7 +61,8 @@ def _with_budget(create: Any) -> Any:
     @functools.wraps(create)
     def created(self: Any, request: Any) -> Any:
         grammar = create(self, request)
-        text = repr(request.structured_output_request.structured_output_key)
+        # The salt differs from tenant to tenant (`resumable.py`): none spends another one's budget.
+        text = repr((request.cache_salt, request.structured_output_request.structured_output_key))
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         grammar.spent = _spent(digest)
         return grammar
@@ -70,8 +77,10 @@ def _timed(fill: Any) -> Any:
             spent = grammar.spent
             # CPU time of this thread: a busy machine condemns no grammar.
             start_s = time.thread_time()
-            fill(self, ((grammar, index, apply and not spent.exceeded()),))
-            spent.s += max(0.0, time.thread_time() - start_s - timings.MASK_FREE_S)
+            computes = apply and not spent.exceeded()
+            fill(self, ((grammar, index, computes),))
+            if computes:
+                spent.add(time.thread_time() - start_s)
 
     return filled
 

@@ -43,11 +43,13 @@ class Backend:
         grammar = XgrammarGrammar(
             matcher=xgrammar.GrammarMatcher(compiled), vocab_size=257, ctx=compiled
         )
-        fill, cpu_s = grammar.fill_bitmask, 0.4 if "slow" in regex else 0.005
+        fill, cpu_s = grammar.fill_bitmask, 0.42 if "slow" in regex else 0.01
 
         def filled(*args: Any) -> None:
             fill(*args)
-            self._clock.now_s += cpu_s
+            self._clock.now_s += (
+                0.1 if "first" in regex and not grammar.num_processed_tokens else cpu_s
+            )
 
         grammar.fill_bitmask = filled
         return grammar
@@ -64,10 +66,11 @@ class Manager(StructuredOutputManager):  # type: ignore[misc]
     def _get_constraint_bounds(self, *_: Any, **__: Any) -> Any:
         return 0, 0
 
-    def request(self, regex: str) -> Any:
+    def request(self, regex: str, salt: str | None = None) -> Any:
         request: Any = SimpleNamespace(
             request_id=regex,
             sampling_params=None,
+            cache_salt=salt,
             use_structured_output=True,
             structured_output_request=SimpleNamespace(structured_output_key=("regex", regex)),
         )
@@ -107,11 +110,19 @@ def test_a_grammar_past_its_budget_ends_its_requests_and_no_others(manager: Mana
     other = manager.request("(slow)*")
     assert manager.step(other, "s")
     assert not manager.is_free()
+    assert manager.step(manager.request("(slow)+", "another tenant's"), "s")
+    assert not manager.is_free()
 
 
 def test_masks_as_usual_count_against_no_budget(manager: Manager) -> None:
     request = manager.request("a+")
     assert all(manager.step(request, "a") for _ in range(1000))
+
+
+def test_a_slow_first_mask_is_paid_back(manager: Manager) -> None:
+    for _ in range(100):
+        request = manager.request("first|f{0,40}")
+        assert all(manager.step(request, "f") for _ in range(20))
 
 
 def test_a_request_without_a_grammar_is_left_alone(manager: Manager) -> None:
