@@ -1,7 +1,14 @@
-"""A grammar whose masks take too long ends its own requests, and no others. The clock is turned."""
+"""A grammar whose masks take too long ends its own requests, and no others. The clock is turned,
+but for the last test.
+"""
 
 from __future__ import annotations
 
+import json
+import string
+import time
+from functools import cache
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +21,7 @@ import xgrammar
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
+from serve_app import timings
 from tests.engine.grammars import compiler
 from workers import mask_time
 from workers.engine_plugin import install
@@ -128,3 +136,64 @@ def test_a_slow_first_mask_is_paid_back(manager: Manager) -> None:
 def test_a_request_without_a_grammar_is_left_alone(manager: Manager) -> None:
     request: Any = SimpleNamespace(use_structured_output=False, structured_output_request=None)
     assert manager.accept_tokens(request, [1])
+
+
+VOCABULARY = 128_000
+USUAL: list[tuple[str, Any]] = [
+    ("regex", r"[\w.+-]+@[\w-]+\.[\w.-]+"),
+    ("regex", ".{0,200}"),
+    ("json_schema", {"type": "object"}),
+    ("json_schema", {"type": "array", "items": {"type": "string", "maxLength": 4000}}),
+    (
+        "json_schema",
+        {
+            "type": "object",
+            "properties": {f"k{n}": {"type": ["string", "null"]} for n in range(60)},
+            "required": [f"k{n}" for n in range(40)],
+        },
+    ),
+]
+SLOW = [r"([a-z]+ ?){1,20}", r"(\w+\s?)*", r"(\w+\s?){0,100}"]
+
+
+@cache
+def large() -> xgrammar.GrammarCompiler:
+    """For a vocabulary of a usual size: bytes and made-up words."""
+    random, words = Random(1), {bytes([byte]): None for byte in range(256)}
+    letters = string.ascii_letters + string.digits + ' .,:{}[]"_-' + chr(10)
+    while len(words) < VOCABULARY:
+        words["".join(random.choices(letters, k=random.randint(2, 9))).encode()] = None
+    info = xgrammar.TokenizerInfo([*words, b"</s>"], stop_token_ids=[VOCABULARY])
+    return xgrammar.GrammarCompiler(info, max_threads=1)
+
+
+def spent_by(kind: str, text: Any, requests: int, tokens: int) -> mask_time._Spent:
+    """What random answers leave of a grammar's budget, or how far they exceed it."""
+    compile_ = getattr(large(), f"compile_{kind}")
+    compiled = compile_(text if isinstance(text, str) else json.dumps(text))
+    mask, random, spent = (
+        xgrammar.allocate_token_bitmask(1, VOCABULARY + 1),
+        Random(2),
+        mask_time._Spent(),
+    )
+    for _ in range(requests):
+        matcher = xgrammar.GrammarMatcher(compiled)
+        for _ in range(tokens):
+            start_s = time.thread_time()
+            matcher.fill_next_token_bitmask(mask)
+            spent.add(time.thread_time() - start_s)
+            bits = mask[0].tolist()
+            allowed = [n for n in range(VOCABULARY) if bits[n >> 5] >> (n & 31) & 1]
+            if spent.exceeded() or not allowed:
+                return spent
+            matcher.accept_token(random.choice(allowed))
+    return spent
+
+
+@pytest.mark.clock
+def test_usual_grammars_keep_their_budget_and_slow_ones_do_not() -> None:
+    usual = {str(text)[:40]: spent_by(kind, text, 20, 20).s for kind, text in USUAL}
+    slow = {text: spent_by("regex", text, 20, 20).s for text in SLOW}
+    print(usual, slow)
+    assert max(usual.values()) < timings.MASKS_S / 2, usual
+    assert min(slow.values()) > timings.MASKS_S, slow
