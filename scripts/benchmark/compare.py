@@ -2,6 +2,7 @@
 token and a request cost. The systems take turns at every load, so that noise meets all alike.
 """
 
+import asyncio
 import zlib
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ import uvloop
 from . import tables
 from .batchers import Batcher, alike
 from .client import Shape
+from .kills import Kills, kill_halfway
 from .measurement import Row, maker_for, measure, take_turns, wanted_shape, warm_up
 from .processes import GENERATOR, Kind
 from .report import write_document
@@ -42,12 +44,14 @@ COLUMNS = (
     Column("end-to-end p50 ms", lambda row: row.end_to_end.p50_ms),
     Column("p99", lambda row: row.end_to_end.p99_ms),
     Column("errors", lambda row: row.errors),
+    Column("lost", lambda row: row.lost),
     Column("µs/tok", lambda row: row.cpu_per_token_us),
     Column("ms/req", lambda row: row.cpu_per_request_ms, ",.1f"),
     Column("gen %", lambda row: row.generator_share, ".1%"),
     Column("idle", lambda row: row.others_cores, ".2f"),
 )
 _LEGEND = """\
+lost: errors of streams that had begun;
 µs/tok, ms/req: CPU of the system over all its processes; gen %: the load generator's share of the
 CPU used; idle: cores that the systems waiting for their turn used meanwhile"""
 
@@ -64,6 +68,7 @@ def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[Syst
         loads = [replace(loads[0], users=0, rate_per_s=options.rate, least=0)]
     for system in systems:
         warm_up(options, system, shape, max(load.users for load in loads) or _WARM_UP_USERS)
+    kills = Kills(systems) if options.kill else None
     print(tables.heading(COLUMNS), flush=True)
 
     def run(subject: tuple[Shape, System], load: Load, number: int) -> Row:
@@ -71,9 +76,18 @@ def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[Syst
         # Every system gets the same prompts in a round; no round repeats another's, or caches would
         # answer.
         seed = zlib.crc32(f"{load.seed}/{load.users}/{shape.max_tokens}".encode())
-        endpoint = HttpEndpoint(maker_for(options, system, shape, seed))
-        one = Run(Batcher(None), endpoint, load, alike(shape.max_tokens))
-        return uvloop.run(measure(number, one, system, [own for own in systems if own != system]))
+        maker = maker_for(options, system, shape, seed)
+        others = [own for own in systems if own != system]
+        pids = kills.until_whole(system) if kills else []
+
+        async def measured() -> Row:
+            one = Run(Batcher(None), HttpEndpoint(maker), load, alike(shape.max_tokens))
+            async with asyncio.TaskGroup() as group:
+                if pids:
+                    group.create_task(kill_halfway(pids, options.duration_s))
+                return await measure(number, one, system, others)
+
+        return uvloop.run(measured())
 
     rows = take_turns(COLUMNS, loads, options.rounds, [(shape, one) for one in systems], run)
     cost_rows: list[Row] = []

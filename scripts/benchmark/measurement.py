@@ -33,6 +33,8 @@ class Row:
     requests: int
     unfinished: int
     errors: int
+    lost: int
+    """Errors of streams that had begun."""
     error_kinds: dict[str, int]
     tokens: int
     requests_per_s: float
@@ -151,6 +153,7 @@ def describe(name: str, round_number: int, ran: Ran) -> Row:
         requests=len(ran.exchanges),
         unfinished=sum(not one.ended.is_set() for one in ran.exchanges),
         errors=sum(errors.values()),
+        lost=sum(one.error is not None and one.events > 0 for one in whole),
         error_kinds=dict(errors.most_common(5)),
         tokens=sum(one.tokens for one in whole),
         requests_per_s=round(requests_per_s, 3),

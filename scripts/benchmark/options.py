@@ -30,6 +30,8 @@ examples:
     scripts/bench --serve --concurrency 32 --cost-model
   what the queue and the journal cost, on the simulated engine: beside Ray Serve alone:
     scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
+  what clients lose when a replica is killed, here and there:
+    scripts/bench --serve --against ray-direct --replicas 2 --concurrency 64 --kill
   what a change of the code changes, without load:
     scripts/bench --micro --concurrency 8,64
   batchers side by side, in front of the engine alone, and in virtual time:
@@ -202,6 +204,12 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
         help="split CPU into µs per token and ms per request (last load)",
     )
     add(
+        "--kill",
+        action="store_true",
+        help="kill -9 halfway through each run one process that makes tokens: an engine core, or a "
+        "replica where there is none",
+    )
+    add(
         "--json",
         type=Path,
         dest="json_path",
@@ -221,6 +229,9 @@ def _contradiction(given: argparse.Namespace) -> str | None:
             systems or given.virtual or given.micro
         ),
         "--micro starts what it measures, and nothing beside it": given.micro and systems,
+        "--kill needs systems that this command starts, and no --batching": (
+            given.kill and (given.url or given.batching or given.long_among_short)
+        ),
         "--cost-model needs a closed loop": given.cost_model and given.rate,
         "--load-percent needs --batching": given.load_percent and not given.batching,
         "--virtual needs --batching": given.virtual and not given.batching,
