@@ -109,6 +109,13 @@ class Attempt:
         )
 
     @property
+    def may_wait(self) -> bool:
+        """Whether what is buffered may ride with later outputs: not the first ones, no end, and no
+        more than fits into an entry.
+        """
+        return self._seq > 0 and not self._finished and len(self._outputs) < timings.ENTRY_OUTPUTS
+
+    @property
     def finished(self) -> bool:
         """Whether nothing comes behind what waits to be appended."""
         return self._finished

@@ -141,6 +141,14 @@ class JournalSettings(Section):
         "that answers kept for later may occupy, and of that a tenant "
         "`queue.max_tenant_share`; beyond it `Prefer: respond-async` is refused (`results_full`)",
     )
+    linger_ms: float = Field(
+        25.0,
+        ge=0,
+        le=200,
+        description="Longest time that a busy worker holds tokens back, to write and send several "
+        "of a stream together: 0.8 ms for each stream that it writes. First tokens and ends never "
+        "wait",
+    )
     ledger_days: float = Field(
         100.0,
         gt=0,

@@ -11,9 +11,11 @@ from redis.exceptions import ResponseError
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
+from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import transcript
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.wakes import decode_wakes
+from serve_app.journal.writer import JournalWriter
 from tests.journal.journal_helpers import (
     HEAD,
     OPENED,
@@ -50,6 +52,60 @@ async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
     with pytest.raises(Fenced):
         await w.opened(await w.writer(), 2, b"nonce-2")
     assert not await w.store.end("req_1", *CANCELLED, [])
+
+
+async def lingering(w: World, monkeypatch: pytest.MonkeyPatch) -> tuple[JournalWriter, Attempt]:
+    """A writer in a pause that does not end by itself, after the first token of `req_1`."""
+    monkeypatch.setattr(timings, "LINGER_S", 3_600.0)
+    journal = w.settings.journal.model_copy(update={"linger_ms": 3_600_000.0})
+    w.settings = w.settings.model_copy(update={"journal": journal})
+    writer = await w.writer()
+    await w.admit()
+    attempt = await w.opened(writer)
+    await added(attempt, 1)
+    return writer, attempt
+
+
+async def test_tokens_in_a_pause_become_one_entry_and_no_first_token_or_end_waits(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, attempt = await lingering(w, monkeypatch)
+    add(attempt, 2)
+    add(attempt, 3)
+    await w.admit("req_2")
+    other, _ = await writer.open("req_2", 1, b"nonce-2", OPENED)
+    await added(other, 1)
+    add(other, 2)
+    await complete(other)
+    assert await w.ids() == ["0-1", "1-0", "1-1"]
+    attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
+    await attempt.closed
+    bodies = [entry.body for entry in await w.entries() if entry.body]
+    assert bodies == [event(1), events(2, 3)]
+
+
+async def test_what_lingers_is_appended_when_the_pause_ends(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, attempt = await lingering(w, monkeypatch)
+    add(attempt, 2)
+    add(attempt, 3)
+    assert writer._pause is not None
+    writer._pause.cancel()
+    writer._end_pause()
+    await eventually(lambda: not attempt.pending)
+    assert [entry.body for entry in await w.entries() if entry.body] == [event(1), events(2, 3)]
+
+
+async def test_no_more_lingers_than_fits_into_an_entry(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, attempt = await lingering(w, monkeypatch)
+    monkeypatch.setattr(timings, "ENTRY_OUTPUTS", 2)
+    add(attempt, 2)
+    add(attempt, 3)
+    await eventually(lambda: not attempt.pending)
+    assert await w.ids() == ["0-1", "1-0", "1-1", "1-2"]
 
 
 async def expires_soon(w: World) -> bool:
