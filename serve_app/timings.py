@@ -83,8 +83,8 @@ those of other requests waiting: sending a MiB takes about a millisecond.
 ENTRY_OUTPUTS = 1_024
 """Engine outputs per entry: encoding many more than fit would cost time."""
 LINGER_S = 0.0008
-"""The pause of the writer for each entry of its last turn, up to `journal.linger_ms`. No token is
-held back below 1,250 entries a second.
+"""The pause of the writer for each entry of its last turn, up to `journal.linger_ms`. Below 1,250
+entries a second, pauses are shorter than the time in which their entries come.
 """
 PACK_BYTES = 128 * 1024
 """A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from .client import SystemFailed, fetch
-from .processes import classify, members, read_processes
+from .processes import apart, classify, read_processes
 from .systems import System
 
 _MAKERS = ("engine core", "worker replica", "ingress replica")
@@ -38,11 +38,9 @@ class Kills:
             time.sleep(0.5)  # a replica tells nobody outside that it is ready
 
     def _makers(self, system: System) -> list[int]:
-        """Of one kind; the youngest, which starts last, is the last."""
         table = read_processes()
-        others = [one for one in self._systems if one is not system]
-        strangers = set().union(*(members(table, one.marks) for one in others))
-        mine = sorted(members(table, system.marks) - strangers)
+        others = [one.marks for one in self._systems if one is not system]
+        mine, _ = apart(table, system.marks, others)
         kinds = {pid: classify(table[pid].command_line) for pid in mine}
         maker = next((kind for kind in _MAKERS if kind in kinds.values()), None)
         return [pid for pid, kind in kinds.items() if kind == maker]

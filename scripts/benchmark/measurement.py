@@ -13,7 +13,7 @@ import uvloop
 
 from . import tables
 from .client import Exchange, RequestMaker, Shape, SystemFailed
-from .processes import GENERATOR, Kind, cpu_by_kind, members, read_processes
+from .processes import GENERATOR, Kind, apart, cpu_by_kind, read_processes
 from .run import Load, Ran, Run, one_exchange, put
 from .stats import Latency, median
 from .systems import System
@@ -115,8 +115,7 @@ async def measure(
     ran = await run.measure()
     after, generator_s = read_processes(), time.process_time() - own_before_s
 
-    strangers = set().union(*(members(after, one.marks) for one in others if one.marks))
-    mine = members(after, system.marks) - strangers
+    mine, strangers = apart(after, system.marks, [one.marks for one in others])
     row = describe(name or system.name, round_number, ran)
     row.rss_mib = round(sum(after[pid].rss_bytes for pid in mine) / 2**20, 1)
     row.cpu_s = cpu_by_kind(before, after, mine)

@@ -229,9 +229,8 @@ def _contradiction(given: argparse.Namespace) -> str | None:
             systems or given.virtual or given.micro
         ),
         "--micro starts what it measures, and nothing beside it": given.micro and systems,
-        "--kill needs systems that this command starts, and no --batching": (
-            given.kill and (given.url or given.batching or given.long_among_short)
-        ),
+        "--kill needs systems that this command starts, and no other comparison": given.kill
+        and (given.url or given.micro or given.batching or given.long_among_short),
         "--cost-model needs a closed loop": given.cost_model and given.rate,
         "--load-percent needs --batching": given.load_percent and not given.batching,
         "--virtual needs --batching": given.virtual and not given.batching,

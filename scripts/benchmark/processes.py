@@ -98,6 +98,14 @@ def members(table: Mapping[int, Process], marks: Sequence[str]) -> set[int]:
     return descendants(table, marked - ours) - ours
 
 
+def apart(
+    table: Mapping[int, Process], marks: Sequence[str], others: Iterable[Sequence[str]]
+) -> tuple[set[int], set[int]]:
+    """The pids of the system with ``marks``, and those of the ``others``, which are none of its."""
+    strangers = set[int]().union(*(members(table, theirs) for theirs in others if theirs))
+    return members(table, marks) - strangers, strangers
+
+
 def cpu_by_kind(
     before: Mapping[int, Process], after: Mapping[int, Process], pids: set[int]
 ) -> dict[Kind, float]:

@@ -35,6 +35,7 @@ class Attempt:
         "_head",
         "_last_head",
         "_mark",
+        "_more",
         "_older",
         "_outputs",
         "_quit",
@@ -81,6 +82,7 @@ class Attempt:
         self.bytes = 0
         """How much was appended: response bytes, and the engine's outputs once they are entries."""
         self._mark = mark
+        self._more = False
         self._seq = 0
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
@@ -110,10 +112,11 @@ class Attempt:
 
     @property
     def may_wait(self) -> bool:
-        """Whether what is buffered may ride with later outputs: not the first ones, no end, and no
-        more than fits into an entry.
+        """Whether what is buffered may ride with later outputs: not the first ones, no end, and
+        nothing that is too much for an entry, or was for the last one.
         """
-        return self._seq > 0 and not self._finished and len(self._outputs) < timings.ENTRY_OUTPUTS
+        fits = not self._more and len(self._outputs) < timings.ENTRY_OUTPUTS
+        return self._seq > 0 and not self._finished and fits
 
     @property
     def finished(self) -> bool:
@@ -196,7 +199,7 @@ class Attempt:
 
     def _build(self) -> None:
         outputs, body = self._next_outputs(), self._next_body()
-        more = bool(self._outputs or self._body)
+        self._more = more = bool(self._outputs or self._body)
         ending, given_up = (None, None) if more else (self._ending, self._quit)
         before = self._seq
         self._seq = MAX_ID_PART if ending else self._seq + 1

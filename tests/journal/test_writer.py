@@ -55,7 +55,9 @@ async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
 
 
 async def lingering(w: World, monkeypatch: pytest.MonkeyPatch) -> tuple[JournalWriter, Attempt]:
-    """A writer in a pause that does not end by itself, after the first token of `req_1`."""
+    """A writer in a pause that does not end by itself, in which `req_1` has written two more tokens
+    after its first.
+    """
     monkeypatch.setattr(timings, "LINGER_S", 3_600.0)
     journal = w.settings.journal.model_copy(update={"linger_ms": 3_600_000.0})
     w.settings = w.settings.model_copy(update={"journal": journal})
@@ -63,15 +65,21 @@ async def lingering(w: World, monkeypatch: pytest.MonkeyPatch) -> tuple[JournalW
     await w.admit()
     attempt = await w.opened(writer)
     await added(attempt, 1)
+    add(attempt, 2)
+    add(attempt, 3)
     return writer, attempt
+
+
+def end_pause(writer: JournalWriter) -> None:
+    assert writer._pause is not None
+    writer._pause.cancel()
+    writer._end_pause()
 
 
 async def test_tokens_in_a_pause_become_one_entry_and_no_first_token_or_end_waits(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, attempt = await lingering(w, monkeypatch)
-    add(attempt, 2)
-    add(attempt, 3)
     await w.admit("req_2")
     other, _ = await writer.open("req_2", 1, b"nonce-2", OPENED)
     await added(other, 1)
@@ -88,11 +96,7 @@ async def test_what_lingers_is_appended_when_the_pause_ends(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, attempt = await lingering(w, monkeypatch)
-    add(attempt, 2)
-    add(attempt, 3)
-    assert writer._pause is not None
-    writer._pause.cancel()
-    writer._end_pause()
+    end_pause(writer)
     await eventually(lambda: not attempt.pending)
     assert [entry.body for entry in await w.entries() if entry.body] == [event(1), events(2, 3)]
 
@@ -100,12 +104,24 @@ async def test_what_lingers_is_appended_when_the_pause_ends(
 async def test_no_more_lingers_than_fits_into_an_entry(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, attempt = await lingering(w, monkeypatch)
     monkeypatch.setattr(timings, "ENTRY_OUTPUTS", 2)
-    add(attempt, 2)
-    add(attempt, 3)
+    _, attempt = await lingering(w, monkeypatch)
     await eventually(lambda: not attempt.pending)
     assert await w.ids() == ["0-1", "1-0", "1-1", "1-2"]
+
+
+async def test_the_rest_of_what_fills_an_entry_does_not_linger(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "ENTRY_BYTES", len(event(1)))
+    writer, attempt = await lingering(w, monkeypatch)
+    end_pause(writer)  # the turn with the first of them begins another
+    await eventually(lambda: not attempt.pending)
+    assert [entry.body for entry in await w.entries() if entry.body] == [
+        event(1),
+        event(2),
+        event(3),
+    ]
 
 
 async def expires_soon(w: World) -> bool:
