@@ -41,7 +41,7 @@ def allowance(capacity: int, others: Iterable[IngressLease], waiting: bool) -> i
 
     Without waiting requests it has its share. An ingress in which requests wait divides with those
     like it what the others leave unused, so that no engine is idle while requests wait. What others
-    run already is never given out twice, but for one place: shares are rounded up, so a few of many
+    run already is never given out twice, but for one slot: shares are rounded up, so a few of many
     ingresses may use all of the capacity for as long as requests keep coming, and what has been
     claimed in another would never start.
 

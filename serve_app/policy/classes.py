@@ -24,7 +24,7 @@ share: it comes on top.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from serve_app.policy.fairness import VirtualCounters
@@ -33,7 +33,7 @@ CRITICAL = "critical"
 """Operators' own requests; `auth.critical_tenants` says who may send them."""
 CLASSES = (CRITICAL, "realtime", "standard", "batch")
 """The most urgent class first."""
-URGENCY = {name: place for place, name in enumerate(CLASSES)}
+URGENCY = {name: rank for rank, name in enumerate(CLASSES)}
 """The less, the more urgent."""
 PUBLIC_CLASSES = CLASSES[1:]
 """What every tenant may choose."""
@@ -91,13 +91,14 @@ class ClassOrder:
         if request_class != "batch":
             self._aged.begins(request_class)
 
-    def waits_no_more(self, request_class: str, others: Mapping[str, int]) -> None:
-        """No request of a class waits. `others`: the classes of which some wait."""
-        group = _GROUPS.get(request_class)
-        if group is not None and not any(_GROUPS.get(name) == group for name in others):
-            self._groups.ends(group)
-        if group == _INTERACTIVE:
+    def waits_no_more(self, request_class: str) -> None:
+        """No request of a class waits."""
+        if request_class == CRITICAL:
+            return
+        if request_class != BATCH:
             self._aged.ends(request_class)
+        if request_class == BATCH or not self._aged.waiting():
+            self._groups.ends(_GROUPS[request_class])
 
     def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
         """The class of the next request.
@@ -111,13 +112,19 @@ class ClassOrder:
         interactive = [name for name in ("realtime", "standard") if name in oldest_ms]
         if not interactive or ("batch" in oldest_ms and self._groups.least() == BATCH):
             return "batch"
-        if len(interactive) == 1 or now_ms - oldest_ms["standard"] < self._ageing_ms:
+        if len(interactive) == 1 or not self._aged_enough(oldest_ms, now_ms):
             return interactive[0]
         return self._aged.least()
 
-    def starts(self, request_class: str, waits: Container[str]) -> None:
-        """A request starts. `waits`: the classes of which some waited."""
-        self.promotions += request_class == "standard" and "realtime" in waits
+    def _aged_enough(self, oldest_ms: Mapping[str, int], now_ms: int) -> bool:
+        return now_ms - oldest_ms["standard"] >= self._ageing_ms
+
+    def starts(self, request_class: str, oldest_ms: Mapping[str, int], now_ms: int) -> None:
+        """A request starts. `oldest_ms`: see `choose`. One that took a spare slot while a
+        `realtime` one waited went before it because of its age only if it was old enough.
+        """
+        if request_class == "standard" and "realtime" in oldest_ms:
+            self.promotions += self._aged_enough(oldest_ms, now_ms)
 
     def charge(self, request_class: str, cost: float) -> None:
         """A request of a class was served this much, or less than was charged before if it is

@@ -174,7 +174,7 @@ class Scheduler(Generic[C]):
             if spared is None:
                 return None
             waiting = spared
-        self.classes.starts(waiting.entry.request_class, oldest_ms)
+        self.classes.starts(waiting.entry.request_class, oldest_ms, now_ms)
         return self._start(waiting, now_ms)
 
     def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
@@ -251,8 +251,7 @@ class Scheduler(Generic[C]):
         self.waiting_sequences -= self._slots(entry)
         running = self._run(entry, uses_engine, now_ms)
         if not len(line):
-            others = {name: len(other) for name, other in self.lines.items() if len(other)}
-            self.classes.waits_no_more(entry.request_class, others)
+            self.classes.waits_no_more(entry.request_class)
         return running
 
     def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:

@@ -42,14 +42,12 @@ class _Line(Generic[C]):
         self.by_rank: Heap[C] = Heap()
         self._by_latest: Heap[C] = Heap()
         self.by_size: Heap[C] = Heap()
-        self.count = 0
 
     def push(self, waiting: Waiting[C]) -> None:
         """A request begins to wait."""
         self.by_rank.push(waiting.rank_ms, waiting)
         self._by_latest.push(waiting.latest_ms, waiting)
         self.by_size.push(waiting.size, waiting)
-        self.count += 1
 
     def next(self, now_ms: float, soon_ms: float) -> Waiting[C] | None:
         """See `TenantLines.next`."""
@@ -122,7 +120,6 @@ class TenantLines(Generic[C]):
         waiting.left = True
         self._size -= 1
         tenant = waiting.entry.tenant
-        self._lines[tenant].count -= 1
-        if not self._lines[tenant].count:
+        if self._lines[tenant].by_rank.first() is None:
             del self._lines[tenant]
             self.counters.ends(tenant)

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from serve_app.policy.classes import ClassRules
+from serve_app.policy.classes import ClassOrder, ClassRules
 from serve_app.policy.order import Rules
 from tests.unit.virtual_order import Entry, Served, VirtualService, cost, seeds
 
@@ -134,3 +134,13 @@ def test_an_absurd_estimate_holds_nobody_back_for_long() -> None:
     waits = [one.wait_ms for one in its.run(200_000) if one.entry in chats]
     assert len(waits) == len(chats)
     assert max(waits) < 60_000
+
+
+def test_only_age_promotes_a_standard_request_not_a_spare_slot() -> None:
+    classes = ClassOrder(ClassRules(ageing_s=10.0))
+    oldest_ms = {"realtime": 0, "standard": 0}
+    classes.starts("standard", oldest_ms, now_ms=9_999)
+    assert classes.promotions == 0
+    classes.starts("standard", oldest_ms, now_ms=10_000)
+    classes.starts("realtime", oldest_ms, now_ms=10_000)
+    assert classes.promotions == 1
