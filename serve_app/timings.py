@@ -269,7 +269,7 @@ SNAPSHOT_KEPT_S = 5
 """Shortest time for which a process's metrics page is kept; normally four periods, so that one
 missed snapshot leaves no gap.
 """
-ACTIVITY_LOOK_S = 0.25
+ACTIVITY_LOOK_S = 0.5
 """Time between two samples of the event loop's lag and the threads' CPU time; one takes some 50 µs.
 """
 TRACES_EXPORT_MS = 1_000

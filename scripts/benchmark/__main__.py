@@ -11,6 +11,7 @@ from pathlib import Path
 from .batching import compare_batchers
 from .client import SystemFailed
 from .compare import compare
+from .idle import measure_idle
 from .long_among_short import measure_long_among_short
 from .micro import measure_micro
 from .options import parse
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
             if options.micro:
                 return measure_micro(options, there)
             systems = _start(options, there, stack)
+            if options.idle:
+                return measure_idle(options, arguments, systems)
             if options.batching:
                 return compare_batchers(options, arguments, systems)
             if options.long_among_short:

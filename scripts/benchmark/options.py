@@ -32,6 +32,8 @@ examples:
     scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
   what clients lose when a replica is killed, here and there:
     scripts/bench --serve --against ray-direct --replicas 2 --concurrency 64 --kill
+  what the service uses while nobody asks:
+    scripts/bench --serve --replicas 2 --idle --rounds 5 --duration-s 20
   what a change of the code changes, without load:
     scripts/bench --micro --concurrency 8,64
   batchers side by side, in front of the engine alone, and in virtual time:
@@ -210,6 +212,12 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
         "replica where there is none",
     )
     add(
+        "--idle",
+        action="store_true",
+        help="no load: the CPU of each kind of process, and the commands that Redis executes, over "
+        "--rounds of --duration-s",
+    )
+    add(
         "--json",
         type=Path,
         dest="json_path",
@@ -231,6 +239,8 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         "--micro starts what it measures, and nothing beside it": given.micro and systems,
         "--kill needs systems that this command starts, and no other comparison": given.kill
         and (given.url or given.micro or given.batching or given.long_among_short),
+        "--idle needs systems that this command starts, and no other comparison": given.idle
+        and (given.url or given.micro or given.batching or given.long_among_short or given.kill),
         "--cost-model needs a closed loop": given.cost_model and given.rate,
         "--load-percent needs --batching": given.load_percent and not given.batching,
         "--virtual needs --batching": given.virtual and not given.batching,

@@ -50,6 +50,7 @@ class System:
     model: str
     marks: tuple[str, ...]
     end: Callable[[], None] = lambda: None
+    redis_url: str = ""
 
     @property
     def page(self) -> str:
@@ -83,7 +84,8 @@ def start_own(options: Namespace, folder: Path) -> System:
     except RuntimeError as failed:
         raise SystemFailed(f"hermes-serve: {failed}") from None
     marks = (str(state), str(ray_cluster.short_folder(state)))
-    return System("hermes-serve", f"{running.url}/v1", running.model, marks, running.down)
+    url = f"{running.url}/v1"
+    return System("hermes-serve", url, running.model, marks, running.down, running.redis_url)
 
 
 class Peer:

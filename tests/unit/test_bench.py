@@ -79,6 +79,7 @@ async def test_every_failure_is_named(script: Script, max_tokens: int, error: st
         ("--url http://h/v1 --long-among-short", "needs --serve"),
         ("--url http://h/v1 --set a.b=1", "--set needs --serve"),
         ("--virtual --batching --rate 3", "has no --rate"),
+        ("--url http://h/v1 --idle", "--idle needs systems"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
