@@ -19,6 +19,7 @@ from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import IngressLease, Written
 from serve_app.dispatch.attempts import Attempts
+from serve_app.dispatch.waits import WITHOUT_ENGINE, Waits
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
@@ -94,7 +95,7 @@ class Dispatcher:
             unclaimed: requests in the queue that nobody has claimed. What this ingress can claim is
                 on its way to an engine, and what a newer Ray cluster claims is not for this one.
         """
-        idle = self._attempts.waits.without_engine()
+        idle = self._attempts.waits.those(*WITHOUT_ENGINE)
         using = [one for one in self._scheduler.running if one.entry.key not in idle]
         return IngressLease(
             self._name,
@@ -140,6 +141,8 @@ class Dispatcher:
         self._superseded = superseded
         others = members.others(self._name, self._cluster)
         order, waiting = self._scheduler, len(self._scheduler) > 0
+        quarantined = self._attempts.waits.those(Waits.TURN)
+        order.give_back(one for one in order.running if one.entry.key in quarantined)
         order.capacity = allowance(capacity, others, waiting)
         self._replicas.slots = {
             one.name: math.ceil(one.capacity * order.capacity / capacity)

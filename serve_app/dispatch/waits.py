@@ -29,7 +29,7 @@ class Waits(StrEnum):
 NORMAL = frozenset({Waits.ENGINE, Waits.ADOPTED})
 """Waits that normally last as long as an answer takes."""
 
-WITHOUT_ENGINE = frozenset({Waits.TURN, Waits.AGAIN, Waits.END})
+WITHOUT_ENGINE = (Waits.TURN, Waits.AGAIN, Waits.END)
 """Waits in which no engine has room for the request, or is about to."""
 
 
@@ -61,9 +61,9 @@ class WhyItWaits:
         """Nobody attends to this queue entry any longer."""
         self._waiting.pop(key, None)
 
-    def without_engine(self) -> frozenset[tuple[str, str]]:
-        """The queue entries of the requests that have been started and use no engine now."""
-        return frozenset(key for key, one in self._waiting.items() if one.what in WITHOUT_ENGINE)
+    def those(self, *what: Waits) -> frozenset[tuple[str, str]]:
+        """The queue entries of the requests that wait for one of these."""
+        return frozenset(key for key, one in self._waiting.items() if one.what in what)
 
     def longer_than(self, seconds: float, now_s: float) -> list[Waiting]:
         """Requests that have waited this long for something that should be quicker."""

@@ -181,6 +181,17 @@ class Scheduler(Generic[C]):
         """Start requests that were taken over while they ran, in order, whatever else runs."""
         return [self._run(entry) for entry in sorted(entries, key=_urgency)]
 
+    def give_back(self, idle: Iterable[Running[C]]) -> None:
+        """Of the requests that run, only these hold no slots now: they wait for their turn, for
+        which they need no engine. When it comes, they run beyond the capacity until enough has
+        ended.
+        """
+        without = set(idle)
+        for running in self.running:
+            if running.holds_slots is (running in without):
+                running.holds_slots = not running.holds_slots
+                self._count(running, 1 if running.holds_slots else -1)
+
     def ended(
         self, running: Running[C], written: Written | None = None, now_ms: int | None = None
     ) -> Settled | None:
@@ -196,7 +207,8 @@ class Scheduler(Generic[C]):
             What it has cost; None if that is not known.
         """
         del self.running[running]
-        self._count(running, -1)
+        if running.holds_slots:
+            self._count(running, -1)
         if written is None:
             return None
         entry = running.entry

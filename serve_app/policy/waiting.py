@@ -120,7 +120,16 @@ class Heap(Generic[C]):
 class Running(Generic[C]):
     """A request from its start to its end. Each is itself: a duplicate queue entry has its own."""
 
-    __slots__ = ("cost", "entry", "long", "predicted", "sequences", "started_ms", "tries")
+    __slots__ = (
+        "cost",
+        "entry",
+        "holds_slots",
+        "long",
+        "predicted",
+        "sequences",
+        "started_ms",
+        "tries",
+    )
 
     def __init__(self, entry: C, predicted: Prediction) -> None:
         self.entry = entry
@@ -128,6 +137,8 @@ class Running(Generic[C]):
         """What it was expected to write when it started."""
         self.sequences = 0
         """Those that its engine runs at a time; 0 if it uses no engine."""
+        self.holds_slots = True
+        """Whether nobody else may have its slots: not while it waits in quarantine."""
         self.long = False
         """Whether it had no right to a spare slot when it started."""
         self.tries = False

@@ -9,8 +9,10 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from msgspec.structs import replace
+
 from serve_app.cluster.leases import Membership
-from serve_app.contract import Answer, Outcome, Written
+from serve_app.contract import Answer, Outcome, WorkerLost, Written
 from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.ingress import IngressProcess
@@ -32,6 +34,8 @@ class WritingWorker:
         """Whether calls are worked on; otherwise they are never answered."""
         self.busy: dict[str, asyncio.Event] = {}
         """Requests that are answered only after their event is set."""
+        self.deadly: set[str] = set()
+        """Requests with which the worker dies."""
 
     @property
     def order(self) -> list[str]:
@@ -44,9 +48,12 @@ class WritingWorker:
         if not self.opens(request_id, epoch):
             await asyncio.Event().wait()
         try:
-            attempt, _ = await self._writer.open(request_id, epoch, secrets.token_bytes(8), OPENED)
+            facts = replace(OPENED, cause=cause)
+            attempt, _ = await self._writer.open(request_id, epoch, secrets.token_bytes(8), facts)
         except Fenced:
             return Answer(Outcome.FENCED)
+        if request_id in self.deadly:
+            raise WorkerLost
         if request_id in self.busy:
             await self.busy[request_id].wait()
         add(attempt, 1)

@@ -15,6 +15,7 @@ import pytest
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Cause, Outcome, State
+from serve_app.dispatch.waits import Waits
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import decode_facts
@@ -141,7 +142,7 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
         alone = quarantine.alone
 
         def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
-            asked.append((within_s, len(its.attempts.waits.without_engine())))
+            asked.append((within_s, len(its.attempts.waits.those(Waits.TURN))))
             return alone(within_s)
 
         monkeypatch.setattr(quarantine, "alone", asking)
@@ -151,12 +152,12 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
             clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
             its.hangs(replica)
         await running
-    assert not its.attempts.waits.without_engine()
+    assert not its.attempts.waits.those(*Waits)
     assert await w.ending() == ("expired", "deadline")
     assert its.opened.empty()
-    [(within_s, without_engine)] = asked
+    [(within_s, quarantined)] = asked
     assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
-    assert without_engine == 1
+    assert quarantined == 1
 
 
 async def test_an_adopted_request_that_a_seal_below_a_newer_opening_has_ended_is_let_go(

@@ -13,6 +13,8 @@ import pytest
 from serve_app import timings
 from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State, WorkerLost
+from serve_app.dispatch.quarantine import Quarantine
+from serve_app.dispatch.waits import Waits
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, serving
@@ -121,6 +123,25 @@ async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
             assert ingress.dispatcher.in_flight == 1
             await w.admit("next")
             await eventually(lambda: states(w, "next"))
+
+
+async def test_a_request_in_quarantine_holds_no_slot_that_another_could_have(
+    w: World, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "REPLICA_AVOID_S", 0.0)
+    async with serving(w, capacity=1) as (worker, ingress):
+        worker.deadly = {"suspect"}
+        worker.busy = {"next": asyncio.Event()}
+        async with Quarantine(w.redis, namespace).alone(within_s=60) as turn:
+            assert turn
+            await w.admit("suspect")
+            await eventually(lambda: ingress.dispatcher._attempts.waits.those(Waits.TURN))
+            await w.admit("next")
+            await eventually(lambda: ("next", 1) in worker.calls)
+        await eventually(lambda: states(w, "suspect"))
+        assert await w.ending("suspect") == ("failed", "poison")
+        worker.busy["next"].set()
+        await eventually(lambda: ended(w, "next"))
 
 
 async def test_a_request_that_is_held_back_keeps_its_deadline(

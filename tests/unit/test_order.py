@@ -46,6 +46,23 @@ def end(its: Scheduler[Entry], entry: Entry, written: Written | None = None) -> 
     return its.ended(next(one for one in its.running if one.entry is entry), written)
 
 
+def test_what_waits_in_quarantine_gives_its_slots_back_and_takes_them_again() -> None:
+    two, other = Entry("standard", 0, sequences=2), Entry("batch", 1)
+    its = scheduler(2, two, other)
+    assert started(its) == [two]
+    for _ in range(2):  # twice says no more than once
+        its.give_back(list(its.running))
+    assert (its.sequences, its.long_sequences) == (0, 0)
+    assert started(its) == [other]
+    its.give_back([])
+    assert its.sequences == 3
+    assert its.full
+    its.give_back(one for one in its.running if one.entry is two)
+    end(its, two)
+    end(its, other)
+    assert (its.sequences, its.long_sequences) == (0, 0)
+
+
 class Lines:
     """A queue that is full from the beginning, and one ingress that works on it."""
 
