@@ -3,7 +3,8 @@
 vLLM takes what it is given: what does not fit into its KV cache waits in it, where tenants and
 classes count no more, or is preempted and computed again. So the window follows what the engine
 says of itself twice a second: it grows by a thirty-second while all of it is used and the cache is
-not, and shrinks by a quarter, from what runs, after a preemption or while sequences wait in it.
+not, and shrinks by a quarter, from what runs, after a preemption or while sequences wait in it at
+two readings, at most once in ten seconds.
 
 Beside the window there are spare slots (`serve_app/policy/capacity.py`).
 """
@@ -22,7 +23,7 @@ hasten.
 _IN_USE = 0.9
 """The part of the window that counts as all of it."""
 _MORE = 1 / 32
-_LESS = 3 / 4
+_KEPT = 3 / 4
 _WAITING = 2
 """So many sequences wait between two steps of an engine that is not short of anything."""
 _CALM_READINGS = 20
@@ -54,12 +55,14 @@ class Window:
             return
         preempted = engine.preemptions > self._preemptions
         used = engine.used_tokens / engine.kv_tokens
-        waited, self._waited = self._waited, used > _ROOM and engine.waiting > _WAITING
+        # With all slots in use, they wait for a slot: a request of several sequences brings more.
+        short_of_memory = used > _ROOM and engine.running < self._most
+        waited, self._waited = self._waited, short_of_memory and engine.waiting > _WAITING
         self._preemptions = engine.preemptions
         self._calm -= 1
         if preempted or (waited and self._waited):
             if self._calm <= 0:
-                self.size = max(1, math.floor(_LESS * min(self.size, engine.running)))
+                self.size = max(1, math.floor(_KEPT * min(self.size, engine.running)))
                 self._calm = _CALM_READINGS
         elif self._calm <= 0 and used < KV_FULL and engine.running >= _IN_USE * self.size:
             more = math.ceil(_MORE * self.size)

@@ -63,6 +63,9 @@ class ArrivalOrder:
         """See `Scheduler.adopt`."""
         return [self._run(entry, None) for entry in entries]
 
+    def give_back(self, _: Iterable[Running[QueueEntry]]) -> None:
+        """Nothing is ever in quarantine here."""
+
     def ended(self, running: Running[QueueEntry], *_: object) -> None:
         del self.running[running]
 

@@ -110,7 +110,7 @@ class Claim(NamedTuple):
 
 
 def what_to_claim(
-    capacity: int, running: int, waiting: Mapping[str, int], ahead: int, stuck: bool
+    capacity: int, taken: int, waiting: Mapping[str, int], ahead: int, stuck: bool
 ) -> Claim | None:
     """What to claim next, if anything.
 
@@ -119,12 +119,12 @@ def what_to_claim(
 
     Args:
         capacity: sequences that may run at the same time.
-        running: how many do; fewer than `capacity`.
+        taken: how many of these slots are not free; fewer than `capacity`.
         waiting: how many requests of each class have been claimed and have not started.
         ahead: how many of each class may wait so; 0 while much is free elsewhere.
         stuck: whether none of those that wait may take what is free, so that only an arrival can.
     """
-    free, empty = capacity - running, not any(waiting.values())
+    free, empty = capacity - taken, not any(waiting.values())
     if empty and (free > max(1, capacity / 4) or not ahead):
         return Claim(tuple(waiting), min(math.ceil(free / len(waiting)), _AT_ONCE), wait=True)
     room = {name: ahead - count for name, count in waiting.items() if count < ahead}

@@ -5,9 +5,9 @@ served, in token cost (`serve_app/policy/fairness.py`): while interactive work (
 `standard`) and `batch` both wait, interactive work gets `interactive_share` and `batch` the rest.
 Whoever waits alone gets everything. What interactive work leaves of its share it may use a little
 later, up to `interactive_credit` times what runs at a time, so that a short burst does not wait
-behind `batch`. `realtime` goes before `standard`, until the oldest `standard`
-request has waited for `ageing_s`; from then on `standard` gets `aged_share` of the interactive
-work.
+behind `batch`. `realtime` goes before `standard`, until the oldest `standard` request has waited
+for `ageing_s`; from then on `standard` gets `aged_share` of the interactive work, also of what was
+done while it waited.
 
 So each class waits for a bounded time, however much more urgent work arrives. Let R be the cost
 that the engines serve per second, c the number of requests that run at a time, L the largest cost
@@ -45,7 +45,7 @@ SERVICE_TIERS = {"priority": "realtime", "auto": "standard", "default": "standar
 
 BATCH = "batch"
 _INTERACTIVE = "interactive"
-_GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, "batch": BATCH}
+_GROUPS = {"realtime": _INTERACTIVE, "standard": _INTERACTIVE, BATCH: BATCH}
 
 
 def engine_priority(request_class: str, one_of_several: bool = False) -> int:
@@ -88,7 +88,7 @@ class ClassOrder:
             return
         group = _GROUPS[request_class]
         self._groups.begins(group, self._credit * running_cost if group == _INTERACTIVE else 0.0)
-        if request_class != "batch":
+        if request_class != BATCH:
             self._aged.begins(request_class)
 
     def waits_no_more(self, request_class: str) -> None:
@@ -110,8 +110,8 @@ class ClassOrder:
         if CRITICAL in oldest_ms:
             return CRITICAL
         interactive = [name for name in ("realtime", "standard") if name in oldest_ms]
-        if not interactive or ("batch" in oldest_ms and self._groups.least() == BATCH):
-            return "batch"
+        if not interactive or (BATCH in oldest_ms and self._groups.least() == BATCH):
+            return BATCH
         if len(interactive) == 1 or not self._aged_enough(oldest_ms, now_ms):
             return interactive[0]
         return self._aged.least()
@@ -133,5 +133,5 @@ class ClassOrder:
         if request_class == CRITICAL:
             return
         self._groups.charge(_GROUPS[request_class], cost)
-        if request_class != "batch":
+        if request_class != BATCH:
             self._aged.charge(request_class, cost)

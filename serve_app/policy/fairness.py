@@ -43,7 +43,7 @@ class VirtualCounters:
         self._idle[name] = counter
         if not self._waiting:
             self._floor = counter
-        while len(self._idle) > _KEPT:  # the longest idle one, which will be lifted when it returns
+        while len(self._idle) > _KEPT:  # the longest idle one: what it was served is forgotten
             del self._idle[next(iter(self._idle))]
 
     def charge(self, name: str, cost: float) -> None:

@@ -2,17 +2,16 @@
 
 A request starts when one of the engines' slots is free. Three questions, each answered by one
 policy: which class goes next (`serve_app/policy/classes.py`), which of its tenants (`tenants.py`),
-and which of that tenant's requests: one that must start now to meet its deadline, else the one with
-the least predicted work (`prediction.py`), and older ones before younger ones. A request ranks by
-the time of its arrival plus `short_first_ms_per_token` for each token of its predicted cost, of
-which its prompt counts a quarter. So only requests that arrive within that time can pass it, and
-that time is at most a quarter of the time that it has until its deadline. Where predictions are of
-no use, the oldest goes first.
+and which of that tenant's requests: one that must start soon to meet its deadline, else the one of
+the least rank. A request ranks by the time of its arrival plus `short_first_ms_per_token` for each
+token of its predicted cost (`prediction.py`), of which its prompt counts a quarter. So only
+requests that arrive within that time can pass it, and that time is at most a quarter of the time
+that it has until its deadline. Where predictions are of no use, the oldest has the least rank.
 
 An eighth of the slots are spare: `critical` and `realtime` requests may take them, and `standard`
-ones that will probably write no more than the mean of all. So neither a batch nor long answers hold
-every slot. A request of a kind that has never ended counts as short, but only one of its kind at a
-time, because it may be endless.
+ones that will probably not write clearly more than the mean of all. So neither a batch nor long
+answers hold every slot. A request of a kind that has never ended may be endless. It counts as short
+if it is the only one of its kind, and such requests hold no more than half of the spare slots.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.contract import Written
 from serve_app.policy.capacity import Claim, slots_taken, what_to_claim
-from serve_app.policy.classes import CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
+from serve_app.policy.classes import BATCH, CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
 from serve_app.policy.prediction import Lengths, Pace
 from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
 from serve_app.policy.waiting import Claimed, Heap, Prediction, Running, Settled, Waiting
@@ -33,11 +32,11 @@ C = TypeVar("C", bound=Claimed)
 _URGENT = (CRITICAL, "realtime")
 _TENANTS = 8
 """How many tenants' shortest requests are considered for a spare slot."""
-_PASSED_FOR = 1 / 4
+_PASSED_PART = 1 / 4
 """The part of the time until its deadline in which later requests can pass a long one. Without this
 bound, one that will write 100,000 tokens would wait behind all that comes in its first 400 s.
 """
-_PROMPTS_COUNT = 1 / 4
+_PROMPT_PART = 1 / 4
 """The part of a prompt's cost that ranks a request. An engine reads thousands of prompt tokens in
 the time in which it writes a few, and prompts differ more than answers do: with all of their cost,
 long prompts would wait for much longer than first come, first served.
@@ -87,10 +86,10 @@ class Scheduler(Generic[C]):
         """The requests that have started and not ended, in the order of their starts."""
         self.sequences = 0
         """Their sequences: those of the last one may exceed what was free."""
-        self.waiting_sequences = 0
-        """The slots that the requests will hold that have not started."""
         self.long_sequences = 0
         """How many of these are of long requests."""
+        self.waiting_sequences = 0
+        """The slots that the requests will hold that have not started."""
         self.lengths = Lengths()
         self.pace = Pace()
         self._rules = rules
@@ -111,8 +110,8 @@ class Scheduler(Generic[C]):
 
     @property
     def taken(self) -> int:
-        """The slots that are not free. Spare ones are, however many sequences long requests have
-        beyond the slots for all.
+        """The slots that are not free. Sequences of long requests count up to `long_capacity`:
+        those beyond it take no spare slots.
         """
         return slots_taken(self.sequences, self.long_sequences, self.long_capacity)
 
@@ -138,10 +137,10 @@ class Scheduler(Generic[C]):
 
     def add(self, entry: C) -> None:
         predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
-        late_ms = self._handicap_ms(entry, predicted) if self.lengths.useful else 0.0
+        handicap_ms = self._handicap_ms(entry, predicted) if self.lengths.useful else 0.0
         waiting = Waiting(
             entry,
-            rank_ms=entry.enqueued_ms + late_ms,
+            rank_ms=entry.enqueued_ms + handicap_ms,
             latest_ms=entry.deadline_ms - self.pace.predict_ms(prompt_tokens, predicted.mean),
             size=int(_output(entry, predicted)).bit_length(),
         )
@@ -231,7 +230,7 @@ class Scheduler(Generic[C]):
     def _for_spare_slot(self, oldest_ms: dict[str, int], now_ms: int) -> Waiting[C] | None:
         """Of the requests that may take a spare slot, the one that goes next."""
         first: dict[str, Waiting[C]] = {}
-        for name in (name for name in oldest_ms if name != "batch"):
+        for name in (name for name in oldest_ms if name != BATCH):
             candidates = [self._head(name, now_ms), *self.lines[name].least_of_each(_TENANTS)]
             for waiting in candidates:
                 if self._may_take_spare(waiting.entry):
@@ -243,17 +242,25 @@ class Scheduler(Generic[C]):
 
     def _may_take_spare(self, entry: C) -> bool:
         short = self._is_short(entry)
-        return _alike(entry) not in self._tried if short is None else short
+        return self._may_try(entry) if short is None else short
+
+    def _may_try(self, entry: C) -> bool:
+        """Whether a request like which nothing has ended may take a spare slot."""
+        return _alike(entry) not in self._tried and len(self._tried) < max(1, self._spare // 2)
+
+    @property
+    def _spare(self) -> float:
+        return self.capacity - self.long_capacity
 
     def _is_short(self, entry: C) -> bool | None:
         """Whether a request has a right to a spare slot; None if nothing like it has ended. One of
         more sequences than there are spare slots has none, and one of several does not try.
         """
-        if entry.sequences > max(1, self.capacity - self.long_capacity):
+        if entry.sequences > max(1, self._spare):
             return False
         if entry.request_class in _URGENT:
             return True
-        short = entry.request_class != "batch" and self.lengths.short(entry)
+        short = entry.request_class != BATCH and self.lengths.short(entry)
         return short if entry.sequences == 1 else bool(short)
 
     def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
@@ -274,7 +281,7 @@ class Scheduler(Generic[C]):
             running.sequences = self._slots(entry)
             short = self._is_short(entry)
             full = self.long_sequences >= self.long_capacity
-            running.tries = short is None and full and _alike(entry) not in self._tried
+            running.tries = short is None and full and self._may_try(entry)
             running.long = not (short or running.tries)
             running.cost = self._rules.tenants.cost(_prompt(entry), _output(entry, predicted))
         self.running[running] = None
@@ -302,9 +309,9 @@ class Scheduler(Generic[C]):
     def _handicap_ms(self, entry: C, predicted: Prediction) -> float:
         """By how much later a request ranks than one that needs no work."""
         rules = self._rules
-        prompt_tokens = int(_PROMPTS_COUNT * _prompt(entry))
+        prompt_tokens = int(_PROMPT_PART * _prompt(entry))
         cost = rules.tenants.cost(prompt_tokens, _output(entry, predicted))
-        most = max(0.0, _PASSED_FOR * (entry.deadline_ms - entry.enqueued_ms))
+        most = max(0.0, _PASSED_PART * (entry.deadline_ms - entry.enqueued_ms))
         return min(rules.short_first_ms_per_token * cost, most)
 
 

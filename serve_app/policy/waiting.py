@@ -47,7 +47,7 @@ class Claimed(Protocol):
 
     @property
     def sequences(self) -> int:
-        """How many sequences an engine runs for it at a time, at least 1."""
+        """How many sequences it asks for, at least 1; an engine may run fewer at a time."""
         ...
 
     @property
@@ -60,7 +60,9 @@ C = TypeVar("C", bound=Claimed)
 
 
 class Prediction(NamedTuple):
-    """What each sequence of a request will probably write, in tokens."""
+    """What each sequence of a request will probably write, in tokens; `p50` by the mean of the
+    logarithms.
+    """
 
     p50: float
     mean: float
@@ -118,7 +120,9 @@ class Heap(Generic[C]):
 
 
 class Running(Generic[C]):
-    """A request from its start to its end. Each is itself: a duplicate queue entry has its own."""
+    """A request from its start to its end. Compared by identity: a duplicate queue entry has its
+    own.
+    """
 
     __slots__ = (
         "cost",

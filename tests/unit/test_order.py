@@ -203,6 +203,16 @@ def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> No
     assert next_one.tenant == "short", "what is alike is long"
 
 
+def test_requests_of_unknown_kinds_hold_half_of_the_spare_slots_at_most() -> None:
+    its = scheduler(16, *(Entry("standard", n, f"t{n}", kind="chat") for n in range(40)))
+    its.long_capacity = 8
+    assert len(started(its)) == 8 + 4
+    urgent = [Entry("realtime", 100 + number) for number in range(5)]
+    for entry in urgent:
+        its.add(entry)
+    assert started(its) == urgent[:4]
+
+
 def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
     its: Scheduler[Entry] = Scheduler(DEFAULT_RULES._replace(engine_slots=8))
     its.capacity = 8

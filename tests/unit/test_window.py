@@ -62,6 +62,17 @@ def test_sequences_that_wait_for_their_prefill_do_not_shrink_it() -> None:
     assert its.slots == MOST
 
 
+def test_sequences_that_wait_for_a_slot_do_not_shrink_it() -> None:
+    """Those of a request of 16 that started in the last one."""
+    its = Window(MOST)
+    for _ in range(10):
+        its.reported(report(0.6, MOST, 15))
+    assert its.slots == MOST
+    for _ in range(2):
+        its.reported(report(0.6, MOST - 1, 15))
+    assert its.slots < MOST
+
+
 def test_an_engine_that_is_started_again_or_keeps_no_kv_has_its_slots() -> None:
     its = Window(MOST)
     its.reported(report(0.5, 1, preemptions=0))
