@@ -70,8 +70,8 @@ def work_of(path: str, body: bytes, request: Mapping[str, Any]) -> Work:
 
 def sequences(path: str, request: Mapping[str, Any]) -> int:
     """How many answers an engine writes at a time, or how many texts it embeds."""
-    counts = (request.get(name) for name in ("n", "best_of"))
-    each = max([1, *(one for one in counts if isinstance(one, int))])
+    count = request.get("n")
+    each = max(1, count) if isinstance(count, int) else 1
     return each * prompts_in(request.get(_PROMPTS.get(path, "")))
 
 

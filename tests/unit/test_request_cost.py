@@ -216,7 +216,7 @@ def test_the_estimate_for_a_large_request_costs_little() -> None:
         (CHAT, {"messages": [1, 2, 3]}, 1),
         (CHAT, {"messages": [], "n": 4}, 4),
         (CHAT, {"messages": [], "n": -4}, 1),
-        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "best_of": 3}, 6),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "best_of": 3}, 4),
         (COMPLETIONS, {"prompt": [1, 2, 3]}, 1),
         ("/v1/embeddings", {"input": ["a", "b", "c"]}, 3),
         ("/v1/embeddings", {"messages": [{}, {}, {}]}, 1),

@@ -126,7 +126,6 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["x"] * 257}, "prompt"),
     (COMPLETIONS, {"prompt": ["x"] * 129, "n": 2}, "n"),
     (COMPLETIONS, {"prompt": [[1]] * 129, "n": 2}, "n"),
-    (COMPLETIONS, {"prompt": ["x"] * 129, "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "x", "best_of": 129}, "best_of"),
     (COMPLETIONS, {"prompt": [1, None]}, "prompt[1]"),
     (COMPLETIONS, {"prompt": [[1], [True]]}, "prompt[1][0]"),

@@ -164,19 +164,16 @@ def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimit
         path in (RESPONSES, INPUT_TOKENS) and prompts_in(request.get("input")) > limits.max_messages
     ):
         raise too_many("items", limits.max_messages, "input")
-    for name in ("n", "best_of"):
-        count = request.get(name)
-        each = count if isinstance(count, int) else 1
-        if prompts * each > limits.max_sequences:
-            message = (
-                f"{prompts} prompts times {name}={each} are more than {limits.max_sequences} "
-                "answers."
-            )
-            raise _refused(message, name if each > 1 else "prompt")
-        if request.get("use_beam_search") and each > limits.max_beams:
-            raise _refused(f"A beam search may have '{name}' up to {limits.max_beams} here.", name)
-    if request.get("use_beam_search") and not limits.max_beams:
-        raise _refused("Beam search is not allowed here.", "use_beam_search")
+    count = request.get("n")
+    each = count if isinstance(count, int) else 1
+    if prompts * each > limits.max_sequences:
+        message = f"{prompts} prompts times n={each} are more than {limits.max_sequences} answers."
+        raise _refused(message, "n" if each > 1 else "prompt")
+    if request.get("use_beam_search"):
+        if not limits.max_beams:
+            raise _refused("Beam search is not allowed here.", "use_beam_search")
+        if each > limits.max_beams:
+            raise _refused(f"A beam search may have 'n' up to {limits.max_beams} here.", "n")
 
 
 def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
