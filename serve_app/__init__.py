@@ -22,7 +22,6 @@ journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
 ingress/answer.py             forwards the bytes to the client
 endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
-                              and notifies listeners
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
