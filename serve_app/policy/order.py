@@ -260,8 +260,10 @@ class Scheduler(Generic[C]):
             return False
         if entry.request_class in _URGENT:
             return True
-        short = entry.request_class != BATCH and self.lengths.short(entry)
-        return short if entry.sequences == 1 else bool(short)
+        if entry.request_class == BATCH:
+            return False
+        short = self.lengths.short(entry)
+        return False if short is None and entry.sequences > 1 else short
 
     def _start(self, waiting: Waiting[C], now_ms: int, uses_engine: bool = True) -> Running[C]:
         entry = waiting.entry
