@@ -5,14 +5,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from scripts.benchmark.options import counts, make_parser, positive
 from scripts.benchmark.report import write_document
 from serve_app.errors import SettingsError
 
 from .engines import engine_names
-from .figures import Figures, figures, show
+from .figures import Figures, figures, table
 from .policies import POLICIES
 from .presets import DEFAULT_ENGINE, PRESETS, cluster_of
 from .service import simulate
@@ -24,9 +22,8 @@ engines. docs/simulator.md says what is modelled, and how well."""
 
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 130)
     try:
-        runs = _simulate(options, console)
+        runs = _simulate(options)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -34,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _simulate(options: Namespace, console: Console) -> list[Figures]:
+def _simulate(options: Namespace) -> list[Figures]:
     chosen = PRESETS[options.preset]
     cluster = cluster_of(
         chosen,
@@ -51,7 +48,7 @@ def _simulate(options: Namespace, console: Console) -> list[Figures]:
             outcome = simulate(plan.cluster, plan.sources, policy, plan.until_s)
             found = figures(outcome, seed, dict(plan.slos))
             title = f"{options.preset} · {policy} · seed {seed}"
-            show(console, found, f"{title} · {cluster.engine.name}")
+            print(table(found, f"{title} · {cluster.engine.name}"), flush=True)
             runs.append(found)
     return runs
 

@@ -33,7 +33,7 @@ class Sequence:
     base: int = 0
     """A number that no other text uses for its blocks."""
     prefix: tuple[int, ...] = ()
-    """Ids of the blocks at the beginning that other requests may share."""
+    """Ids of the blocks at the beginning, which the sequences of its request share."""
     arrived: int = 0
     """Position in the order of arrival."""
     computed: int = 0
@@ -78,13 +78,11 @@ class KvBlocks:
     Args:
         total: how many there are.
         block_tokens: tokens in each.
-        caching: whether content is found again.
     """
 
-    def __init__(self, total: int, block_tokens: int, caching: bool) -> None:
+    def __init__(self, total: int, block_tokens: int) -> None:
         self.total = total
         self.block_tokens = block_tokens
-        self._caching = caching
         self._empty = total
         self._unused: OrderedDict[int, None] = OrderedDict()
         """Content of blocks that nobody uses, the least recently used first."""
@@ -104,8 +102,6 @@ class KvBlocks:
 
         At least one token is left to compute, because its result is the next token.
         """
-        if not self._caching:
-            return 0, 0
         users, unused, content = self._users, self._unused, sequence.content
         idle = 0
         most = (sequence.tokens - 1) // self.block_tokens
@@ -143,8 +139,7 @@ class KvBlocks:
                 self._unused.popitem(last=False)
             sequence.blocks += more
             sequence.private += more
-        if self._caching:
-            self._register(sequence, tokens // self.block_tokens)
+        self._register(sequence, tokens // self.block_tokens)
         return True
 
     def _register(self, sequence: Sequence, full: int) -> None:
@@ -190,14 +185,12 @@ class EngineModel:
 
     def __init__(self, parameters: EngineParameters) -> None:
         self.parameters = parameters
-        self.kv = KvBlocks(
-            parameters.num_gpu_blocks, parameters.block_size, parameters.enable_prefix_caching
-        )
+        self.kv = KvBlocks(parameters.num_gpu_blocks, parameters.block_size)
         self.running: list[Sequence] = []
         self._waiting: list[tuple[int, int, Sequence]] = []
         self._arrivals = 0
         self._preemptions = 0
-        self._queries = self._hits = self._prompt_tokens = self._generated = self._succeeded = 0
+        self._queries = self._hits = 0
 
     @property
     def waiting(self) -> int:
@@ -208,7 +201,7 @@ class EngineModel:
         return not self.running and not self._waiting
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's gauges and counters, under vLLM's names."""
+        """Some of vLLM's gauges and counters, under vLLM's names."""
         return {
             "vllm:num_requests_running": len(self.running),
             "vllm:num_requests_waiting": len(self._waiting),
@@ -216,9 +209,6 @@ class EngineModel:
             "vllm:num_preemptions_total": self._preemptions,
             "vllm:prefix_cache_queries_total": self._queries,
             "vllm:prefix_cache_hits_total": self._hits,
-            "vllm:prompt_tokens_total": self._prompt_tokens,
-            "vllm:generation_tokens_total": self._generated,
-            "vllm:request_success_total": self._succeeded,
         }
 
     def report(self, name: str) -> EngineReport:
@@ -265,21 +255,18 @@ class EngineModel:
             sequence.computed += tokens
             if not sequence.missing:
                 sequence.produced += 1
-                self._generated += 1
         block_tokens = self.kv.block_tokens
         for sequence in step.decoding:
             sequence.computed += 1
             sequence.produced += 1
             if sequence.computed >= sequence.blocks * block_tokens:
                 self.kv.grow(sequence, sequence.computed)
-        self._generated += len(step.decoding)
         ended = [one for one in step.decoding if one.ended]
         ended += [one for one, _ in step.chunks if one.ended]
         for sequence in ended:
             self.kv.release(sequence)
             sequence.running = False
         if ended:
-            self._succeeded += len(ended)
             self.running = [sequence for sequence in self.running if sequence.running]
         return ended
 
@@ -406,4 +393,3 @@ class EngineModel:
         sequence.hit_tokens = known
         self._queries += sequence.tokens
         self._hits += known
-        self._prompt_tokens += sequence.prompt_tokens

@@ -1,9 +1,6 @@
 """What the model must know of an engine: limits, under vLLM's names, and times; a file for each."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,7 +43,6 @@ class EngineParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens that a step computes; longer prompts are computed in chunks."""
     max_model_len: int = 4096
     """Tokens of a prompt and its answer together."""
-    enable_prefix_caching: bool = True
     priority_scheduling: bool = False
     """vLLM's `scheduling_policy: priority`; a lower number goes first."""
     source: str = ""
@@ -57,18 +53,6 @@ class EngineParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
 
 
-def decode_parameters(fields: Mapping[str, Any]) -> EngineParameters:
-    """Parameters from a file or from settings.
-
-    Raises:
-        SettingsError: a field is unknown, missing or of the wrong type.
-    """
-    try:
-        return msgspec.convert(fields, EngineParameters)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"engine parameters: {error}") from None
-
-
 def engine_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
@@ -77,13 +61,15 @@ def load_engine(name: str) -> EngineParameters:
     """One of them, or a file of one's own.
 
     Raises:
-        SettingsError: there is no such engine, or its file is wrong.
+        SettingsError: there is no such engine, or its file is wrong: a field is unknown, missing or
+            of the wrong type.
     """
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(path.read_text(), type=EngineParameters)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"engine parameters: {error}") from None
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise SettingsError(
             f"no engine {name}: {error}. There are: {', '.join(engine_names())}"
         ) from None
-    return decode_parameters(fields)

@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rich.console import Console
-from rich.table import Table
-
 from scripts.benchmark.stats import percentile
+from scripts.benchmark.tables import markdown
 from serve_app.policy.classes import CLASSES
 
 from .service import Outcome
@@ -48,10 +46,9 @@ class Group:
     name: str
     requests: int
     answered: int
-    expired: int
     refused: int
     open: int
-    """Neither answered nor given up when the simulation stopped."""
+    """Neither answered nor refused when the simulation stopped."""
     tokens: int
     share: float
     """Of all generated tokens."""
@@ -126,15 +123,13 @@ def _group(name: str, records: Sequence[Record], total: int, slos: Mapping[str, 
     tokens = sum(record.tokens for record in records)
     judged = [record for record in records if record.work.request_class in slos]
     good = sum(_keeps(record, slos[record.work.request_class]) for record in judged)
-    expired = sum(record.expired for record in records)
     refused = sum(record.refused for record in records)
     return Group(
         name,
         len(records),
         len(answered),
-        expired,
         refused,
-        len(records) - len(answered) - expired - refused,
+        len(records) - len(answered) - refused,
         tokens,
         tokens / total,
         *times(lambda one: one.wait_s),
@@ -183,14 +178,9 @@ def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[f
     return found
 
 
-def show(console: Console, found: Figures, title: str) -> None:
-    table = Table(
-        title=title, title_justify="left", caption=_caption(found), caption_justify="left"
-    )
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column else "left")
-    for place, group in enumerate(found.groups):
-        table.add_row(
+def table(found: Figures, title: str) -> str:
+    lines = [
+        [
             group.name,
             f"{group.requests:,}",
             f"{group.answered:,}",
@@ -201,9 +191,10 @@ def show(console: Console, found: Figures, title: str) -> None:
             _pair(group.per_token_p50_ms, group.per_token_p99_ms),
             _pair(group.whole_p50_s, group.whole_p99_s),
             "-" if math.isnan(group.good) else f"{group.good:.1%}",
-            end_section=place == 0,
-        )
-    console.print(table)
+        ]
+        for group in found.groups
+    ]
+    return f"{title}\n\n{markdown(_COLUMNS, lines)}\n\n{_caption(found)}\n"
 
 
 def _pair(middle: float, tail: float) -> str:
@@ -233,7 +224,6 @@ def _caption(found: Figures) -> str:
     ]
     for count, what in (
         (everyone.refused, "too long for the engine"),
-        (everyone.expired, "past their deadline"),
         (everyone.open, "still open at the end"),
     ):
         if count:

@@ -177,38 +177,6 @@ def _two_tenants(cluster: Cluster, seed: int) -> Plan:
     return Plan(cluster, sources, 200)
 
 
-@preset("long-generations", "as many 3,500-token answers as slots, among short requests", 16)
-def _long_generations(cluster: Cluster, seed: int) -> Plan:
-    long = Kind(Lengths(100, 1.0), Lengths(3500, 1.0), tenant="long")
-    sources = [
-        open_loop([0.01 * number for number in range(cluster.slots)], long, f"{seed}/long"),
-        _short(cluster, seed),
-    ]
-    return Plan(cluster, sources)
-
-
-@preset("short-only", "the short requests of `long-generations` alone, to compare with", 16)
-def _short_only(cluster: Cluster, seed: int) -> Plan:
-    return Plan(cluster, [_short(cluster, seed)])
-
-
-@preset("endless-generations", "a 100,000-token answer for every slot, among short requests", 16)
-def _endless_generations(cluster: Cluster, seed: int) -> Plan:
-    engine = msgspec.structs.replace(cluster.engine, num_gpu_blocks=150_000, max_model_len=110_000)
-    long = Kind(Lengths(100, 1.0), Lengths(100_000, 1.0), tenant="long")
-    longer = replace(cluster, engine=engine)
-    sources = [
-        open_loop([0.01 * number for number in range(cluster.slots)], long, f"{seed}/long"),
-        _short(longer, seed),
-    ]
-    return Plan(longer, sources, 120)
-
-
-def _short(cluster: Cluster, seed: int) -> Source:
-    kind = Kind(Lengths(60, 1.5, 300), Lengths(40, 1.5, 200), tenant="short")
-    return loaded(cluster, kind, 0.2, 120, f"{seed}/short")
-
-
 @preset("mixed", "realtime, standard and batch requests of six tenants in bursts; 90 % load")
 def _mixed(cluster: Cluster, seed: int) -> Plan:
     tenants = [f"tenant-{number}" for number in range(6)]

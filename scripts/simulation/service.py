@@ -8,7 +8,7 @@ Ray (the call to a replica) and the engine.
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,8 @@ from .work import Record, Work
 
 _TEXTS_APART = 1 << 32
 """Distance between the identities of two texts: more than one has blocks."""
+_DEADLINE_MS = 3_600_000
+"""From the arrival. No request of a preset waits so long."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,11 @@ class VirtualQueue:
             request_id,
             work.tenant,
             work.session,
-            now_ms + int(work.deadline_s * 1000),
+            now_ms + _DEADLINE_MS,
             Asked(
-                work.prompt_tokens, work.max_tokens, f"chat/completions {work.kind}", work.sequences
+                work.prompt_tokens,
+                kind=f"chat/completions {work.kind}",
+                sequences=work.sequences,
             ),
         )
         raw = {key.encode(): str(value).encode() for key, value in fields.items()}
@@ -190,28 +194,16 @@ class VirtualIngress:
         """As `AbandonedClaims.take_over`: nothing is ever lost in this queue."""
         return []
 
-    async def run(self, entry: QueueEntry) -> Written | None:
-        """As `Attempts.run`: attend to a request until it has ended."""
+    async def run(self, entry: QueueEntry) -> Written:
+        """As `Attempts.run`: place the request, and stay with it to its last token."""
         record = self._service.records[entry.request_id]
-        now_s = self._loop.time()
-        record.starts(now_s)
-        if record.arrived_s + record.work.deadline_s <= now_s:
-            record.expired = True
-            self._service.ended(record)
-            return None
-        await self._attempt(entry, record)
-        self._service.ended(record)
-        return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
-
-    async def _attempt(self, entry: QueueEntry, record: Record) -> None:
-        """Place the request, and stay with it to its last token."""
+        record.started_s = self._loop.time()
         if self._version != self.replicas.version:
             self._version = self.replicas.version
             self._placement.rebuild(self.replicas.able())
         sequences = self.replicas.sequences(entry.request_id)
         self._placement.slots = self.replicas.slots
         name = self._placement.choose(entry.session or entry.request_id, sequences)
-        record.attempts += 1
         record.engine = name
         self._placement.began(entry.request_id, name, sequences)
         self.replicas.place(entry.request_id, name)
@@ -220,6 +212,8 @@ class VirtualIngress:
         finally:
             self._placement.ended(entry.request_id)
             self.replicas.release(entry.request_id)
+        self._service.ended(record)
+        return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
 
 
 class VirtualService:
@@ -232,20 +226,15 @@ class VirtualService:
         self.policy = policy
         self.queue = VirtualQueue(cluster.claim_ms / 1e3, cluster.gather_ms / 1e3)
         self.records: dict[str, Record] = {}
-        self.started: list[str] = []
-        """The requests in the order in which they were sent to engines."""
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
         self._texts = 0
         self.members = Members()
         most = min(cluster.engine.max_num_seqs, cluster.max_running_requests)
-        self._engine = msgspec.structs.replace(cluster.engine, max_num_seqs=most)
-        self.engines: list[VirtualEngine] = []
-        self._leased: set[str] = set()
-        self._windows: dict[str, Window] = {}
-        self._by_name: dict[str, VirtualEngine] = {}
-        for _ in range(cluster.replicas):
-            self._add_engine()
+        parameters = msgspec.structs.replace(cluster.engine, max_num_seqs=most)
+        names = sorted(f"replica-{number}" for number in range(cluster.replicas))
+        self._engines = {name: VirtualEngine(name, parameters) for name in names}
+        self._windows = {name: Window(cluster.max_running_requests) for name in names}
         self._ingresses = [
             VirtualIngress(self, f"ingress-{number}", policy) for number in range(cluster.ingresses)
         ]
@@ -261,7 +250,7 @@ class VirtualService:
     async def __aexit__(self, *_: object) -> None:
         assert self._leases is not None
         self._leases.cancel()
-        for engine in self.engines:
+        for engine in self._engines.values():
             engine.stop()
         for ingress in self._ingresses:
             await ingress.dispatcher.stop()
@@ -293,8 +282,7 @@ class VirtualService:
 
     async def generate(self, record: Record, replica: str) -> None:
         """As the worker's `execute`."""
-        self.started.append(record.request_id)
-        engine, work = self._by_name[replica], record.work
+        engine, work = self._engines[replica], record.work
         priority, prompt = (
             engine_priority(work.request_class, work.sequences > 1),
             self._prompt(work),
@@ -326,16 +314,6 @@ class VirtualService:
         while self._ends:
             await next(iter(self._ends.values()))
 
-    def scale(self, replicas: int) -> None:
-        """So many engines are served from now on. New ones begin empty; those that leave end what
-        they have begun.
-        """
-        for name in [one.name for one in self.engines if one.name in self._leased][replicas:]:
-            self._leased.discard(name)
-        for _ in range(replicas - len(self._leased)):
-            self._add_engine()
-        self._read_members()
-
     def outcome(self, wall_s: float) -> Outcome:
         served: Counter[str] = Counter()
         for record in self.records.values():
@@ -345,26 +323,19 @@ class VirtualService:
             self.cluster,
             self.policy,
             records,
-            self.engines,
+            list(self._engines.values()),
             wall_s,
             self.now_s,
             self.queue.round_trips,
             dict(served),
         )
 
-    def _add_engine(self) -> None:
-        engine = VirtualEngine(f"replica-{len(self.engines)}", self._engine)
-        self.engines.append(engine)
-        self._by_name[engine.name] = engine
-        self._windows[engine.name] = Window(self.cluster.max_running_requests)
-        self._leased.add(engine.name)
-
     def _prompt(self, work: Work) -> tuple[int, ...]:
         """The blocks that the sequences of a request share."""
         if work.sequences == 1:
-            return work.prefix
-        own = range(len(work.prefix), work.prompt_tokens // self.cluster.engine.block_size)
-        return (*work.prefix, *(work.base + block for block in own))
+            return ()
+        blocks = work.prompt_tokens // self.cluster.engine.block_size
+        return tuple(range(work.base, work.base + blocks))
 
     def _first_token(self, record: Record) -> None:
         if record.first_token_s is None:
@@ -386,15 +357,15 @@ class VirtualService:
     def _read_members(self) -> None:
         unclaimed = len(self.queue)
         leases = tuple(one.dispatcher.lease(True, unclaimed) for one in self._ingresses)
-        reports = tuple(self._by_name[name].report() for name in sorted(self._leased))
+        reports = tuple(engine.report() for engine in self._engines.values())
         workers = tuple(self._lease(one) for one in reports)
         self.members = Members(leases, workers, trusted=True, engines=reports)
         for ingress in self._ingresses:
-            ingress.replicas.serving(sorted(self._leased))
+            ingress.replicas.serving(self._engines)
             ingress.dispatcher.on_members(self.members)
 
 
-Source = Callable[[VirtualService], Awaitable[None]]
+Source = Callable[[VirtualService], Coroutine[Any, Any, None]]
 """Submits work until it is done. What it has submitted may still run then."""
 
 
@@ -410,7 +381,7 @@ def simulate(
     async def work(service: VirtualService) -> None:
         async with asyncio.TaskGroup() as group:
             for source in sources:
-                group.create_task(_as_coroutine(source, service))
+                group.create_task(source(service))
         await service.all_ended()
 
     async def main() -> Outcome:
@@ -421,7 +392,3 @@ def simulate(
         return service.outcome(time.perf_counter() - began_s)
 
     return virtual_time.run(main())
-
-
-async def _as_coroutine(source: Source, service: VirtualService) -> None:
-    await source(service)

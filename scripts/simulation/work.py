@@ -10,16 +10,11 @@ class Work(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     """Of each sequence."""
-    max_tokens: int = 0
-    """What the client allows; 0: exactly `output_tokens`."""
     tenant: str = "tenant-0"
     session: str = ""
     request_class: str = "standard"
     base: int = 0
     """Identity of the text: equal for all turns of a conversation. 0: like no other."""
-    prefix: tuple[int, ...] = ()
-    """Identities of the KV blocks at the beginning of the prompt, where others may share them."""
-    deadline_s: float = 3600.0
     kind: str = ""
     """As `serve_app.policy.work.Work`: what else shows of its length."""
     sequences: int = 1
@@ -38,23 +33,16 @@ class Record:
     first_token_s: float | None = None
     ended_s: float | None = None
     engine: str = ""
-    attempts: int = 0
     tokens: int = 0
     """Generated so far, by all sequences together."""
     hit_tokens: int = 0
     preemptions: int = 0
-    expired: bool = False
     refused: bool = False
     """Too long for the engine."""
 
-    def starts(self, now_s: float) -> None:
-        """It is sent to an engine, again or for the first time."""
-        if self.started_s is None:
-            self.started_s = now_s
-
     @property
     def answered(self) -> bool:
-        return self.ended_s is not None and not self.expired
+        return self.ended_s is not None
 
     @property
     def wait_s(self) -> float:

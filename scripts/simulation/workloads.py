@@ -33,19 +33,16 @@ class Kind:
     output: Lengths
     request_class: str = "standard"
     tenant: str = "tenant-0"
-    max_tokens: int = 0
-    """0: clients know how long their answer becomes."""
     name: str = ""
-    """What shows of it, beside prompt and limit, before it is computed."""
+    """What shows of it, beside its prompt, before it is computed."""
     sequences: int = 1
 
     def __call__(self, rng: random.Random) -> Work:
         output = self.output.draw(rng)
         return Work(
             self.prompt.draw(rng),
-            min(output, self.max_tokens or output),
-            self.max_tokens,
-            self.tenant,
+            output,
+            tenant=self.tenant,
             request_class=self.request_class,
             kind=self.name,
             sequences=self.sequences,
@@ -101,17 +98,13 @@ def schedule(timed: Callable[[], Iterator[tuple[float, Work]]]) -> Source:
     return source
 
 
-def closed_loop(
-    users: int, make: Make, duration_s: float, seed: str, think_s: float = 0.0
-) -> Source:
-    """Users who send their next request after the answer to the last, and some thinking."""
+def closed_loop(users: int, make: Make, duration_s: float, seed: str) -> Source:
+    """Users who send their next request after the answer to the last."""
 
     async def user(service: VirtualService, number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
         while service.now_s < duration_s:
             await service.submit(make(rng))
-            if think_s:
-                await asyncio.sleep(rng.expovariate(1 / think_s))
 
     async def source(service: VirtualService) -> None:
         async with asyncio.TaskGroup() as group:
@@ -131,7 +124,6 @@ class Talk:
     think_s: float
     most_tokens: int
     """A conversation ends before it has more tokens."""
-    request_class: str = "standard"
     tenants: int = 1
 
 
@@ -153,7 +145,6 @@ def conversations(begins_s: Iterable[float], talk: Talk, seed: str) -> Source:
                     answer,
                     tenant=tenant,
                     session=f"{seed}-{number}",
-                    request_class=talk.request_class,
                     base=(number + 1) << 32,
                 )
             )
