@@ -2,13 +2,11 @@
 
 import asyncio
 import random
-import time
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-import aiohttp
 import msgspec
 
 from .batchers import Job
@@ -19,9 +17,6 @@ _WORDS = (
 ).split()
 # Which field carries the first tokens of a reasoning model differs between servers.
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
-# Servers close idle connections (uvicorn after 5 s); one that is older is not worth the race.
-_REUSE_WITHIN_S = 2.0
-_PAUSE_S = 0.2
 _FETCH_TIMEOUT_S = 5.0
 
 
@@ -142,41 +137,3 @@ def _is_made_by_token(choice: dict[str, Any]) -> bool:
     """
     delta = choice.get("delta")
     return delta is None or "role" not in delta or any(delta.get(name) for name in _TEXT_FIELDS)
-
-
-class Client:
-    """Sends requests to one server, each on a connection of its own while it is under way."""
-
-    def __init__(self, maker: RequestMaker, timeout_s: float) -> None:
-        self._maker = maker
-        self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
-
-    async def perform(self, request: bytes, exchange: Exchange) -> None:
-        """Send ``request`` and fill ``exchange`` in; what went wrong is in ``exchange.error``."""
-        self._session = self._session or aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_REUSE_WITHIN_S),
-            timeout=aiohttp.ClientTimeout(self._timeout_s),
-            headers=self._maker.headers,
-        )
-        try:
-            async with self._session.post(self._maker.url, data=request) as answer:
-                if answer.status != 200:
-                    exchange.error = f"HTTP {answer.status}: {(await answer.text())[:160]}"
-                else:
-                    async for piece in answer.content.iter_any():
-                        exchange.feed(piece, time.perf_counter())
-                    exchange.end()
-        except TimeoutError:
-            exchange.error = f"no end within {self._timeout_s:g} s"
-        except aiohttp.ClientConnectorError as refused:
-            exchange.error = f"cannot connect: {refused}"
-            # A refusal comes at once: without a pause a closed loop would turn into a busy loop.
-            await asyncio.sleep(_PAUSE_S)
-        except aiohttp.ClientError as broken:
-            exchange.error = f"broken response: {broken}"
-        exchange.finished_s = time.perf_counter()
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()

@@ -13,7 +13,7 @@ import uvloop
 
 from . import tables
 from .batchers import Batcher, alike
-from .client import Exchange, RequestMaker
+from .client import RequestMaker
 from .measurement import Row, describe, maker_for, wanted_shape, warm_up
 from .options import SLOTS
 from .report import write_document
@@ -84,10 +84,6 @@ async def measure_round(
         beside.error_kinds[f"long: {error}"] = 1
         beside.errors += 1
     return [alone, beside]
-
-
-def _has_begun(one: Exchange) -> bool:
-    return bool(one.first_token_s or one.finished_s)
 
 
 def measure_long_among_short(options: Namespace, arguments: Sequence[str], system: System) -> int:

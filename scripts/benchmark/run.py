@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import aiohttp
+
 from scripts.simulation.engine import VirtualEngine
 from scripts.simulation.engine_model import Sequence as EngineSequence
 from scripts.simulation.engines import EngineParameters
 from scripts.simulation.workloads import poisson
 
 from .batchers import Batcher, Job, alike
-from .client import Client, Exchange, RequestMaker, SystemFailed, fetch
+from .client import Exchange, RequestMaker, SystemFailed, fetch
 
 TIMEOUT_S = 120.0
 """For each request."""
-
+# Servers close idle connections (uvicorn after 5 s); one that is older is not worth the race.
+_REUSE_WITHIN_S = 2.0
+_PAUSE_S = 0.2
 
 GAUGES = (
     "num_requests_running",
@@ -122,21 +126,47 @@ class Endpoint:
 
 
 class HttpEndpoint(Endpoint):
-    """A server, and its engine's metrics if it has any."""
+    """A server, and its engine's metrics if it has any. Each request has a connection of its own
+    while it is under way.
+    """
 
     def __init__(self, maker: RequestMaker, page: EnginePage | None = None) -> None:
         self._maker = maker
-        self._client = Client(maker, TIMEOUT_S)
         self._page = page
+        self._session: aiohttp.ClientSession | None = None
 
     async def answer(self, exchange: Exchange) -> None:
-        await self._client.perform(self._maker.next(exchange.job.output_tokens), exchange)
+        """See `Endpoint`; what went wrong is in ``exchange.error``."""
+        request = self._maker.next(exchange.job.output_tokens)
+        self._session = self._session or aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_REUSE_WITHIN_S),
+            timeout=aiohttp.ClientTimeout(TIMEOUT_S),
+            headers=self._maker.headers,
+        )
+        try:
+            async with self._session.post(self._maker.url, data=request) as answer:
+                if answer.status != 200:
+                    exchange.error = f"HTTP {answer.status}: {(await answer.text())[:160]}"
+                else:
+                    async for piece in answer.content.iter_any():
+                        exchange.feed(piece, time.perf_counter())
+                    exchange.end()
+        except TimeoutError:
+            exchange.error = f"no end within {TIMEOUT_S:g} s"
+        except aiohttp.ClientConnectorError as refused:
+            exchange.error = f"cannot connect: {refused}"
+            # A refusal comes at once: without a pause a closed loop would turn into a busy loop.
+            await asyncio.sleep(_PAUSE_S)
+        except aiohttp.ClientError as broken:
+            exchange.error = f"broken response: {broken}"
+        exchange.finished_s = time.perf_counter()
 
     async def read(self) -> Reading | None:
         return None if self._page is None else await self._page.read()
 
     async def close(self) -> None:
-        await self._client.close()
+        if self._session is not None:
+            await self._session.close()
 
 
 class ModelEndpoint(Endpoint):

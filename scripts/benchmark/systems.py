@@ -110,14 +110,7 @@ class Peer:
 
     def wait(self, what: str, is_ready: Callable[[], bool]) -> None:
         """Return when ``is_ready``; fail when the newest process ends or the time is over."""
-        deadline_s = time.monotonic() + _READY_WITHIN_S
-        while not is_ready():
-            alive = processes.is_alive(self._started[-1])
-            if not alive or time.monotonic() > deadline_s:
-                why = "did not answer in time" if alive else "ended before it was ready"
-                tail = processes.tail(self._log, 40).replace("\n", "\n    | ")
-                raise SystemFailed(f"{self.name}: {what} {why}\n    | {tail}")
-            time.sleep(0.25)  # a server tells nobody that it is ready
+        _wait(f"{self.name}: {what}", is_ready, self._started[-1], self._log)
 
     def end(self) -> None:
         for pid in (*reversed(self._started), *processes.marked(_FOLDER, str(self.folder))):
@@ -189,12 +182,11 @@ def start_ray_direct(options: Namespace, folder: Path) -> System:
     marks = (str(state), str(ray_cluster.short_folder(state)))
     url = f"http://127.0.0.1:{port}/v1"
     system = System("ray-direct", url, ray_direct.MODEL, marks, lambda: ray_cluster.end(state, pid))
-    deadline_s = time.monotonic() + _READY_WITHIN_S
-    while not fetch(f"{url}/models"):
-        if time.monotonic() > deadline_s:
-            system.end()
-            raise SystemFailed(f"ray-direct did not answer\n{processes.tail(state / 'ray.log')}")
-        time.sleep(0.25)  # a server tells nobody that it is ready
+    try:
+        _wait(f"ray-direct: {url}", lambda: bool(fetch(f"{url}/models")), pid, state / "ray.log")
+    except BaseException:
+        system.end()
+        raise
     return system
 
 
@@ -203,6 +195,18 @@ PEERS: Mapping[str, Callable[[Namespace, Path], System]] = {
     "ray-serve-llm": start_ray_serve_llm,
     "ray-direct": start_ray_direct,
 }
+
+
+def _wait(what: str, is_ready: Callable[[], bool], pid: int, log: Path) -> None:
+    """Return when ``is_ready``; fail when the process ends or the time is over."""
+    deadline_s = time.monotonic() + _READY_WITHIN_S
+    while not is_ready():
+        alive = processes.is_alive(pid)
+        if not alive or time.monotonic() > deadline_s:
+            why = "did not answer in time" if alive else "ended before it was ready"
+            tail = processes.tail(log, 40).replace("\n", "\n    | ")
+            raise SystemFailed(f"{what} {why}\n    | {tail}")
+        time.sleep(0.25)  # a server tells nobody that it is ready
 
 
 def _served_model(url: str, api_key: str) -> str:
