@@ -61,7 +61,7 @@ async def _hang(parts: Parts, pid: int) -> float:
 
 async def _kill_redis(parts: Parts, pid: int) -> float:
     parts.kill(pid)
-    await asyncio.to_thread(parts.restart_redis)
+    await asyncio.to_thread(parts.service.restart_redis)
     return time.monotonic()
 
 

@@ -49,9 +49,6 @@ class Parts:
             if classify(processes.command_line(pid)) == KINDS[kind] and processes.is_alive(pid)
         )
 
-    def family(self, pid: int) -> list[int]:
-        return [pid, *processes.descendants(pid)]
-
     def kill(self, pid: int) -> None:
         ray_cluster.note_shared_memory(Path(self.service.state_dir))
         self.send(pid, signal.SIGKILL)
@@ -70,10 +67,6 @@ class Parts:
         """A client of the private Redis whose user may do everything."""
         client: Redis = Redis.from_url(redis_server.as_operator(self.service.redis_url), protocol=2)
         return client
-
-    def restart_redis(self) -> None:
-        """Start Redis again on the same folder and port, once the old one has released the port."""
-        self.service.restart_redis()
 
     def until_whole(self) -> None:
         """Wait until every replica of the service is back."""

@@ -104,8 +104,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     # The parent process has checked and installed everything.
     parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)
-    # Where to put the logs if it does not start.
-    parser.add_argument("--kept-logs", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -233,7 +231,6 @@ def up(options: argparse.Namespace, device: str) -> int:
             tell=tell,
             timeout_s=options.timeout_s,
             place=ray_cluster.Place(cpus=ray_cluster.LOGICAL_CPUS + 2 * gpus, gpus=gpus),
-            kept_logs=options.kept_logs,
         )
         tell("ready")
         chats = service.takes_chats(running.url, running.model)

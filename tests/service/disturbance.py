@@ -17,6 +17,7 @@ import httpx
 
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import PROMPTS, Client, Told
+from scripts.local import processes
 from tests.service.support import Running, check_whole, events_of, replicas, together
 from tests.waiting import until
 from workers.simulated_engine import text_of
@@ -145,7 +146,7 @@ class Victims:
         self._parts = parts
         self._pids: dict[str, int] = {}
         for replica in replicas(service.service.dashboard_url, "Worker"):
-            family = parts.family(replica["pid"])
+            family = [replica["pid"], *processes.descendants(replica["pid"])]
             pid = next(pid for pid in parts.pids(kind) if pid in family)
             self._pids[replica["replica_id"]] = pid
 

@@ -153,7 +153,7 @@ def test_a_redis_that_restarts_takes_rays_head_with_it_and_no_stream(
         await asyncio.to_thread(on_disk, cluster)
         parts.kill(redis)
         await asyncio.sleep(8)
-        await asyncio.to_thread(parts.restart_redis)
+        await asyncio.to_thread(parts.service.restart_redis)
 
     under(cluster, strike, simulated_text, TOKENS, count=12, transport=every_node(nodes))
     until("the GCS ends", lambda: not processes.is_alive(gcs))

@@ -154,7 +154,7 @@ def test_a_redis_that_comes_back_empty_serves_new_requests(simulated: Running) -
     until("Redis is gone", lambda: not parts.pids("redis"))
     for folder in (Path(simulated.service.state_dir) / "redis").glob("append*"):
         shutil.rmtree(folder)
-    parts.restart_redis()
+    parts.service.restart_redis()
     whole_again(simulated, 3)
     with RunningTime() as running:
         until("it answers", lambda: answers(simulated.url, simulated.keys["acme"]))
@@ -172,7 +172,7 @@ def test_all_processes_at_once_and_a_start_afterwards(simulated: Running) -> Non
                 parts.kill(pid)
         (redis,) = parts.pids("redis")
         parts.kill(redis)
-        await asyncio.to_thread(parts.restart_redis)
+        await asyncio.to_thread(parts.service.restart_redis)
 
     told = under(simulated, strike, simulated_text, TOKENS, give_up_s=400)
     assert min(attempts(told)) >= 1
