@@ -35,6 +35,14 @@ def running(service: Running, deployment: str) -> dict[str, str]:
     return {one["replica_id"]: one["node_ip"] for one in found if one["state"] == "RUNNING"}
 
 
+def is_settled(service: Running) -> bool:
+    """Whether Serve replaces nothing any more. It replaces ingresses after the workers, each after
+    a drain of 30 s.
+    """
+    status = serve_api.application_status(service.service.dashboard_url)
+    return bool(status.get("status") == "RUNNING")
+
+
 @contextmanager
 def scaling(service: Running) -> Iterator[Callable[..., None]]:
     """Calling what it yields deploys the service with such an autoscaling."""
@@ -52,7 +60,8 @@ def scaling(service: Running) -> Iterator[Callable[..., None]]:
         yield deploy
     finally:
         serve_api.deploy(dashboard, before)
-        until("all are back", lambda: len(running(service, "Worker")) == WORKERS, START_S)
+        until("the update is over", lambda: is_settled(service), START_S)
+        assert len(running(service, "Worker")) == WORKERS
         service.until_idle()
 
 
