@@ -15,10 +15,10 @@ from serve_app.admission.transaction import accept
 from serve_app.contract import State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.follower import Follower
 from serve_app.journal.followers import Followers
-from serve_app.journal.ids import EntryId
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis.keyspace import queue_key
@@ -142,16 +142,16 @@ class Load:
 
     async def forgotten(self) -> int:
         """How many accepted requests without a worker have no journal."""
-        found = [await self._last_id(name) for name in self.waiting]
+        found = [await self._last(name) for name in self.waiting]
         return found.count(None)
 
-    async def _last_id(self, name: str) -> EntryId | None:
-        """The end of a journal, once Redis can be reached: this connection may not have been needed
-        since the failover.
+    async def _last(self, name: str) -> Entry | None:
+        """The last entry of a journal, once Redis can be reached: this connection may not have been
+        needed since the failover.
         """
         while True:
             try:
-                return await self._store.last_id(name)
+                return await self._store.last(name)
             except RedisUnavailable:
                 await asyncio.sleep(self._period_s)
 

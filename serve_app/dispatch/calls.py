@@ -94,8 +94,8 @@ class Calls:
 
     async def _is_open(self, entry: QueueEntry, epoch: int) -> bool:
         """Whether an attempt has been opened, or the request has ended."""
-        last = await self._until_reached(lambda: self._store.last_id(entry.request_id))
-        return last is None or last.epoch >= epoch
+        last = await self._until_reached(lambda: self._store.last(entry.request_id))
+        return last is None or last.id.epoch >= epoch
 
     def _not_opened(self, entry: QueueEntry, this: Next) -> Cause:
         log.warning(

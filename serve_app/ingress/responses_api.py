@@ -90,7 +90,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
 
         async def make() -> bytes:
             async with store.wholes:
-                asked = await store.body(request_id)
+                asked, _ = await store.asked(request_id)
                 if asked is None:
                     raise _not_found(response_id)
                 return await asyncio.to_thread(_input_items, request_id, asked, order, after, limit)

@@ -116,9 +116,9 @@ class Follower:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        self.feed(
-            await self._store.page(self.request_id, self.reader.position), timings.PAGE_ENTRIES
-        )
+        wanted = [(self.request_id, self.reader.position)]
+        (entries,) = await self._store.read_many(wanted, timings.PAGE_ENTRIES)
+        self.feed(entries, timings.PAGE_ENTRIES)
 
     def feed(self, entries: list[Entry] | None, at_most: int = 0) -> None:
         """Pass on entries from a wake-up, or from a read of `at_most` entries of the stream; None:

@@ -115,11 +115,9 @@ class JournalStore:
 
     def keep_ms(self, facts: RequestFacts) -> int:
         """How long to keep a journal that nobody ends: a late ending must still find it."""
-        retention_s = max(self._retention_s(facts), timings.ENDED_WITHIN_S)
+        retention_s = facts.retention_s or self._settings.journal.retention_s
+        retention_s = max(retention_s, timings.ENDED_WITHIN_S)
         return facts.deadline_ms - facts.admitted_ms + int(retention_s * 1000)
-
-    def _retention_s(self, facts: RequestFacts | None) -> float:
-        return (facts and facts.retention_s) or self._settings.journal.retention_s
 
     def first_entry(
         self, request_id: str, line: RequestLine, body: bytes, facts: RequestFacts
@@ -137,16 +135,16 @@ class JournalStore:
             *listing(self._settings, request_id, line.path, facts),
         ]
 
-    async def read(self, request_id: str, after: EntryId = BEGINNING) -> list[Entry] | None:
-        """Entries after `after`; None if there is no such journal (any more)."""
-        (entries,) = await self.read_many([(request_id, after)])
+    async def read(self, request_id: str) -> list[Entry] | None:
+        """All entries; None if there is no such journal (any more)."""
+        (entries,) = await self.read_many([(request_id, BEGINNING)])
         return entries
 
     async def read_many(
         self, wanted: Sequence[tuple[str, EntryId]], at_most: int = 0
     ) -> list[list[Entry] | None]:
-        """Like `read` for many journals in one round trip; of each the first `at_most` entries (0:
-        all).
+        """Like `read` for many journals in one round trip; of each the first `at_most` entries
+        after an id (0: all).
         """
         commands: list[Command] = []
         page = ("COUNT", at_most) if at_most else ()
@@ -159,13 +157,6 @@ class JournalStore:
             entries = [entry_from_redis(item) for item in answered(raw)]
             journals.append(entries if entries or answered(exists) else None)
         return journals
-
-    async def page(self, request_id: str, after: EntryId) -> list[Entry] | None:
-        """The next entries after `after`, as many as are read at a time; None if there is no such
-        journal (any more).
-        """
-        (entries,) = await self.read_many([(request_id, after)], timings.PAGE_ENTRIES)
-        return entries
 
     async def outline(self, request_id: str) -> list[Entry] | None:
         """The entries that determine a request's state, without any bytes (see `outline`); None if
@@ -240,13 +231,6 @@ class JournalStore:
         raw, body = all_answered(await self._link.call(questions, large=True))
         return [entry_from_redis(item) for item in raw], body
 
-    async def body(self, request_id: str) -> bytes | None:
-        """A request's body; None if it is not kept (any more)."""
-        (body,) = all_answered(
-            await self._link.call([("GET", self.body_key(request_id))], large=True)
-        )
-        return body  # type: ignore[no-any-return]
-
     async def kept_in_all(self) -> int:
         """See `kept.kept_in_all`."""
         return await kept_in_all(self._link, self._settings.namespace, self._clock.now_ms())
@@ -294,11 +278,6 @@ class JournalStore:
         )
         found = answered(raw)
         return entry_from_redis(found[0]) if found else None
-
-    async def last_id(self, request_id: str) -> EntryId | None:
-        """Id of the last entry; None if there is no journal."""
-        last = await self.last(request_id)
-        return None if last is None else last.id
 
     async def void(self, request_id: str, epoch: int, nonce: bytes) -> bool:
         """Void an opening whose answer was lost: if Redis has it, append that nobody works on it.

@@ -77,7 +77,7 @@ class Service:
 
     async def input_of(self, response_id: str) -> list[Any]:
         """What the engine gets."""
-        body = await self._w.store.body(response_id.removeprefix("resp_"))
+        body, _ = await self._w.store.asked(response_id.removeprefix("resp_"))
         assert body is not None
         found: list[Any] = json.loads(body)["input"]
         return found

@@ -76,7 +76,7 @@ async def test_a_part_of_a_whole_answer_is_no_answer(
         asked = asyncio.create_task(d.http.post("/v1/completions", json=body))
         (request_id,) = await d.waiting(1)
         store, redis = d.ingress.base.store, d.ingress.base.redis
-        await eventually(lambda: store.body(request_id))
+        await eventually(lambda: redis.exists(store.body_key(request_id)))
         writer = JournalWriter(d.ingress.settings)
         await writer.start()
         attempt, entries = await writer.open(request_id, 1, b"nonce", OPENED)

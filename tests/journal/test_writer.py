@@ -270,7 +270,7 @@ async def test_a_redis_that_is_away_is_one_exception_everywhere(namespace: str) 
             w.admit(),
             w.opened(writer),
             w.store.read("req_1"),
-            w.store.last_id("req_1"),
+            w.store.last("req_1"),
             w.queue().claim(5),
             w.depths(),
             w.store.end("req_1", *CANCELLED, []),
