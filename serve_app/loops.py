@@ -40,7 +40,9 @@ class Loops:
         self._failed_s: dict[str, deque[float]] = {}
 
     def keep(self, name: str, work: Work) -> asyncio.Task[None]:
-        """Run `work()`, which never returns, until `end` is called with the returned task."""
+        """Run `work()`, which never returns, until `end` is called with the returned task, or
+        `stop`.
+        """
         if self._telemetry is not None:
             self._telemetry.loop_kept(name)
         self._failed_s.setdefault(name, deque(maxlen=timings.LOOP_FAILURES))
@@ -52,6 +54,10 @@ class Loops:
         for task in tasks:
             self._kept.pop(task, None)
         await ended(tasks)
+
+    async def stop(self) -> None:
+        """End all that are kept."""
+        await self.end(*self._kept)
 
     @property
     def failing(self) -> list[str]:

@@ -30,22 +30,17 @@ class Deadlines:
         endings: Endings,
         waiting: Waiting,
         clock: RedisClock,
-        loops: Loops | None = None,
+        loops: Loops,
     ) -> None:
-        self._loops = loops or Loops()
+        self._loops = loops
         self._endings = endings
         self._waiting = waiting
         self._clock = clock
         self._owed: set[str] = set()
-        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._sweeping = self._loops.keep("deadlines", self._sweep)
-
-    async def stop(self) -> None:
-        """Stop; the other ingresses continue to search the queues."""
-        if self._sweeping is not None:
-            await self._loops.end(self._sweeping)
+        """Search the queues, as every ingress does."""
+        self._loops.keep("deadlines", self._sweep)
 
     def due_in_s(self, deadline_ms: int) -> float:
         """After how many seconds the ingress that holds the connection must end the request."""

@@ -27,14 +27,9 @@ class SlowReaders:
         self.stalled_s = stalled_s
         self._answers: set[Answer] = set()
         self._loops = loops
-        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._watching = self._loops.keep("stalled-readers", self._watch)
-
-    async def stop(self) -> None:
-        if self._watching is not None:
-            await self._loops.end(self._watching)
+        self._loops.keep("stalled-readers", self._watch)
 
     async def serve(self, answer: Answer, scope: Any, receive: Any, send: Send) -> None:
         """Run an answer to its end, or until its client is disconnected."""

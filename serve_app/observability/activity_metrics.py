@@ -49,16 +49,11 @@ class Activity:
             "hermes_threads", "Python threads of this process.", registry=registry
         )
         self._seen_ns: dict[int, tuple[int, int]] = {}
-        self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Sample the running loop, in the thread that runs it."""
         loop_thread = threading.get_native_id()
-        self._beating = self._loops.keep("activity", partial(self._beat, loop_thread))
-
-    async def stop(self) -> None:
-        if self._beating is not None:
-            await self._loops.end(self._beating)
+        self._loops.keep("activity", partial(self._beat, loop_thread))
 
     async def _beat(self, loop_thread: int) -> None:
         while True:

@@ -34,22 +34,17 @@ class Snapshots:
         replica: str,
         telemetry: Telemetry,
         period_s: float,
-        loops: Loops | None = None,
+        loops: Loops,
     ) -> None:
         self._redis = redis
-        self._loops = loops or Loops(telemetry)
+        self._loops = loops
         self._namespace = namespace
         self._replica = replica
         self._telemetry = telemetry
         self._period_s = period_s
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._task = self._loops.keep("metrics-snapshots", self._keep)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            await self._loops.end(self._task)
+        self._loops.keep("metrics-snapshots", self._keep)
 
     async def _keep(self) -> None:
         expires_s = max(timings.SNAPSHOT_KEPT_S, round(4 * self._period_s))

@@ -54,9 +54,10 @@ class Foundation:
         await self.snapshots.start()
 
     async def stop(self) -> None:
-        """Close the connections, after everything that uses them has stopped."""
-        await self._activity.stop()
-        await self.snapshots.stop()
+        """End the loops that are left, and close the connections, after everything else that uses
+        them has stopped.
+        """
+        await self.loops.stop()
         await self.link.close()
         await self.lease_redis.aclose()
         await self.redis.aclose()

@@ -223,17 +223,14 @@ class IngressProcess:
             )
         )
         await self.base.start()
-        self._watch = self.base.loops.keep("queue-depths", self._watch_limits)
+        self.base.loops.keep("queue-depths", self._watch_limits)
 
     async def stop(self) -> None:
         """Stop claiming first, then delete the lease, then close the connections."""
         await self.dispatcher.stop()
         await self.membership.leave()
-        await self.base.loops.end(self._watch)
-        await self.slow_readers.stop()
         await self.acceptance.stop()
         await self._disconnects.stop()
-        await self._deadlines.stop()
         await self.followers.stop()
         await self.redis_watch.stop()
         await self.base.stop()

@@ -16,6 +16,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock, RedisClock
 from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
+from serve_app.loops import Loops
 from serve_app.policy.classes import CLASSES
 from serve_app.request_queue.overdue import Waiting
 from tests.journal.in_process import Door, door
@@ -27,9 +28,9 @@ TIMEOUT_S = 0.3
 EXPIRED = ("expired", "deadline")
 
 
-def deadlines(w: World, clock: Clock = SYSTEM) -> Deadlines:
+def deadlines(w: World, clock: Clock = SYSTEM, loops: Loops | None = None) -> Deadlines:
     waiting = Waiting(w.redis, [w.queue().stream(name) for name in CLASSES])
-    return Deadlines(w.endings, waiting, RedisClock(clock))
+    return Deadlines(w.endings, waiting, RedisClock(clock), loops or Loops())
 
 
 def asked(d: Door, timeout_s: float = TIMEOUT_S) -> asyncio.Task[httpx.Response]:
@@ -139,8 +140,8 @@ async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line
 
 
 async def test_the_lines_are_looked_through_by_themselves(w: World) -> None:
-    keeps = deadlines(w)
-    await keeps.start()
+    loops = Loops()
+    await deadlines(w, loops=loops).start()
     await w.admit(timeout_s=-60)
     await eventually(lambda: has_expired(w))
-    await keeps.stop()
+    await loops.stop()

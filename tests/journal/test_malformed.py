@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from serve_app.cli import dead_letters as command
 from serve_app.contract import WorkerLease
+from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import merge_pages
 from serve_app.observability.snapshots import Snapshots
@@ -145,7 +146,7 @@ async def test_an_unreadable_member_hides_no_others(w: World, namespace: str) ->
 
 
 async def test_an_unreadable_metrics_page_hides_no_others(w: World, namespace: str) -> None:
-    one = Snapshots(w.redis, namespace, "one", Telemetry(), 60)
+    one = Snapshots(w.redis, namespace, "one", Telemetry(), 60, Loops())
     await w.redis.set(metrics_key(namespace, "two"), b"no zlib")
     assert set(await one.pages(["two"])) == {"one"}
     page = merge_pages({"one": b"up 1\n", "two": b"\xff", "three": b"{{{ 1\n"})

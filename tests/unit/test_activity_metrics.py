@@ -32,12 +32,12 @@ def compute(seconds: float) -> None:
 @asynccontextmanager
 async def sampled(clock: Clock = SYSTEM) -> AsyncIterator[CollectorRegistry]:
     registry = CollectorRegistry()
-    activity = Activity(registry, Loops(), clock)
-    await activity.start()
+    loops = Loops()
+    await Activity(registry, loops, clock).start()
     try:
         yield registry
     finally:
-        await activity.stop()
+        await loops.stop()
 
 
 def cpu_s(registry: CollectorRegistry, thread: str) -> float:

@@ -84,7 +84,10 @@ async def test_a_loop_that_does_not_stay_up_makes_its_process_unhealthy_until_it
     assert loops.failing == ["broken"]
     clock.now_s += 2
     assert loops.failing == []
-    await loops.end(healthy, task)
+    await loops.stop()
+    assert healthy.done()
+    assert task.done()
+    assert loops.failing == [], "ended on purpose"
 
 
 async def test_a_loop_that_was_cancelled_and_does_not_run_is_known() -> None:
