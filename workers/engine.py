@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from serve_app import timings
-from serve_app.clock import SYSTEM, Clock
+from serve_app.clock import SYSTEM
 from serve_app.contract import EngineReport
 from serve_app.journal.facts import RequestLine
 from workers.recorder import Recorder
@@ -20,15 +20,14 @@ class EngineFailed(Exception):
 class Progress:
     """An engine that has work and makes no step for too long is sick, even if it answers pings."""
 
-    def __init__(self, clock: Clock = SYSTEM) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._generating = 0
         self._moved_s = 0.0
 
     def begun(self) -> None:
         """A generation now waits for the engine."""
         if not self._generating:
-            self._moved_s = self._clock.monotonic_s()
+            self._moved_s = SYSTEM.monotonic_s()
         self._generating += 1
 
     def ended(self) -> None:
@@ -42,7 +41,7 @@ class Progress:
 
     def stepped(self) -> None:
         """The engine has made a step."""
-        self._moved_s = self._clock.monotonic_s()
+        self._moved_s = SYSTEM.monotonic_s()
 
     def check(self, stall_s: float) -> None:
         """Raise if the engine makes no progress.
@@ -50,7 +49,7 @@ class Progress:
         Raises:
             EngineFailed: it has work, and has made no step for `stall_s` seconds.
         """
-        silent_s = self._clock.monotonic_s() - self._moved_s
+        silent_s = SYSTEM.monotonic_s() - self._moved_s
         if self._generating and silent_s > stall_s:
             raise EngineFailed(
                 f"{self._generating} generations wait, "

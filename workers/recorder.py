@@ -83,7 +83,6 @@ class Recorder:
         "output_tokens",
         "prompt_tokens",
         "recorded",
-        "status",
     )
 
     def __init__(

@@ -146,7 +146,7 @@ class Attempts:
         """
         if this.cause is None:
             self._tell_wait(entry)
-        self._telemetry.attempted(this.epoch, this.cause or "")
+        self._telemetry.attempted(this.epoch)
         async with AsyncExitStack() as stack:
             if this.quarantined and not await self._turn(entry, stack):
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)

@@ -326,9 +326,3 @@ def compress(body: Iterable[bytes], level: int) -> bytes | None:
         if size > timings.ENTRY_BYTES:
             return None
     return b"".join(packed)
-
-
-def transcript(entry: Entry) -> bytes | None:
-    """All response bytes, if the terminal entry holds them."""
-    packed = entry.fields.get(b"z")
-    return None if packed is None else zlib.decompress(packed)

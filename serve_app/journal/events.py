@@ -26,15 +26,12 @@ def events_in(body: bytes) -> int:
 
 
 class EventNumberer:
-    """Puts an `id:` line before every event of one response: 1, 2, 3, ...
-
-    `first` is the number of the first event, so that a later attempt continues the numbering.
-    """
+    """Puts an `id:` line before every event of one response: 1, 2, 3, ..."""
 
     __slots__ = ("_tail", "last")
 
-    def __init__(self, last: int = 0) -> None:
-        self.last = last
+    def __init__(self) -> None:
+        self.last = 0
         self._tail = b""
 
     def number(self, chunk: bytes) -> bytes:

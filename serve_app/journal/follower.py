@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from serve_app import timings
-from serve_app.clock import SYSTEM, Clock
+from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.ending import Ending
@@ -31,7 +31,6 @@ class Follower:
     """Follows one journal for one connection."""
 
     __slots__ = (
-        "_clock",
         "_idle",
         "_store",
         "_woken",
@@ -44,10 +43,7 @@ class Follower:
         "stale",
     )
 
-    def __init__(
-        self, store: JournalStore, request_id: str, reader: JournalReader, clock: Clock = SYSTEM
-    ) -> None:
-        self._clock = clock
+    def __init__(self, store: JournalStore, request_id: str, reader: JournalReader) -> None:
         self.request_id = request_id
         self.reader = reader
         self.stale = False
@@ -89,14 +85,14 @@ class Follower:
         """Wait until the reader may hold something new. If Redis is unreachable, this only takes
         longer.
         """
-        self.fed_at = min(self.fed_at, self._clock.monotonic_s())
+        self.fed_at = min(self.fed_at, SYSTEM.monotonic_s())
         self._idle = True
         try:
             await self._woken.wait()
         finally:
             self._idle = False
         self._woken.clear()
-        self.fed_at = self._clock.monotonic_s()
+        self.fed_at = SYSTEM.monotonic_s()
         if self.on_begun is not None and (
             self.reader.attempt is not None or self.reader.ending is not None
         ):

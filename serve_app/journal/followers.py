@@ -13,7 +13,7 @@ import logging
 import msgspec
 
 from serve_app import timings
-from serve_app.clock import SYSTEM, Clock
+from serve_app.clock import SYSTEM
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.follower import Follower
 from serve_app.journal.ids import REQUEST_ID
@@ -39,10 +39,8 @@ class Followers:
         store: JournalStore,
         ingress_id: str,
         loops: Loops | None = None,
-        clock: Clock = SYSTEM,
     ) -> None:
         self.channel = wake_channel(settings.namespace, ingress_id)
-        self._clock = clock
         self._settings = settings
         self._store = store
         self._loops = loops or Loops()
@@ -87,7 +85,7 @@ class Followers:
         return follower
 
     def _add(self, request_id: str, reader: JournalReader) -> Follower:
-        follower = Follower(self._store, request_id, reader, self._clock)
+        follower = Follower(self._store, request_id, reader)
         self._followers.setdefault(request_id, set()).add(follower)
         return follower
 
@@ -106,7 +104,7 @@ class Followers:
                 "journal: dropping a malformed wake-up: %r", error
             )  # the check for silence finds its content
             return
-        now_s = self._clock.monotonic_s()
+        now_s = SYSTEM.monotonic_s()
         for request_id, entry in wakes:
             for follower in self._followers.get(request_id, ()):
                 if follower.reader.full:  # its client does not read: leave it in the stream
@@ -165,7 +163,7 @@ class Followers:
                 f for group in self._followers.values() for f in group if self._is_foreign(f)
             }
             await asyncio.sleep(_silence_s(bool(foreign)) / 2)
-            now = self._clock.monotonic_s()
+            now = SYSTEM.monotonic_s()
             silent = [
                 f
                 for group in self._followers.values()
@@ -189,7 +187,7 @@ class Followers:
         for follower, entries in zip(
             followers, await self._store.read_many(wanted, timings.ENTRIES_A_LOOK), strict=True
         ):
-            follower.fed_at = self._clock.monotonic_s()
+            follower.fed_at = SYSTEM.monotonic_s()
             follower.feed(entries, timings.ENTRIES_A_LOOK)
             follower.wake()  # even without news: its connection may need a heartbeat
 

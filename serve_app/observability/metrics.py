@@ -151,8 +151,8 @@ class Telemetry:
     def claimed(self, request_class: str, waited_s: float) -> None:
         self._queue_wait.labels(request_class).observe(max(0.0, waited_s))
 
-    def attempted(self, epoch: int, cause: str = "") -> None:
-        """An attempt was sent to a worker. `cause`: why the one before ended."""
+    def attempted(self, epoch: int) -> None:
+        """An attempt was sent to a worker."""
         self._attempts.labels("first" if epoch == 1 else "retry").inc()
 
     def called(self, calls: Mapping[bool, int]) -> None:

@@ -33,7 +33,7 @@ class _Families:
         return list(self._families.values())
 
 
-def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry | None = None) -> bytes:
+def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry) -> bytes:
     """Merge pages: every sample gets a label `replica` with the name of its page. `extra` is added
     unchanged.
     """
@@ -49,7 +49,7 @@ def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry | None = No
                 target.samples.append(sample._replace(labels={**sample.labels, "replica": replica}))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
-    return generate_latest(registry) + (generate_latest(extra) if extra is not None else b"")
+    return generate_latest(registry) + generate_latest(extra)
 
 
 def _families_of(replica: str, page: bytes) -> list[Metric]:

@@ -57,10 +57,6 @@ class VirtualCounters:
         """
         return min(self._waiting, key=self._waiting.__getitem__)
 
-    def __getitem__(self, name: str) -> float:
-        """The counter of a party that waits, or was served lately; otherwise 0."""
-        return self._waiting.get(name, self._idle.get(name, 0.0))
-
     def waiting(self) -> Mapping[str, float]:
         """The counters of those that wait."""
         return self._waiting

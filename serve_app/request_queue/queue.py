@@ -37,9 +37,6 @@ class RequestQueue:
         self._redis, self._link = streams.redis, streams.link
         self._consumer = consumer
 
-    def stream(self, request_class: str) -> str:
-        return self._streams.by_class[request_class]
-
     def enqueueing(self, request_id: str, facts: RequestFacts, work: Work) -> Command:
         """The command that adds a request to its class's queue. Send it in one transaction with the
         journal's first entry.

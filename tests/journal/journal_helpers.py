@@ -31,7 +31,7 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work
 from serve_app.redis.client import connect_redis
-from serve_app.redis.keyspace import journal_key, wake_channel
+from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
@@ -128,6 +128,10 @@ class World:
     def abandoned(self, consumer: str = "ingress-1") -> AbandonedClaims:
         """The claims that one consumer may take over."""
         return AbandonedClaims(self.streams(), consumer)
+
+    def stream(self, request_class: str) -> str:
+        """The Redis key of the queue of a class."""
+        return queue_key(self.settings.namespace, self.settings.model.name, request_class)
 
     def streams(self) -> QueueStreams:
         """The queue's streams, as a freshly started process sees them."""

@@ -29,7 +29,7 @@ EXPIRED = ("expired", "deadline")
 
 
 def deadlines(w: World, clock: Clock = SYSTEM, loops: Loops | None = None) -> Deadlines:
-    waiting = Waiting(w.redis, [w.queue().stream(name) for name in CLASSES])
+    waiting = Waiting(w.redis, [w.stream(name) for name in CLASSES])
     return Deadlines(w.endings, waiting, RedisClock(clock), loops or Loops())
 
 
@@ -119,7 +119,7 @@ async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line
 ) -> None:
     monkeypatch.setattr(timings, "OVERDUE_A_LOOK", 3)
     monkeypatch.setattr(timings, "DEADLINE_GRACE_S", 120.0)
-    queue, stream = w.queue(), w.queue().stream("standard")
+    queue, stream = w.queue(), w.stream("standard")
     await w.admit("claimed", timeout_s=-300)
     assert [entry.request_id for entry in await queue.claim(1)] == ["claimed"]
     await w.redis.xadd(stream, {"x": "nobody can decode this"})

@@ -91,7 +91,7 @@ async def claimed(w: World, consumer: str, many: int = 3) -> list[QueueEntry]:
 
 
 async def pending(w: World) -> int:
-    found = await w.redis.xpending(w.queue().stream("standard"), QUEUE_GROUP)
+    found = await w.redis.xpending(w.stream("standard"), QUEUE_GROUP)
     return int(found["pending"])
 
 
@@ -189,7 +189,7 @@ MANY = 2_000
 @asynccontextmanager
 async def many_adopted(w: World) -> AsyncIterator[IngressProcess]:
     """An ingress that has taken over `MANY` requests of another one, all of which run."""
-    stream = w.queue("ingress-2").stream("standard")
+    stream = w.stream("standard")
     deadline_ms = int(time.time() * 1000) + 600_000
     pipeline = w.redis.pipeline(transaction=False)
     for number in range(MANY):

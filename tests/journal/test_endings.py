@@ -59,7 +59,7 @@ async def test_a_request_that_is_ended_leaves_the_queue(w: World, claimed: bool)
     if claimed:
         assert len(await lines.claim(2, ["standard"])) == 2
     assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
-    stream = lines.stream("standard")
+    stream = w.stream("standard")
     ((_, left),) = await w.redis.xrange(stream)
     assert left[b"r"] == b"req_2"
     assert (await w.redis.xpending(stream, QUEUE_GROUP))["pending"] == claimed

@@ -9,12 +9,13 @@ import pytest
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import decode_facts, transcript
+from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import UNANSWERED, Cable
 from tests.journal.journal_helpers import OPENED, World, add, added, complete, event, finish, world
+from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S
 
 TERMINAL = str(TERMINAL_ID)

@@ -13,7 +13,6 @@ from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import transcript
 from serve_app.journal.facts import Head
 from serve_app.journal.follower import Follower
 from serve_app.journal.wakes import encode_wakes, wake_of
@@ -30,6 +29,7 @@ from tests.journal.journal_helpers import (
     finish,
     world,
 )
+from tests.transcripts import transcript
 from tests.waiting import eventually
 
 

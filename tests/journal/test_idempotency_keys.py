@@ -90,7 +90,7 @@ async def test_of_fifty_repeats_at_once_over_two_ingresses_one_is_admitted(
         answers = await asyncio.gather(*(both[number % 2].post(KEY) for number in range(50)))
     (request_id,) = {follower.request_id for follower, _ in answers}
     assert set(await w.journals()) == before | {request_id}
-    assert await w.redis.xlen(w.queue().stream("standard")) == 1
+    assert await w.redis.xlen(w.stream("standard")) == 1
 
 
 async def test_a_repeat_joins_however_many_requests_wait(w: World) -> None:
@@ -133,7 +133,7 @@ async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
     first = w.store.first_entry(slow.request_id, LINE, b"", facts)
     with pytest.raises(Outrun):
         await keyed.accept(slow, facts, enqueueing, first)
-    assert await w.redis.xlen(w.queue().stream("standard")) == 1
+    assert await w.redis.xlen(w.stream("standard")) == 1
     assert len(await w.journals()) == failures + 1
 
 

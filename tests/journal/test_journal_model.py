@@ -21,7 +21,7 @@ from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import Entry, has_ended, transcript
+from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
@@ -32,6 +32,7 @@ from serve_app.settings import Settings
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import HEAD, OPENED, SUMMARY, World
 from tests.journal.state_machines import MANY, LoopMachine, examples, in_the_loop, run_machine
+from tests.transcripts import transcript
 from workers.replay import recorded
 
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)

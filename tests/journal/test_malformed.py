@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from serve_app.cli import dead_letters as command
@@ -44,7 +45,7 @@ def unread(w: World) -> DeadLetters:
 async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
     w: World, redis_url: str, namespace: str
 ) -> None:
-    stream = w.queue().stream("standard")
+    stream = w.stream("standard")
     for fields in MALFORMED.values():
         await w.redis.xadd(stream, fields)
     await w.admit("req_1")
@@ -69,11 +70,10 @@ async def test_unreadable_queue_entries_become_dead_letters_and_hide_no_others(
 
 
 async def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(w: World) -> None:
-    await w.redis.xadd(w.queue().stream("standard"), MALFORMED["without a deadline"])
+    await w.redis.xadd(w.stream("standard"), MALFORMED["without a deadline"])
     await w.admit("req_1")
-    raw = w.queue("ingress-2")
     await w.streams().prepare()
-    await w.redis.xreadgroup("ingress", "ingress-2", {raw.stream("standard"): ">"})
+    await w.redis.xreadgroup("ingress", "ingress-2", {w.stream("standard"): ">"})
     async with serving(w):
         await eventually(lambda: ended(w, "req_1"))
     assert len(await unread(w).unreadable()) == 1
@@ -82,7 +82,7 @@ async def test_a_malformed_claim_of_a_dead_ingress_hides_no_others(w: World) -> 
 async def test_a_trace_that_is_none_and_a_request_that_is_not_there_are_nothing_special(
     w: World,
 ) -> None:
-    await w.redis.xadd(w.queue().stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
+    await w.redis.xadd(w.stream("standard"), {**GOOD, "p": "nonsense", "d": "9" * 13})
     await w.admit("req_1")
     async with serving(w):
         await eventually(lambda: ended(w, "req_1"))
@@ -149,5 +149,5 @@ async def test_an_unreadable_metrics_page_hides_no_others(w: World, namespace: s
     one = Snapshots(w.redis, namespace, "one", Telemetry(), 60, Loops())
     await w.redis.set(metrics_key(namespace, "two"), b"no zlib")
     assert set(await one.pages(["two"])) == {"one"}
-    page = merge_pages({"one": b"up 1\n", "two": b"\xff", "three": b"{{{ 1\n"})
+    page = merge_pages({"one": b"up 1\n", "two": b"\xff", "three": b"{{{ 1\n"}, CollectorRegistry())
     assert b'up{replica="one"} 1.0' in page

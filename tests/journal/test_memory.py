@@ -8,7 +8,6 @@ import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.entries import transcript
 from serve_app.journal.ids import TERMINAL_ID
 from tests.journal.journal_helpers import (
     PrivateRedis,
@@ -19,6 +18,7 @@ from tests.journal.journal_helpers import (
     finish,
     world,
 )
+from tests.transcripts import transcript
 from tests.waiting import eventually
 
 FULL_BYTES = 8 << 20

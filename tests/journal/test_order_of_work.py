@@ -166,7 +166,7 @@ async def test_a_request_that_is_cancelled_while_it_is_held_back_costs_its_tenan
         await eventually(lambda: ended(w, "r"))
         await eventually(lambda: ingress.dispatcher.in_flight == 0)
         its = ingress.dispatcher._scheduler
-        paid = {name: its.lines[name].counters["t"] for name in CLASSES[1:]}
+        paid = {name: its.lines[name].counters._idle["t"] for name in CLASSES[1:]}
         assert paid == {"realtime": 9, "standard": 9, "batch": 0}, "r and first"
 
 

@@ -33,10 +33,9 @@ SUMMARY_OF_42 = Summary(FACTS, None, 1, 9, first_output_ms=5)
 
 
 async def enqueue(w: World, request_class: str, *request_ids: str) -> None:
-    queue = w.queue()
     for request_id in request_ids:
         fields = encode_entry(request_id, "tenant", "session", 123, Work(7))
-        await w.redis.xadd(queue.stream(request_class), {**fields})
+        await w.redis.xadd(w.stream(request_class), {**fields})
 
 
 async def claimed(queue: RequestQueue, of_each: int, *classes: str) -> list[str]:
@@ -48,7 +47,7 @@ async def test_a_claim_gives_back_what_was_enqueued_with_what_it_costs(w: World)
     before_ms = int(time.time() * 1000) - 1_000
     fields = encode_entry("req_1", "tenant", "session", 123, Work(7, 9, "chat s1"))
     assert set(fields) == {*"rtsdciok"}
-    await w.redis.xadd(w.queue().stream("batch"), fields)
+    await w.redis.xadd(w.stream("batch"), fields)
     (entry,) = await w.queue().claim(1)
     assert (entry.request_id, entry.tenant, entry.session) == ("req_1", "tenant", "session")
     assert (entry.deadline_ms, entry.request_class, entry.kind) == (123, "batch", "chat s1")
@@ -121,7 +120,7 @@ async def test_acknowledged_entries_are_deleted_and_others_stay_claimed(w: World
     await queue.acknowledge(first)
     depths = await w.depths()
     assert (depths["standard"].waiting, depths["standard"].claimed) == (1, 1)
-    assert await w.redis.xlen(queue.stream("standard")) == 2
+    assert await w.redis.xlen(w.stream("standard")) == 2
     await queue.acknowledge(first)  # twice is once
     assert (await w.depths())["standard"].claimed == 1
 

@@ -12,7 +12,6 @@ from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import transcript
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.wakes import decode_wakes
 from serve_app.journal.writer import JournalWriter
@@ -29,6 +28,7 @@ from tests.journal.journal_helpers import (
     events,
     world,
 )
+from tests.transcripts import transcript
 from tests.waiting import eventually
 
 TERMINAL = str(TERMINAL_ID)

@@ -16,11 +16,12 @@ from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import Entry, transcript
+from serve_app.journal.entries import Entry
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id, seal_id
 from serve_app.journal.standing import Standing, standing
 from tests.tables import each
+from tests.transcripts import transcript
 
 HEAD = Head(200, [("content-type", "text/event-stream")])
 SUMMARY = Summary(None, None, 1, 9)

@@ -13,10 +13,11 @@ from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.ending import Ending
-from serve_app.journal.entries import Entry, decode_facts, transcript
+from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.usage import Usage
 from serve_app.observability.metrics import Telemetry
+from tests.transcripts import transcript
 from workers.recorder import Recorder
 from workers.replay import AnswerTooLarge, Recorded
 

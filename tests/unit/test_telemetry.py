@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.contract import Reason, State
@@ -59,7 +60,7 @@ def test_a_time_between_tokens_is_in_the_bucket_of_its_bound_and_in_all_above() 
 
 def test_every_sample_of_a_merged_page_names_its_replica() -> None:
     pages = {"a": worked(1).page(), "b": worked(2).page()}
-    merged = samples(merge_pages(pages))
+    merged = samples(merge_pages(pages, CollectorRegistry()))
     expected: Samples = {}
     for replica, page in pages.items():
         for (name, labels), value in samples(page).items():
