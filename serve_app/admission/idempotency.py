@@ -20,7 +20,7 @@ from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.reader import having_read
 from serve_app.journal.store import JournalStore
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
@@ -133,10 +133,7 @@ def _known(entries: Sequence[Entry]) -> tuple[RequestFacts | None, Entry | None]
     """Facts and ending of a request. Only a written ending counts, never a reader's opinion of the
     journal.
     """
-    reader = JournalReader()
-    for entry in entries:
-        reader.feed(entry)
-    return reader.facts, next((entry for entry in entries if entry.ends), None)
+    return having_read(entries).facts, next((entry for entry in entries if entry.ends), None)
 
 
 def _passes(ending: Entry | None) -> bool:

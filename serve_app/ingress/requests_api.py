@@ -19,7 +19,7 @@ from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import FIRST_OPENING_ID
 from serve_app.journal.outline import used_by_end
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.reader import JournalReader, having_read
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
 from serve_app.policy.classes import CLASSES
@@ -155,9 +155,7 @@ def accepted(request_id: str, facts: RequestFacts) -> Response:
 
 def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
     """A request as JSON. Times are Unix milliseconds; unknown values are null."""
-    reader = JournalReader()
-    for entry in entries:
-        reader.feed(entry)
+    reader = having_read(entries)
     facts, ending = reader.facts, reader.ending
     summary = ending.summary if ending else None
     open_state = State.RUNNING if reader.attempt else State.QUEUED
@@ -205,10 +203,6 @@ async def entries_of(store: JournalStore, request_id: str, tenant: str) -> list[
 
 
 def _tenant(entries: list[Entry]) -> str | None:
-    reader = JournalReader()
-    for entry in (
-        entries[0],
-        entries[-1],
-    ):  # the request itself, or a compacted journal's record of it
-        reader.feed(entry)
-    return reader.facts.tenant if reader.facts else None
+    # The request itself, or a compacted journal's record of it.
+    facts = having_read((entries[0], entries[-1])).facts
+    return facts.tenant if facts else None

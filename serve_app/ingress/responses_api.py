@@ -21,7 +21,7 @@ from serve_app.ingress.large_answers import LargeAnswer
 from serve_app.ingress.requests_api import KnownAnswer, entries_of, invalid, known_headers
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.reader import having_read
 from serve_app.journal.store import JournalStore
 
 
@@ -72,7 +72,8 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         if request.state.head:
             return Response(media_type="application/json")
         if stream:
-            if not _was_streamed(entries):
+            facts = having_read(entries).facts
+            if facts is None or not facts.streamed:
                 raise invalid("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
             return EventStream(streams, request_id, request.state.tenant, seen, entries)
@@ -114,13 +115,6 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
 def _not_found(response_id: str) -> RequestRefused:
     message = f"Response with id '{response_id[:64]}' not found."
     return RequestRefused(Reason.NOT_FOUND, message, param="id")
-
-
-def _was_streamed(outline: list[Entry]) -> bool:
-    reader = JournalReader()
-    for entry in outline:
-        reader.feed(entry)
-    return reader.facts is not None and reader.facts.streamed
 
 
 def _object(request_id: str, entries: list[Entry]) -> bytes:
