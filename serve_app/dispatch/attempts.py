@@ -20,7 +20,7 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Written
 from serve_app.dispatch.adopted import Adopted
-from serve_app.dispatch.calls import Calls, UntilReached
+from serve_app.dispatch.calls import Calls, UntilReached, about_entry
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.waits import Waits, WhyItWaits
 from serve_app.endings import Endings
@@ -29,7 +29,6 @@ from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.store import JournalStore
 from serve_app.loops import backoff
-from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import CLIENT, Facts, Tracing
 from serve_app.policy.retries import Next, after_loss
@@ -98,7 +97,7 @@ class Attempts:
             log.info(
                 "dispatcher: request %s was taken over by another ingress",
                 entry.request_id,
-                extra=_about(entry),
+                extra=about_entry(entry),
             )
             return None
         except (msgspec.DecodeError, LookupError, ValueError) as error:
@@ -130,15 +129,12 @@ class Attempts:
             "request %s has a journal that cannot be read: %r",
             entry.request_id,
             error,
-            extra=_about(entry),
+            extra=about_entry(entry),
         )
         await self._until_reached(lambda: self._queue.bury(entry))
         await self._until_reached(
             lambda: self._endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
         )
-
-    def _waits(self, entry: QueueEntry, what: Waits) -> None:
-        self.waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
 
     async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Written | None:
         """Run one attempt. Returns the next; or what the request has written, if it has ended, and
@@ -174,13 +170,12 @@ class Attempts:
         """Wait for the request's turn, but not beyond its deadline. Returns whether the turn has
         come.
         """
-        self._waits(entry, Waits.TURN)
+        self._calls.waits_for(entry, Waits.TURN)
         return await self._until_reached(
-            lambda: stack.enter_async_context(self._quarantine.alone(max(0.0, self._left_s(entry))))
+            lambda: stack.enter_async_context(
+                self._quarantine.alone(max(0.0, self._calls.left_s(entry)))
+            )
         )
-
-    def _left_s(self, entry: QueueEntry) -> float:
-        return entry.deadline_ms / 1000 - self._clock.now_s()
 
     async def _next(
         self, entry: QueueEntry, cause: Cause, tried: Next | None = None
@@ -204,7 +199,7 @@ class Attempts:
             await self._until_reached(lambda: self._keep_dead(entry, entries))
             await self._end(entry, State.FAILED, Reason.POISON)
         elif following.refused:
-            self._waits(entry, Waits.AGAIN)
+            self._calls.waits_for(entry, Waits.AGAIN)
             await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, following.refused))
         return following
 
@@ -216,7 +211,7 @@ class Attempts:
             NotOurs: another ingress has adopted the request.
         """
         began_s = self._clock.local.monotonic_s()
-        self._waits(entry, Waits.ADOPTED)
+        self._calls.waits_for(entry, Waits.ADOPTED)
         while True:
             entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
             if not entries or has_ended(entries):
@@ -233,7 +228,7 @@ class Attempts:
                     return Next(1)
             elif fate := self._replicas.fate(openings(entries)[-1].replica):
                 return await self._next(entry, fate)
-            if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
+            if self._calls.left_s(entry) < -timings.EXPIRE_GRACE_S:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
                 return None
             await self._adopted.pause()
@@ -252,18 +247,14 @@ class Attempts:
                 "request %s is given up without a dead letter: %s",
                 entry.request_id,
                 error,
-                extra=_about(entry),
+                extra=about_entry(entry),
             )
 
     async def _end(self, entry: QueueEntry, state: State, reason: Reason) -> None:
-        self._waits(entry, Waits.END)
+        self._calls.waits_for(entry, Waits.END)
         await self._until_reached(lambda: self._endings.end(entry.request_id, state, reason))
 
 
 def openings(entries: Sequence[Entry]) -> list[AttemptFacts]:
     """The openings of a journal's attempts, in order."""
     return [decode_facts(entry, AttemptFacts) for entry in entries if entry.id.opens]
-
-
-def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:
-    return about(entry.request_id, entry.tenant, reason, entry.trace)

@@ -53,7 +53,7 @@ class Calls:
 
     async def run(self, entry: QueueEntry, this: Next) -> Answer | Cause:
         """Call a worker. Returns its answer, or why there is none."""
-        if self._left_s(entry) <= 0:
+        if self.left_s(entry) <= 0:
             return Cause.DEADLINE
         loss: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self._losses[entry.request_id] = loss
@@ -78,13 +78,13 @@ class Calls:
         call: asyncio.Future[Answer],
         loss: asyncio.Future[Cause],
     ) -> Answer | Cause:
-        self._wait_for(entry, Waits.OPENING)
+        self.waits_for(entry, Waits.OPENING)
         grace_s = timings.EXPIRE_GRACE_S
-        await _first(min(self._left_s(entry) + grace_s, timings.CALL_OPENS_S), call, loss)
-        if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
+        await _first(min(self.left_s(entry) + grace_s, timings.CALL_OPENS_S), call, loss)
+        if not (call.done() or loss.done()) and (left_s := self.left_s(entry) + grace_s) > 0:
             if not await self._is_open(entry, this.epoch):
                 return self._not_opened(entry, this)
-            self._wait_for(entry, Waits.ENGINE)
+            self.waits_for(entry, Waits.ENGINE)
             await _first(left_s, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
             await _first(timings.ATTEMPT_RETRY_S, call)
@@ -104,7 +104,7 @@ class Calls:
             entry.request_id,
             this.epoch,
             timings.CALL_OPENS_S,
-            extra=_about(entry, Cause.NOT_OPENED),
+            extra=about_entry(entry, Cause.NOT_OPENED),
         )
         self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
         return Cause.NOT_OPENED
@@ -115,7 +115,7 @@ class Calls:
             entry.request_id,
             this.epoch,
             cause,
-            extra=_about(entry, cause),
+            extra=about_entry(entry, cause),
         )
         return cause
 
@@ -125,15 +125,17 @@ class Calls:
             entry.request_id,
             this.epoch,
             error,
-            extra=_about(entry, Cause.LOST),
+            extra=about_entry(entry, Cause.LOST),
         )
         self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
         return Cause.LOST
 
-    def _wait_for(self, entry: QueueEntry, what: Waits) -> None:
+    def waits_for(self, entry: QueueEntry, what: Waits) -> None:
+        """From now on the request waits for this."""
         self._waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
 
-    def _left_s(self, entry: QueueEntry) -> float:
+    def left_s(self, entry: QueueEntry) -> float:
+        """Seconds until the request's deadline; negative if it has passed."""
         return entry.deadline_ms / 1000 - self._clock.now_s()
 
 
@@ -142,8 +144,9 @@ async def _first(within_s: float, *futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _about(entry: QueueEntry, cause: Cause) -> dict[str, str]:
-    return about(entry.request_id, entry.tenant, cause, entry.trace)
+def about_entry(entry: QueueEntry, reason: str = "") -> dict[str, str]:
+    """What a log line says about the request, besides its text."""
+    return about(entry.request_id, entry.tenant, reason, entry.trace)
 
 
 T = TypeVar("T")
