@@ -3,8 +3,7 @@ Owns the page's script and style sheet.
 
 The service serves all of it, so that it works without a network and without an API key; requests
 from the page use the key that the reader enters. The files of Swagger UI come from a package, none
-of whose code runs. If the package is missing, the page loads them from the network instead of
-failing at start.
+of whose code runs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from serve_app.ingress.validation.bodies import INFERENCE_PATHS, schema
 from serve_app.policy.classes import PUBLIC_CLASSES
 
 _PACKAGE = find_spec("fastapi_offline")
-_FILES = Path(_PACKAGE.origin or "").parent / "static" if _PACKAGE else None
+assert _PACKAGE is not None, "fastapi-offline is not installed"
+_FILES = Path(_PACKAGE.origin or "").parent / "static"
 _ASSETS = {
     "/docs/swagger-ui-bundle.js": "text/javascript",
     "/docs/swagger-ui.css": "text/css",
@@ -44,22 +44,18 @@ def add_docs(app: FastAPI, model: str) -> None:
     async def page(request: Request) -> Response:
         # All relative, because a proxy may put a prefix before our paths.
         here = "../" if request.scope.get("raw_path", b"").endswith(b"/") else ""
-        own: dict[str, Any] = {
-            "swagger_js_url": f"{here}docs/swagger-ui-bundle.js",
-            "swagger_css_url": f"{here}docs/swagger-ui.css",
-            "swagger_favicon_url": f"{here}docs/favicon.png",
-        }
         shown = {"persistAuthorization": True, "defaultModelsExpandDepth": -1}
         return get_swagger_ui_html(
             openapi_url=f"{here}openapi.json",
             title="hermes-serve",
+            swagger_js_url=f"{here}docs/swagger-ui-bundle.js",
+            swagger_css_url=f"{here}docs/swagger-ui.css",
+            swagger_favicon_url=f"{here}docs/favicon.png",
             swagger_ui_parameters=shown,
-            **(own if _FILES else {}),
         )
 
     async def asset(request: Request) -> Response:
         path = request.scope["path"]
-        assert _FILES is not None
         headers = {"cache-control": "public, max-age=86400"}
         return FileResponse(_FILES / Path(path).name, media_type=_ASSETS[path], headers=headers)
 
@@ -70,8 +66,7 @@ def add_docs(app: FastAPI, model: str) -> None:
 
     app.router.routes.append(Route("/docs", page))
     app.router.routes.append(Route("/openapi.json", openapi))
-    if _FILES is not None:
-        app.router.routes.extend(Route(path, asset) for path in _ASSETS)
+    app.router.routes.extend(Route(path, asset) for path in _ASSETS)
 
 
 _KEYLESS = ("/healthz", "/readyz")
