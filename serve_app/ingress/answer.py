@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from types import MappingProxyType
 from typing import Any
+
+from starlette.types import Send
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
@@ -32,7 +34,6 @@ from serve_app.journal.pieces import PIECE_BYTES
 
 log = logging.getLogger("hermes.ingress")
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 _EVENT_STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")])
 _NO_MORE = Head(204, [])
 """After the last event: an `EventSource` connects again after every other answer."""

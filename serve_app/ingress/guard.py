@@ -10,15 +10,16 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
+
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.answer import ResponseStart
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.inference import InferenceEndpoint, Scope
-from serve_app.ingress.refusals import Send, internal, note_refusal, send_refusal
-from serve_app.ingress.uploads import Receive
+from serve_app.ingress.inference import InferenceEndpoint
+from serve_app.ingress.refusals import internal, note_refusal, send_refusal
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about

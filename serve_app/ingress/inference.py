@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES
 from serve_app.errors import RequestRefused
@@ -18,12 +18,10 @@ from serve_app.ingress.requests_api import accepted
 from serve_app.ingress.responses_api import queued
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.submissions import Submissions, in_background
-from serve_app.ingress.uploads import Receive, Uploads
+from serve_app.ingress.uploads import Uploads
 from serve_app.ingress.validation.headers import check_content_encoding, check_content_type
 from serve_app.ingress.validation.validator import Validator
 from serve_app.observability.tracing import SERVER, Span, Tracing
-
-Scope = dict[str, Any]
 
 
 class InferenceEndpoint:
@@ -51,7 +49,7 @@ class InferenceEndpoint:
         self._slow_readers = slow_readers
         self._tracing = tracing
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]

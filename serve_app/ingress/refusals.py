@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+
+from starlette.types import Send
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
@@ -13,8 +14,6 @@ from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 
 log = logging.getLogger("hermes.ingress")
-
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 async def send_refusal(

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.types import Send
+
 from serve_app import timings
 from serve_app.clock import SYSTEM
-from serve_app.ingress.answer import Answer, Send
+from serve_app.ingress.answer import Answer
 from serve_app.loops import Loops
 
 

@@ -168,7 +168,7 @@ def routes(
     @router.post(CHATS + "/{chat_id}", summary="Change its metadata")
     async def update(chat_id: str, request: Request) -> Response:
         with uploads.of(request.state.tenant) as upload:
-            body = await upload.body(request.headers, request.receive)  # type: ignore[arg-type]
+            body = await upload.body(request.headers, request.receive)
             metadata = _metadata_in(body, limits)
 
         async def make() -> dict[str, Any]:

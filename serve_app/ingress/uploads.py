@@ -8,16 +8,15 @@ small piece is complete at once and does not count.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+
+from starlette.types import Receive
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.settings import Settings
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 _SMALL_BYTES = 64 * 1024
 

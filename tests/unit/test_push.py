@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from serve_app.ingress.answer import Answer
 from serve_app.journal.entries import Entry
@@ -89,7 +90,7 @@ class Client:
         )
         self.task = asyncio.ensure_future(answer({}, None, self._send))
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: Message) -> None:
         assert not self._sending, "two senders at once"
         self._sending = True
         try:
