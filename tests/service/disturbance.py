@@ -18,6 +18,7 @@ import httpx
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import PROMPTS, Client, Told
 from scripts.local import processes
+from serve_app.cli.serve_api import application_status
 from tests.service.support import Running, check_whole, events_of, replicas, together
 from tests.waiting import until
 from workers.simulated_engine import text_of
@@ -197,15 +198,19 @@ class Readiness:
 
 
 def whole_again(service: Running, workers: int, within_s: float = 480) -> None:
-    """Wait until every replica is back and serves."""
+    """Wait until every replica is back and serves, and Serve replaces none any more. Of an update,
+    ingresses are replaced last, each after a drain of 30 s.
+    """
 
     def look() -> Readiness:
         try:
             found = service.http.get("/readyz", timeout=30).json()
-        except (httpx.TransportError, ValueError) as error:
+            found["serve"] = application_status(service.service.dashboard_url).get("status")
+        except (httpx.TransportError, OSError, ValueError) as error:
             return Readiness(error)
         enough = found.get("workers", 0) >= workers and found.get("ingresses", 0) >= 2
-        return Readiness(found, bool(found.get("ready")) and enough)
+        settled = found["serve"] == "RUNNING"
+        return Readiness(found, bool(found.get("ready")) and enough and settled)
 
     until("every replica is back", look, within_s)
     service.__dict__.pop("ingress_urls", None)  # an ingress that was replaced listens elsewhere

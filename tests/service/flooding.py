@@ -18,6 +18,8 @@ import httpx
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+HELD: list[dict[str, Any]] = [{"role": "user", "content": "HELD"}]
+"""A fault of the services' simulated engine: such a request stays until it is cancelled."""
 BODY_BYTES = 16 << 20
 SEQUENCES = 10
 TEXT_WORDS, TEXT_TOKENS = 300, 2_000
@@ -40,12 +42,14 @@ class Flood:
         self.answers.setdefault(name, Counter())[told] += 1
 
     async def cancel(self, pairs: int, at_once: int = 32) -> None:
-        """Send requests and cancel each as soon as it is accepted; every other is detached."""
+        """Send requests that never end, and cancel each as soon as it is accepted; every other is
+        detached.
+        """
         numbers = iter(range(pairs))
 
         async def one_after_another() -> None:
             for number in numbers:
-                body = {"model": self._model, "messages": HELLO, "max_tokens": 5, "stream": True}
+                body = {"model": self._model, "messages": HELD, "max_tokens": 5, "stream": True}
                 headers = {"prefer": "respond-async"} if number % 2 else {}
                 async with self._http.stream("POST", CHAT, json=body, headers=headers) as posted:
                     self._count("posted", posted)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from serve_app.cli import serve_api
-from tests.service.disturbance import simulated_text
+from tests.service.disturbance import simulated_text, whole_again
 from tests.service.services import PLACES, WORKERS
 from tests.service.support import Running
 from tests.waiting import until
@@ -35,14 +35,6 @@ def running(service: Running, deployment: str) -> dict[str, str]:
     return {one["replica_id"]: one["node_ip"] for one in found if one["state"] == "RUNNING"}
 
 
-def is_settled(service: Running) -> bool:
-    """Whether Serve replaces nothing any more. It replaces ingresses after the workers, each after
-    a drain of 30 s.
-    """
-    status = serve_api.application_status(service.service.dashboard_url)
-    return bool(status.get("status") == "RUNNING")
-
-
 @contextmanager
 def scaling(service: Running) -> Iterator[Callable[..., None]]:
     """Calling what it yields deploys the service with such an autoscaling."""
@@ -60,8 +52,7 @@ def scaling(service: Running) -> Iterator[Callable[..., None]]:
         yield deploy
     finally:
         serve_api.deploy(dashboard, before)
-        until("the update is over", lambda: is_settled(service), START_S)
-        assert len(running(service, "Worker")) == WORKERS
+        whole_again(service, WORKERS)
         service.until_idle()
 
 

@@ -76,10 +76,7 @@ def test_ten_thousand_cancelled_requests_leave_the_queue_as_it_was(simulated: Ru
                     assert zeta.delete(f"/v1/requests/{mine.headers['x-request-id']}").is_success
                 accepted += 1
             found = answers(cancelling)
-        assert sum(found["deleted"].values()) == PAIRS, found
-        # One in a thousand finds a spare slot, and has completed when it is cancelled.
-        assert found["deleted"]["200 cancelled"] > 0.9 * PAIRS
-        assert set(found["deleted"]) <= {"200 cancelled", "200 completed"}
+        assert found["deleted"] == {"200 cancelled": PAIRS}
         assert set(found["posted"]) <= {"200", "202"}
         assert accepted > 0
         until("the queue is what it was", lambda: depths(simulated) == before)

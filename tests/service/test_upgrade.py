@@ -32,8 +32,8 @@ from scripts.local.environment import ROOT
 from scripts.local.service import Service
 from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
-from tests.service.disturbance import Towards, attempts, simulated_text, under
-from tests.service.services import KEYS, Services, end, kill, let_in, limited
+from tests.service.disturbance import Towards, attempts, simulated_text, under, whole_again
+from tests.service.services import KEYS, WORKERS, Services, end, kill, let_in, limited
 from tests.service.support import (
     Running,
     asking,
@@ -143,6 +143,7 @@ def test_a_new_version_rolls_out_under_load_and_back(simulated: Running, tmp_pat
         assert not any(one.breaks for one in told if one.streamed)
         assert max(attempts(told)) >= 2, "a stream that one version began, the other has ended"
         assert simulated.metrics().total("hermes_build_info", version=version) > 0
+        whole_again(simulated, WORKERS)
 
 
 def running(service: Running, deployment: str) -> set[str]:
