@@ -1,4 +1,4 @@
-"""Writes the tables of documents whose rows are in the code: settings, presets, Redis keys, errors.
+"""Writes the tables of documents whose rows are in the code: settings, presets, errors.
 The text around them is the documents' own; a test compares both.
 """
 
@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, error_body
 from serve_app.ingress.validation.fields import WITHOUT_EFFECT
-from serve_app.redis.keyspace import KINDS
 from serve_app.settings import Settings
 from serve_app.settings.presets import PRESETS
 
@@ -45,12 +44,6 @@ def presets() -> Iterator[str]:
         yield f"| `{setting}` | {' | '.join(str(getattr(p, field)) for p in PRESETS.values())} |"
 
 
-def redis_keys() -> Iterator[str]:
-    for kind in KINDS:
-        holds = " ".join(kind.holds.split())
-        yield f"| `{kind.pattern}` | {kind.type} | {holds} | {kind.writers} | {kind.lifetime} |"
-
-
 def errors() -> Iterator[str]:
     for reason in sorted(Reason, key=lambda one: (RequestRefused(one, "").status, one)):
         refused = RequestRefused(reason, "")
@@ -68,7 +61,6 @@ def without_effect() -> Iterator[str]:
 TABLES: tuple[tuple[str, str, Callable[[], Iterator[str]]], ...] = (
     ("settings.md", "| setting | default | meaning |", settings),
     ("settings.md", f"| setting | {' | '.join(f'`{name}`' for name in PRESETS)} |", presets),
-    ("redis-keys.md", "| name | type | holds | written by | lifetime |", redis_keys),
     ("compatibility-openai.md", "| `code` | status | `type` | the SDK tries again |", errors),
     (
         "compatibility-openai.md",

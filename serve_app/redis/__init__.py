@@ -4,7 +4,7 @@ connection.py   one pipelined connection, for the hot paths
 link.py         the connections that many share
 client.py       redis-py, for everything else; where the primary is
 replies.py      which replies are errors, and which of those pass
-keyspace.py     every key and channel: name, type, writers, lifetime
+keyspace.py     the name of every key and channel
 memory.py       how much it can take
 check.py        why Redis cannot be used, or would lose what it accepts; trial.py: what is tried
 """

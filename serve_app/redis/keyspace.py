@@ -1,15 +1,11 @@
-"""Every key and channel of the service in Redis: its name, type, writers and lifetime. Pure.
+"""The name of every key and channel of the service in Redis. Pure. docs/redis-keys.md has their
+types, writers and lifetimes.
 
 No other module composes a name. All names begin with the namespace, which is all that the service's
 Redis user may access (`cluster/redis.acl`).
 """
 
 from __future__ import annotations
-
-import inspect
-from collections.abc import Callable
-from enum import StrEnum
-from typing import NamedTuple
 
 
 def journal_key(namespace: str, request_id: str) -> str:
@@ -117,101 +113,3 @@ def trial_key(namespace: str, process: str, part: str) -> str:
 def trial_channel(namespace: str, process: str) -> str:
     """The same for a message."""
     return f"{namespace}:try:{process}"
-
-
-class Type(StrEnum):
-    """The type of a key in Redis, or a channel."""
-
-    STREAM = "stream"
-    STRING = "string"
-    SORTED_SET = "sorted set"
-    HASH = "hash"
-    ANY = "stream, string, sorted set or hash"
-    CHANNEL = "channel"
-
-
-class Kind(NamedTuple):
-    """One kind of key or channel. The docstring of `name` says what it holds."""
-
-    name: Callable[..., str]
-    type: Type
-    writers: str
-    lifetime: str
-
-    @property
-    def pattern(self) -> str:
-        """The name with its parts in angle brackets: `<namespace>:j:<request_id>`."""
-        return self.name(*(f"<{part}>" for part in inspect.signature(self.name).parameters))
-
-    @property
-    def holds(self) -> str:
-        """What it holds, in one sentence."""
-        return inspect.getdoc(self.name) or ""
-
-
-_RETENTION = "until its deadline, then `journal.retention_s` after its end"
-
-KINDS = (
-    Kind(journal_key, Type.STREAM, "ingress (admission, endings), worker (output)", _RETENTION),
-    Kind(
-        body_key,
-        Type.STRING,
-        "ingress (admission)",
-        "until the request ends, or as long as the journal if it is stored",
-    ),
-    Kind(
-        queue_key,
-        Type.STREAM,
-        "ingress (admission, dispatcher)",
-        "forever; an entry until its request ends",
-    ),
-    Kind(
-        dead_letters_key,
-        Type.STREAM,
-        "ingress (dispatcher), `scripts/dead-letters`",
-        "forever; the last `queue.dead_letters` entries",
-    ),
-    Kind(
-        later_request_key,
-        Type.STRING,
-        "ingress (admission)",
-        "a minute longer than its request's journal",
-    ),
-    Kind(
-        requests_key,
-        Type.SORTED_SET,
-        "ingress (admission)",
-        "the longest that a journal of the newest one can be kept; the last "
-        "`journal.listed_requests` ids",
-    ),
-    Kind(
-        chats_key,
-        Type.SORTED_SET,
-        "ingress (admission)",
-        "as the ids of the latest requests",
-    ),
-    Kind(metadata_key, Type.STRING, "ingress", "as its request's journal"),
-    Kind(
-        kept_key,
-        Type.HASH,
-        "worker, ingress (endings)",
-        "two hours longer than `journal.max_retention_s` after the last such answer",
-    ),
-    Kind(usage_key, Type.HASH, "worker, ingress (endings)", "`journal.ledger_days`"),
-    Kind(readers_key, Type.SORTED_SET, "ingress", "two minutes"),
-    Kind(wake_channel, Type.CHANNEL, "worker, ingress (endings)", "while the ingress is alive"),
-    Kind(ingresses_key, Type.SORTED_SET, "ingress", "forever; a member for its lease"),
-    Kind(
-        workers_key,
-        Type.SORTED_SET,
-        "worker; all processes remove expired members",
-        "forever; a member for its lease",
-    ),
-    Kind(engines_key, Type.SORTED_SET, "worker", "forever; a member for its worker's lease"),
-    Kind(suspect_key, Type.STRING, "ingress (dispatcher)", "a lease"),
-    Kind(
-        metrics_key, Type.STRING, "each process", "4 × `telemetry.snapshot_period_s`, at least 5 s"
-    ),
-    Kind(trial_key, Type.ANY, "ingress, `hermes check-redis`", "milliseconds; at most a minute"),
-    Kind(trial_channel, Type.CHANNEL, "ingress, `hermes check-redis`", "while it is tried"),
-)
