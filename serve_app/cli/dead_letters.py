@@ -18,7 +18,6 @@ from serve_app.cli.console import CommandFailed, columns, new_app, one_sentence,
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.store import JournalStore
 from serve_app.policy.work import work_of
-from serve_app.redis.client import connect_redis
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
 from serve_app.request_queue.queue import RequestQueue
@@ -271,9 +270,8 @@ async def redrive(
         retention_s=letter.facts.retention_s or settings.journal.detached_retention_s,
     )
     work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
-    async with connect_redis(settings.redis) as redis:  # it connects only when a command is sent
-        streams = QueueStreams(redis, link, settings.namespace, facts.model, dead)
-        enqueueing = RequestQueue(streams, consumer="").enqueueing(request_id, facts, work)
+    streams = QueueStreams(link, settings.namespace, facts.model, dead)
+    enqueueing = RequestQueue(streams, consumer="").enqueueing(request_id, facts, work)
     first = JournalStore(settings, link).first_entry(request_id, letter.line, letter.body, facts)
     try:
         await accept(link, enqueueing, first)

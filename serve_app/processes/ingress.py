@@ -76,13 +76,11 @@ class IngressProcess:
             base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
         )
         self._dead = DeadLetters(base.link, settings.namespace, settings.queue.dead_letters)
-        self._streams = QueueStreams(
-            base.redis, base.link, settings.namespace, settings.model.name, self._dead
-        )
+        self._streams = QueueStreams(base.link, settings.namespace, settings.model.name, self._dead)
         self.queue = RequestQueue(self._streams, ingress_id)
         self._depths = QueueDepths(self._streams, base.clock)
         self.dispatcher = self._build_dispatcher(execute)
-        waiting = Waiting(base.redis, self._streams.keys, lambda: self._depths.may_wait)
+        waiting = Waiting(base.link, self._streams.keys, lambda: self._depths.may_wait)
         self._deadlines = Deadlines(self.endings, waiting, base.clock, base.loops)
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
         self._disconnects = Disconnects(

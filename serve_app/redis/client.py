@@ -1,4 +1,4 @@
-"""redis-py for everything except the hot paths: leases, measurements, consumer groups, and
+"""redis-py for everything except the hot paths and the queue: leases, metrics, the lock, and
 Sentinels, which are asked for the primary whenever a connection is opened.
 """
 
@@ -14,29 +14,11 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.settings import RedisSettings
-
-
-async def create_group(redis: Redis, stream: str, group: str) -> None:
-    """Create a group that reads a stream from its beginning, and the stream; both may exist.
-
-    Raises:
-        RedisUnavailable: Redis cannot be reached.
-    """
-
-    async def create() -> None:
-        try:
-            await redis.xgroup_create(stream, group, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-
-    await redis_call(create)
-
 
 _CLIENT = re.compile(
     r"<redis\.asyncio\.client\.Redis\(.*?host=(\S+?),port=(\d+).*?>\)>\)> - (network:)?"

@@ -7,14 +7,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
-from serve_app.redis.client import redis_call
 from serve_app.redis.keyspace import QUEUE_GROUP
+from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import QueueEntry
-from serve_app.request_queue.streams import QueueStreams, text
+from serve_app.request_queue.streams import QueueStreams, text, with_fields
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -56,17 +55,17 @@ class AbandonedClaims:
         if not self._may_be_claimed():
             return taken
         await self._streams.prepare()
-        pipeline = self._streams.redis.pipeline(transaction=False)
-        for stream in self._streams.keys:
-            pipeline.xpending(stream, QUEUE_GROUP)
+        keys = self._streams.keys
         try:
-            summaries = await redis_call(lambda: pipeline.execute())
+            summaries = all_answered(
+                await self._streams.link.call([("XPENDING", key, QUEUE_GROUP) for key in keys])
+            )
         except RedisUnavailable:
             self._streams.forget()
             raise
-        for stream, summary in zip(self._streams.keys, summaries, strict=True):
-            for consumer in summary["consumers"]:
-                name = text(consumer["name"])
+        for stream, (*_, consumers) in zip(keys, summaries, strict=True):
+            for consumer, _ in consumers or ():
+                name = text(consumer)
                 if name == self._consumer:
                     ids = {entry.entry_id for entry in known if entry.stream == stream}
                     lost = await self._claim_from(stream, name, timings.CLAIM_ANSWER_LOST_MS, ids)
@@ -83,29 +82,20 @@ class AbandonedClaims:
         """Claim only entries that have been idle for a while: if two ingresses take over at the
         same time, the second finds them just touched.
         """
-        ids: Any = []
+        link, most = self._streams.link, timings.TAKE_OVER_AT_MOST
+        ids: list[str] = []
         start: str | None = "-"
         while start and not ids:  # a page may contain only entries that this ingress works on
-            pending: Any = await redis_call(
-                lambda start=start: self._streams.redis.xpending_range(  # type: ignore[misc]
-                    stream,
-                    QUEUE_GROUP,
-                    start,
-                    "+",
-                    timings.TAKE_OVER_AT_MOST,
-                    consumer,
-                    idle=idle_ms,
-                )
-            )
-            found = [text(item["message_id"]) for item in pending]
+            page = ("XPENDING", stream, QUEUE_GROUP, "IDLE", idle_ms, start, "+", most, consumer)
+            (pending,) = all_answered(await link.call([page], large=True))
+            found = [text(entry_id) for entry_id, *_ in pending]
             ids = [entry_id for entry_id in found if entry_id not in but]
-            start = f"({found[-1]}" if len(found) == timings.TAKE_OVER_AT_MOST else None
+            start = f"({found[-1]}" if len(found) == most else None
         if not ids:
             return []
-        claimed: Any = await redis_call(
-            lambda: self._streams.redis.xclaim(stream, QUEUE_GROUP, self._consumer, idle_ms, ids)
-        )
-        there = [item for item in claimed if item[1] is not None]
+        claim = ("XCLAIM", stream, QUEUE_GROUP, self._consumer, idle_ms, *ids)
+        (claimed,) = all_answered(await link.call([claim], large=True))
+        there = [with_fields(item) for item in claimed if item and item[1] is not None]
         await self._acknowledge_deleted(stream, set(ids) - {text(item[0]) for item in there})
         entries = await self._streams.entries(stream, there)
         return [replace(entry, taken_over=True) for entry in entries]

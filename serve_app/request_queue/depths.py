@@ -9,9 +9,9 @@ from typing import Any
 from serve_app.clock import RedisClock
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.classes import CLASSES
-from serve_app.redis.client import redis_call
+from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP
-from serve_app.redis.memory import Memory
+from serve_app.redis.memory import Memory, parse_info
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.streams import QueueStreams, text
 
@@ -53,13 +53,11 @@ class QueueDepths:
             RedisUnavailable: Redis cannot be reached.
         """
         await self._streams.prepare()
-        pipeline = self._streams.redis.pipeline(transaction=False)
+        asked: list[Command] = []
         for stream in self._streams.keys:
-            pipeline.xlen(stream)
-            pipeline.xpending(stream, QUEUE_GROUP)
-        pipeline.info("memory")
+            asked += [("XLEN", stream), ("XPENDING", stream, QUEUE_GROUP)]
         try:
-            *replies, info = await redis_call(lambda: pipeline.execute(raise_on_error=False))
+            *replies, info = await self._streams.link.call([*asked, ("INFO", "memory")])
             all_answered(replies)
         except RedisUnavailable:
             self._streams.forget()
@@ -67,27 +65,29 @@ class QueueDepths:
         lengths, claims = replies[::2], replies[1::2]
         ages_s = await self._oldest_s(lengths, claims)
         depths = {
-            name: Depth(max(0, length - claim["pending"]), claim["pending"], age_s)
-            for name, length, claim, age_s in zip(CLASSES, lengths, claims, ages_s, strict=True)
+            name: Depth(max(0, length - claimed), claimed, age_s)
+            for name, length, (claimed, *_), age_s in zip(
+                CLASSES, lengths, claims, ages_s, strict=True
+            )
         }
         self._found = depths.values()
-        return depths, None if isinstance(info, Exception) else Memory.from_info(info)
+        return depths, Memory.from_info(parse_info(info)) if isinstance(info, bytes) else None
 
     async def _oldest_s(self, lengths: Sequence[int], claims: Sequence[Any]) -> list[float]:
         """The age of the oldest unclaimed entry of each queue. Entries leave their queue when they
         are acknowledged, so the first one behind the last that is claimed was never claimed.
         """
-        firsts = self._streams.redis.pipeline(transaction=False)
-        found: list[Any] = [[] for _ in claims]
-        looked = []
-        for number, (stream, claim) in enumerate(zip(self._streams.keys, claims, strict=True)):
-            if lengths[number] > claim["pending"]:
-                firsts.xrange(stream, min=f"({text(claim['max'] or b'0')}", count=1)
-                looked.append(number)
-        if looked:
-            for number, first in zip(looked, await redis_call(firsts.execute), strict=True):
-                found[number] = first
-        return [self._age_s(first) for first in found]
+        firsts: dict[int, Command] = {}
+        for number, (claimed, _, last, _) in enumerate(claims):
+            if lengths[number] > claimed:
+                after = f"({text(last or b'0')}"
+                firsts[number] = ("XRANGE", self._streams.keys[number], after, "+", "COUNT", 1)
+        ages_s = [0.0] * len(claims)
+        if firsts:
+            found = all_answered(await self._streams.link.call(list(firsts.values())))
+            for number, first in zip(firsts, found, strict=True):
+                ages_s[number] = self._age_s(first)
+        return ages_s
 
     def _age_s(self, first: Sequence[Any]) -> float:
         if not first:

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-
 from serve_app import timings
 from serve_app.journal.ids import BEGINNING, EntryId
-from serve_app.redis.client import redis_call
+from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import decode_deadline
+from serve_app.request_queue.streams import with_fields
 
 
 class Overdue(NamedTuple):
@@ -33,9 +34,9 @@ class Waiting:
     """
 
     def __init__(
-        self, redis: Redis, streams: Iterable[str], may_wait: Callable[[], bool] = lambda: True
+        self, link: RedisLink, streams: Iterable[str], may_wait: Callable[[], bool] = lambda: True
     ) -> None:
-        self._redis = redis
+        self._link = link
         self._may_wait = may_wait
         self._looked_to = dict.fromkeys(streams, BEGINNING)
 
@@ -47,18 +48,17 @@ class Waiting:
         """
         if not self._may_wait():
             return []
-        groups = self._redis.pipeline(transaction=False)
-        for stream in self._looked_to:
-            groups.xinfo_groups(stream)
-        claimed = await redis_call(lambda: groups.execute(raise_on_error=False))
-        lines = self._redis.pipeline(transaction=False)
-        for (stream, looked_to), found in zip(self._looked_to.items(), claimed, strict=True):
-            ms, seq = max(looked_to, _last_claimed(found))
-            lines.xrange(stream, min=f"{ms}-{seq + 1}", count=timings.OVERDUE_A_LOOK)
+        streams = list(self._looked_to)
+        claimed = await self._link.call([("XINFO", "GROUPS", stream) for stream in streams])
+        parts: list[Command] = []
+        for stream, found in zip(streams, claimed, strict=True):
+            ms, seq = max(self._looked_to[stream], _last_claimed(found))
+            parts.append(
+                ("XRANGE", stream, f"{ms}-{seq + 1}", "+", "COUNT", timings.OVERDUE_A_LOOK)
+            )
         late: list[Overdue] = []
-        for stream, items in zip(
-            list(self._looked_to), await redis_call(lambda: lines.execute()), strict=True
-        ):
+        looked = all_answered(await self._link.call(parts, large=True))
+        for stream, items in zip(streams, looked, strict=True):
             self._looked_to[stream] = (
                 EntryId.parse(items[-1][0]) if len(items) == timings.OVERDUE_A_LOOK else BEGINNING
             )
@@ -67,21 +67,24 @@ class Waiting:
 
     async def remove(self, entry: Overdue) -> None:
         """Delete an entry whose request has ended, whoever has claimed it meanwhile."""
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.xdel(entry.stream, entry.entry_id)
-        pipeline.xack(entry.stream, QUEUE_GROUP, entry.entry_id)
-        await redis_call(lambda: pipeline.execute(raise_on_error=False))
+        await self._link.call(
+            [
+                ("XDEL", entry.stream, entry.entry_id),
+                ("XACK", entry.stream, QUEUE_GROUP, entry.entry_id),
+            ]
+        )
 
 
 def _last_claimed(groups: Any) -> EntryId:
     """The last claimed id of a queue's group; none if the queue does not exist yet."""
     if isinstance(groups, Exception):
         return BEGINNING
-    return max((EntryId.parse(group["last-delivered-id"]) for group in groups), default=BEGINNING)
+    facts = (dict(zip(group[::2], group[1::2], strict=True)) for group in groups)
+    return max((EntryId.parse(one[b"last-delivered-id"]) for one in facts), default=BEGINNING)
 
 
 def _late(stream: str, items: Any, now_ms: int) -> Iterator[Overdue]:
-    for entry_id, fields in items:
+    for entry_id, fields in map(with_fields, items):
         # The ingress that claims an entry handles it if it cannot be decoded.
         found = decode_deadline(fields)
         if found is not None and found[1] <= now_ms:

@@ -9,7 +9,6 @@ k kind (see `Work`), p `traceparent` (if it is traced).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from serve_app import timings
 from serve_app.contract import Written
@@ -19,12 +18,11 @@ from serve_app.journal.facts import RequestFacts
 from serve_app.journal.outline import written
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work, writes_tokens
-from serve_app.redis.client import redis_call
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP, journal_key
 from serve_app.redis.replies import all_answered, answered
 from serve_app.request_queue.entry import QueueEntry, encode_entry
-from serve_app.request_queue.streams import QueueStreams, text
+from serve_app.request_queue.streams import QueueStreams, text, with_fields
 
 
 class RequestQueue:
@@ -34,7 +32,7 @@ class RequestQueue:
 
     def __init__(self, streams: QueueStreams, consumer: str) -> None:
         self._streams = streams
-        self._redis, self._link = streams.redis, streams.link
+        self._link = streams.link
         self._consumer = consumer
 
     def enqueueing(self, request_id: str, facts: RequestFacts, work: Work) -> Command:
@@ -97,7 +95,8 @@ class RequestQueue:
             return None
         key = journal_key(self._streams.namespace, entry.request_id)
         try:
-            last: Any = await redis_call(lambda: self._redis.xrevrange(key, count=1))
+            (reply,) = await self._link.call([("XREVRANGE", key, "+", "-", "COUNT", 1)], large=True)
+            last = answered(reply)
             return written(entry_from_redis(last[0])) if last else None
         except (RedisUnavailable, LookupError, ValueError):  # the latter two: nobody can decode it
             return None
@@ -114,20 +113,13 @@ class RequestQueue:
         return [
             entry
             for stream, items in answered(reply) or ()
-            for entry in await self._streams.entries(text(stream), map(_with_fields, items))
+            for entry in await self._streams.entries(text(stream), map(with_fields, items))
         ]
 
     async def bury(self, entry: QueueEntry) -> None:
         """Keep an entry whose journal cannot be decoded as a dead letter. The queue keeps it until
         it is acknowledged.
         """
-        found: Any = await redis_call(
-            lambda: self._redis.xrange(entry.stream, entry.entry_id, entry.entry_id)
-        )
-        for entry_id, fields in found:
+        (found,) = await self._link.call([("XRANGE", entry.stream, entry.entry_id, entry.entry_id)])
+        for entry_id, fields in map(with_fields, answered(found)):
             await self._streams.dead.add_unreadable(f"{entry.stream} {text(entry_id)}", fields)
-
-
-def _with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
-    entry_id, flat = item
-    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))

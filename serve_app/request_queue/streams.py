@@ -9,13 +9,11 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from redis.asyncio import Redis
-
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.classes import CLASSES
-from serve_app.redis.client import create_group
 from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
 from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import answered
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry, decode_entry
 
@@ -23,12 +21,9 @@ log = logging.getLogger("hermes.dispatcher")
 
 
 class QueueStreams:
-    """Connections, keys and consumer groups, shared by all parts of the queue."""
+    """Connection, keys and consumer groups, shared by all parts of the queue."""
 
-    def __init__(
-        self, redis: Redis, link: RedisLink, namespace: str, model: str, dead: DeadLetters
-    ) -> None:
-        self.redis = redis
+    def __init__(self, link: RedisLink, namespace: str, model: str, dead: DeadLetters) -> None:
         self.link = link
         self.namespace = namespace
         self.by_class = {name: queue_key(namespace, model, name) for name in CLASSES}
@@ -49,8 +44,10 @@ class QueueStreams:
         """
         if self._prepared:
             return
-        for stream in self.keys:
-            await create_group(self.redis, stream, QUEUE_GROUP)
+        create = [("XGROUP", "CREATE", key, QUEUE_GROUP, "0", "MKSTREAM") for key in self.keys]
+        for reply in await self.link.call(create):
+            if not str(reply).startswith("BUSYGROUP"):  # it exists already
+                answered(reply)
         self._prepared = True
 
     def forget(self) -> None:
@@ -84,6 +81,12 @@ class QueueStreams:
             log.warning("queue: cannot keep the dead letter yet: %s", error)
 
 
-def text(value: bytes | str) -> str:
-    """Decode a name that Redis's client returns as bytes or text."""
-    return value.decode() if isinstance(value, bytes) else value
+def text(value: bytes) -> str:
+    """Decode a name or an id."""
+    return value.decode()
+
+
+def with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
+    """The id and the fields of an entry, from `[id, [field, value, ...]]`."""
+    entry_id, flat = item
+    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))

@@ -136,9 +136,7 @@ class World:
     def streams(self) -> QueueStreams:
         """The queue's streams, as a freshly started process sees them."""
         dead = DeadLetters(self.link, self.settings.namespace, keep=100)
-        return QueueStreams(
-            self.redis, self.link, self.settings.namespace, self.settings.model.name, dead
-        )
+        return QueueStreams(self.link, self.settings.namespace, self.settings.model.name, dead)
 
     async def depths(self) -> dict[str, Depth]:
         """How many requests wait and are claimed, by class."""

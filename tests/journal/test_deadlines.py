@@ -29,7 +29,7 @@ EXPIRED = ("expired", "deadline")
 
 
 def deadlines(w: World, clock: Clock = SYSTEM, loops: Loops | None = None) -> Deadlines:
-    waiting = Waiting(w.redis, [w.stream(name) for name in CLASSES])
+    waiting = Waiting(w.link, [w.stream(name) for name in CLASSES])
     return Deadlines(w.endings, waiting, RedisClock(clock), loops or Loops())
 
 

@@ -63,7 +63,6 @@ OWNERS = {
     "redis.exceptions": ("serve_app.redis",),
     "redis": (
         "serve_app.redis",
-        "serve_app.request_queue",
         # The few that share the client for leases, locks and snapshots:
         "serve_app.cluster.leases",
         "serve_app.dispatch.quarantine",
