@@ -79,17 +79,20 @@ async def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_bac
 async def test_requests_held_back_use_what_another_ingress_leaves_idle(w: World) -> None:
     async with serving(w, capacity=4) as (worker, holder):
         names = [f"r{n}" for n in range(8)]
-        worker.busy = {name: asyncio.Event() for name in names}
-        for name in names:
+        worker.busy = {name: asyncio.Event() for name in ["first", *names]}
+        await w.admit("first", sequences=4)
+        await eventually(lambda: worker.calls)
+        for name in names:  # all there before there is a slot: else the fourth would end the claims
             await w.admit(name)
+        worker.busy["first"].set()
         await eventually(lambda: holder.dispatcher.in_flight == len(names))
-        await eventually(lambda: len(worker.calls) == 4)
+        await eventually(lambda: len(worker.calls) == 5)
         async with ingress_of(w, "ingress-2", worker) as idle:
             await eventually(lambda: len(idle.membership.members.ingresses) == 2)
             await eventually(lambda: len(holder.membership.members.ingresses) == 2)
-            for name, _ in worker.calls[:4]:
+            for name, _ in worker.calls[1:5]:
                 worker.busy[name].set()
-            await eventually(lambda: len(worker.calls) == 8)
+            await eventually(lambda: len(worker.calls) == 9)
             assert idle.dispatcher.in_flight == 0, "the first holds all of them"
             for event in worker.busy.values():
                 event.set()
