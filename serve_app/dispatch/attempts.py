@@ -27,11 +27,13 @@ from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import AttemptFacts
+from serve_app.journal.outline import written
 from serve_app.journal.store import JournalStore
 from serve_app.loops import backoff
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import CLIENT, Facts, Tracing
 from serve_app.policy.retries import Next, after_loss
+from serve_app.policy.work import writes_tokens
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -106,7 +108,7 @@ class Attempts:
         finally:
             self.waits.over(entry.key)
         await self._until_reached(lambda: self._queue.acknowledge(entry))
-        return await self._queue.written(entry) if written is None else written
+        return await written_in_journal(self._store, entry) if written is None else written
 
     def _tell_wait(self, entry: QueueEntry) -> None:
         """How long a request has waited for its first start."""
@@ -258,3 +260,19 @@ class Attempts:
 def openings(entries: Sequence[Entry]) -> list[AttemptFacts]:
     """The openings of a journal's attempts, in order."""
     return [decode_facts(entry, AttemptFacts) for entry in entries if entry.id.opens]
+
+
+async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Written | None:
+    """What a request has written; None if its journal does not say so. For requests of which no
+    worker has told. A reading that fails is not repeated.
+
+    The transcript comes along: a few per cent of the bytes of a stream, but megabytes of answers
+    that are no tokens, which are therefore not read.
+    """
+    if not writes_tokens(entry.kind):
+        return None
+    try:
+        last = await store.last(entry.request_id)
+        return None if last is None else written(last)
+    except (RedisUnavailable, LookupError, ValueError):  # the latter two: nobody can decode it
+        return None

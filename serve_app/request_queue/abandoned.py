@@ -87,14 +87,14 @@ class AbandonedClaims:
         start: str | None = "-"
         while start and not ids:  # a page may contain only entries that this ingress works on
             page = ("XPENDING", stream, QUEUE_GROUP, "IDLE", idle_ms, start, "+", most, consumer)
-            (pending,) = all_answered(await link.call([page], large=True))
+            (pending,) = all_answered(await link.call([page]))
             found = [text(entry_id) for entry_id, *_ in pending]
             ids = [entry_id for entry_id in found if entry_id not in but]
             start = f"({found[-1]}" if len(found) == most else None
         if not ids:
             return []
         claim = ("XCLAIM", stream, QUEUE_GROUP, self._consumer, idle_ms, *ids)
-        (claimed,) = all_answered(await link.call([claim], large=True))
+        (claimed,) = all_answered(await link.call([claim]))
         there = [with_fields(item) for item in claimed if item and item[1] is not None]
         await self._acknowledge_deleted(stream, set(ids) - {text(item[0]) for item in there})
         entries = await self._streams.entries(stream, there)

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from serve_app import timings
 from serve_app.journal.ids import BEGINNING, EntryId
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import decode_deadline
-from serve_app.request_queue.streams import with_fields
+from serve_app.request_queue.streams import deletion, with_fields
 
 
 class Overdue(NamedTuple):
@@ -57,7 +56,7 @@ class Waiting:
                 ("XRANGE", stream, f"{ms}-{seq + 1}", "+", "COUNT", timings.OVERDUE_A_LOOK)
             )
         late: list[Overdue] = []
-        looked = all_answered(await self._link.call(parts, large=True))
+        looked = all_answered(await self._link.call(parts))
         for stream, items in zip(streams, looked, strict=True):
             self._looked_to[stream] = (
                 EntryId.parse(items[-1][0]) if len(items) == timings.OVERDUE_A_LOOK else BEGINNING
@@ -67,12 +66,7 @@ class Waiting:
 
     async def remove(self, entry: Overdue) -> None:
         """Delete an entry whose request has ended, whoever has claimed it meanwhile."""
-        await self._link.call(
-            [
-                ("XDEL", entry.stream, entry.entry_id),
-                ("XACK", entry.stream, QUEUE_GROUP, entry.entry_id),
-            ]
-        )
+        await self._link.call(deletion(entry.stream, entry.entry_id))
 
 
 def _last_claimed(groups: Any) -> EntryId:

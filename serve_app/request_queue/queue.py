@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serve_app import timings
-from serve_app.contract import Written
-from serve_app.errors import RedisUnavailable
-from serve_app.journal.entries import entry_from_redis
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.outline import written
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.work import Work, writes_tokens
+from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import QUEUE_GROUP, journal_key
+from serve_app.redis.keyspace import QUEUE_GROUP
 from serve_app.redis.replies import all_answered, answered
 from serve_app.request_queue.entry import QueueEntry, encode_entry
-from serve_app.request_queue.streams import QueueStreams, text, with_fields
+from serve_app.request_queue.streams import QueueStreams, deletion, text, with_fields
 
 
 class RequestQueue:
@@ -74,32 +70,7 @@ class RequestQueue:
 
     async def acknowledge(self, entry: QueueEntry) -> None:
         """Delete a request's entry, after the terminal entry has been read."""
-        # Delete first: an entry that then remains pending is repaired by a take-over.
-        # In the other order it would count forever.
-        await self._link.call(
-            [
-                ("XDEL", entry.stream, entry.entry_id),
-                ("XACK", entry.stream, QUEUE_GROUP, entry.entry_id),
-            ]
-        )
-
-    async def written(self, entry: QueueEntry) -> Written | None:
-        """What a request has written, by its journal; None if that does not say so. For requests of
-        which no worker has told.
-
-        The transcript comes along: a few per cent of the bytes of a stream, but megabytes of
-        answers that are no tokens, which are therefore not read. So it does not use the connection
-        that admissions share, and a reading that fails is not repeated.
-        """
-        if not writes_tokens(entry.kind):
-            return None
-        key = journal_key(self._streams.namespace, entry.request_id)
-        try:
-            (reply,) = await self._link.call([("XREVRANGE", key, "+", "-", "COUNT", 1)], large=True)
-            last = answered(reply)
-            return written(entry_from_redis(last[0])) if last else None
-        except (RedisUnavailable, LookupError, ValueError):  # the latter two: nobody can decode it
-            return None
+        await self._link.call(deletion(entry.stream, entry.entry_id))
 
     async def _read(
         self, streams: Sequence[str], count: int, block_ms: int | None

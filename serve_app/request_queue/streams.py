@@ -11,6 +11,7 @@ from typing import Any
 
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.classes import CLASSES
+from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered
@@ -74,11 +75,18 @@ class QueueStreams:
     async def _bury(self, stream: str, entry_id: bytes, fields: Any) -> None:
         try:
             await self.dead.add_unreadable(f"{stream} {text(entry_id)}", fields)
-            await self.link.call(
-                [("XDEL", stream, entry_id), ("XACK", stream, QUEUE_GROUP, entry_id)]
-            )
+            await self.link.call(deletion(stream, text(entry_id)))
         except RedisUnavailable as error:  # it remains claimed, and will be found again
             log.warning("queue: cannot keep the dead letter yet: %s", error)
+
+
+def deletion(stream: str, entry_id: str) -> list[Command]:
+    """The commands that delete a queue entry and its claim.
+
+    It is deleted first: an entry that then remains pending is repaired by a take-over. In the other
+    order it would count forever.
+    """
+    return [("XDEL", stream, entry_id), ("XACK", stream, QUEUE_GROUP, entry_id)]
 
 
 def text(value: bytes) -> str:

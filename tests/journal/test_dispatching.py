@@ -109,6 +109,14 @@ async def test_a_take_over_that_is_cut_is_completed_by_the_next(
     assert all(entry.taken_over for entry in taken)
 
 
+async def test_clients_that_read_much_hold_up_no_take_over(w: World, at_once: None) -> None:
+    dead = await claimed(w, "ingress-2")
+    while not w.link._idle.empty():  # each connection for what is large serves one of them
+        w.link._idle.get_nowait()
+    taken = await w.abandoned("ingress-1").take_over([], [])
+    assert [entry.entry_id for entry in taken] == [entry.entry_id for entry in dead]
+
+
 async def test_of_two_that_take_over_at_once_one_has_each_entry(w: World, at_once: None) -> None:
     await claimed(w, "ingress-2")
     names = ("ingress-1", "ingress-3")

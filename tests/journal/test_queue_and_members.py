@@ -15,6 +15,7 @@ from serve_app import timings
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, Reason, State, WorkerLease, Written
+from serve_app.dispatch.attempts import written_in_journal
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.facts import Summary
 from serve_app.journal.usage import Usage
@@ -245,7 +246,7 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
     entries = await w.queue().claim(5)
     for request_id in ("req_cancelled", "req_broken_off"):
         await w.endings.end(request_id, State.CANCELLED, Reason.CANCELLED)
-    assert {entry.request_id: await w.queue().written(entry) for entry in entries} == {
+    assert {entry.request_id: await written_in_journal(w.store, entry) for entry in entries} == {
         "req_1": Written(42),
         "req_cancelled": Written(0, whole=False, begun=False),
         "req_waits": None,
@@ -264,9 +265,9 @@ async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admission
         return replies[-1]
 
     w.link.call = watched  # type: ignore[method-assign]
-    assert await w.queue().written(entry) == Written(42)
+    assert await written_in_journal(w.store, entry) == Written(42)
     assert len(repr(replies)) < 1_000
     for kind in ("embeddings w0", ""):
-        assert await w.queue().written(replace(entry, kind=kind)) is None
+        assert await written_in_journal(w.store, replace(entry, kind=kind)) is None
     await w.redis.set(w.store.key("req_1"), "something else")
-    assert await w.queue().written(entry) is None, "and is not repeated"
+    assert await written_in_journal(w.store, entry) is None, "and is not repeated"
