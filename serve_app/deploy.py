@@ -17,12 +17,12 @@ from ray.serve._private import http_util
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
+from starlette.types import Receive, Scope, Send
 
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import Answer, WorkerLost
 from serve_app.errors import SettingsError
-from serve_app.ingress.submissions import make_up
 from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
@@ -35,7 +35,7 @@ _A_LITTLE = 0.001
 replicas run, not how many.
 """
 
-_REPLACED = ("SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER", "generate_request_id")
+_REPLACED = ("SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER", "RequestIdMiddleware")
 """In `http_util`, by an ingress."""
 
 _SHORT_REQUESTS = 128
@@ -44,6 +44,13 @@ _SHORT_REQUESTS = 128
 
 def _replica_id() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
+
+
+async def _pass(self: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    """In place of Serve's middleware, which gives requests without an id one of its own, and every
+    answer a second `x-request-id`, which clients join to the journal's.
+    """
+    await self._app(scope, receive, send)
 
 
 def _cluster() -> str:
@@ -93,7 +100,7 @@ class Ingress:
         # Serve (2.60) reads the same header, and would end the request with a bare 408 before our
         # own answer.
         http_util.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER = "x-ray-serve-request-timeout-seconds"
-        http_util.generate_request_id = make_up
+        http_util.RequestIdMiddleware.__call__ = _pass
         execute = workers.options(
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )

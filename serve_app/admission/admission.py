@@ -80,7 +80,7 @@ class Admission:
                 there.
             RedisUnavailable: Redis cannot be reached.
         """
-        facts = self._facts(submission)
+        facts = submission.facts
         if submission.idempotency_key:
             return await self._submit_keyed(submission, facts, expect)
         request_id = f"req_{secrets.token_hex(16)}"
@@ -182,25 +182,6 @@ class Admission:
             kept = await self._store.kept(tenant)
             self._kept_of[tenant] = now_s, kept
         return kept
-
-    def _facts(self, submission: Submission) -> RequestFacts:
-        now_ms = self._clock.now_ms()
-        return RequestFacts(
-            request_class=submission.request_class,
-            tenant=submission.tenant,
-            session=submission.session,
-            model=submission.model,
-            streamed=submission.streamed,
-            admitted_ms=now_ms,
-            deadline_ms=now_ms + int(submission.timeout_s * 1000),
-            wake=submission.wake,
-            client_request_id=submission.client_request_id,
-            trace=submission.trace,
-            key=submission.key,
-            detached=submission.detached,
-            retention_s=submission.retention_s,
-            body_bytes=len(submission.body) if submission.stored else 0,
-        )
 
 
 def _same(earlier: RequestFacts, now: RequestFacts) -> bool:

@@ -5,61 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.policy.work import Work
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(NamedTuple):
     """A validated request to be accepted, whatever its source.
 
     Args:
-        tenant: whose request it is.
+        facts: what is decided about it so far.
         line: method, path, query and headers for the engine's server.
         body: as the client sent it.
-        model: the model that should answer.
-        request_class: one of `CLASSES`.
-        session: the affinity key, see `session_key`.
-        timeout_s: seconds from the admission to the deadline.
         work: the tokens that it reads, and the most that it may write.
-        streamed: whether the answer is streamed.
-        wake: the channel on which the submitter learns of new journal entries; empty if nobody
-            listens.
-        client_request_id: the client's name for the request; empty if it gave none.
         idempotency_key: a tenant's submissions with the same key are one request; empty if this is
             a request of its own.
         value: the body's meaning as bytes, for comparison under that key; empty if it is not known.
         seen: the number of the last event that the client has of the answer to its key; if it has
             any, only an earlier request will do.
-        trace: the `traceparent` of the request's span; empty if it is not traced.
-        key: the name of the API key; empty if none is required.
-        detached: whether the request goes on although nobody waits for it.
-        retention_s: how long the answer is kept for whoever comes later; 0 for all others.
-        stored: whether the body is kept as long as the answer.
         if_there_is_room: whether it is accepted, and not kept, where too much is kept already.
     """
 
-    tenant: str
+    facts: RequestFacts
     line: RequestLine
     body: bytes
-    model: str
-    request_class: str
-    session: str
-    timeout_s: float
     work: Work
-    streamed: bool = False
-    wake: str = ""
-    client_request_id: str = ""
-    idempotency_key: str = ""
-    value: bytes = b""
-    seen: int = 0
-    trace: str = ""
-    key: str = ""
-    detached: bool = False
-    retention_s: float = 0.0
-    stored: bool = False
-    if_there_is_room: bool = False
+    idempotency_key: str
+    value: bytes
+    seen: int
+    if_there_is_room: bool
 
 
 class Receipt(NamedTuple):

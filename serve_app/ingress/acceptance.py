@@ -63,10 +63,11 @@ class Acceptance:
             async with asyncio.timeout(self._within_s):
                 return await self._submit(submission)
         except (RedisUnavailable, TimeoutError) as error:
+            facts = submission.facts
             log.warning(
                 "request refused: journal_unavailable: %s",
                 str(error) or f"not accepted in {self._within_s:g} s",
-                extra=about("", submission.tenant, Reason.JOURNAL_UNAVAILABLE, submission.trace),
+                extra=about("", facts.tenant, Reason.JOURNAL_UNAVAILABLE, facts.trace),
             )
             raise RequestRefused(
                 Reason.JOURNAL_UNAVAILABLE,

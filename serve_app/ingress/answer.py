@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Generator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Generator
+from typing import Any, NamedTuple
 
 from starlette.types import Send
 
@@ -63,22 +62,12 @@ class _Suspended:
         self._call.close()
 
 
-class ResponseStart(dict[str, Any]):
-    """An `http.response.start` message that keeps its headers: an assignment of others is ignored.
+class Answering(NamedTuple):
+    """What all answers of one ingress use."""
 
-    Ray Serve's request-id middleware assigns a copy with a second `x-request-id` to every response,
-    and clients join the two; this message keeps only the journal's id.
-    """
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key != "headers":
-            super().__setitem__(key, value)
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        """Pickle as a plain message for Ray's Python proxy, because unpickling would call
-        `__setitem__`.
-        """
-        return dict, (dict(self),)
+    disconnects: Disconnects
+    deadlines: Deadlines
+    heartbeat_s: float
 
 
 class Answer:
@@ -87,39 +76,29 @@ class Answer:
     Args:
         follower: of the journal.
         path: the endpoint, which determines how a stream ends.
+        facts: of the request; None where they are not known.
         as_events: answer with server-sent events whatever the engine's response is
             (`/v1/requests/{id}/events`, and requests with `stream: true` after the first
             heartbeat).
-        admitted_ms: Unix milliseconds of the admission.
-        deadline_ms: of the request, in Unix milliseconds; 0 if it is unknown.
-        known: headers of every answer.
     """
 
     def __init__(
         self,
+        answering: Answering,
         follower: Follower,
-        disconnects: Disconnects,
-        deadlines: Deadlines,
         path: str,
+        facts: RequestFacts | None,
         streamed: bool,
-        as_events: bool,
-        admitted_ms: int,
-        deadline_ms: int,
-        heartbeat_s: float,
-        known: Mapping[str, str] = MappingProxyType({}),
+        as_events: bool = False,
     ) -> None:
         self._follower = follower
-        self._disconnects = disconnects
-        self._deadlines = deadlines
+        self._disconnects, self._deadlines, self._heartbeat_s = answering
         self._path = path
         self._streamed = streamed
         self._as_events = as_events
-        self._admitted_ms = admitted_ms
-        self._deadline_ms = deadline_ms
+        self._facts = facts
         self._overdue = False
         self._alarm: asyncio.TimerHandle | None = None
-        self._heartbeat_s = heartbeat_s
-        self._known = known
         self._started = False
         self.status = 0
         """HTTP status, once the response has begun."""
@@ -146,8 +125,8 @@ class Answer:
         """
         departed = True
         self._task = asyncio.current_task()
-        if self._deadline_ms:
-            self._set_alarm(self._deadlines.due_in_s(self._deadline_ms))
+        if self._facts is not None:
+            self._set_alarm(self._deadlines.due_in_s(self._facts.deadline_ms))
         try:
             await self._forward(send)
             departed = False
@@ -299,9 +278,7 @@ class Answer:
             headers = self._headers(head)
             if not more:
                 headers.append((b"content-length", str(len(body)).encode()))
-            await send(
-                ResponseStart(type="http.response.start", status=head.status, headers=headers)
-            )
+            await send({"type": "http.response.start", "status": head.status, "headers": headers})
         for start in range(0, max(1, len(body)), PIECE_BYTES):
             piece = body[start : start + PIECE_BYTES] if len(body) > PIECE_BYTES else body
             await self._take(send, piece, more or start + PIECE_BYTES < len(body))
@@ -321,47 +298,19 @@ class Answer:
     def own_headers(self) -> dict[str, str]:
         """Headers with what is known of the request so far."""
         reader = self._follower.reader
-        headers = {"x-request-id": self._follower.request_id, **self._known}
+        headers = {"x-request-id": self._follower.request_id}
+        facts = self._facts
+        if facts is not None:
+            headers["x-hermes-class"] = facts.request_class
+            if facts.client_request_id and not self._as_events:
+                headers["x-client-request-id"] = facts.client_request_id
         if reader.attempt is not None:
             headers["x-hermes-replica"] = reader.attempt.replica
             headers["x-hermes-engine"] = reader.attempt.engine
             headers["x-hermes-attempts"] = str(reader.attempts)
-            headers["x-hermes-queue-ms"] = str(max(0, reader.attempt.opened_ms - self._admitted_ms))
+            admitted_ms = facts.admitted_ms if facts is not None else 0
+            headers["x-hermes-queue-ms"] = str(max(0, reader.attempt.opened_ms - admitted_ms))
         if reader.ending is not None and reader.ending.reason:
             headers["x-hermes-reason"] = reader.ending.reason
             headers |= retry_headers(reader.ending.reason)
         return headers
-
-
-class Answers:
-    """Makes the answers of one ingress."""
-
-    def __init__(self, disconnects: Disconnects, deadlines: Deadlines, heartbeat_s: float) -> None:
-        self._disconnects = disconnects
-        self._deadlines = deadlines
-        self._heartbeat_s = heartbeat_s
-
-    def of(
-        self,
-        follower: Follower,
-        path: str,
-        facts: RequestFacts | None,
-        streamed: bool,
-        as_events: bool = False,
-    ) -> Answer:
-        """The answer to one connection; see `Answer`. `facts`: None where they are not known."""
-        known = {"x-hermes-class": facts.request_class} if facts else {}
-        if facts and facts.client_request_id and not as_events:
-            known["x-client-request-id"] = facts.client_request_id
-        return Answer(
-            follower,
-            self._disconnects,
-            self._deadlines,
-            path,
-            streamed,
-            as_events,
-            admitted_ms=facts.admitted_ms if facts else 0,
-            deadline_ms=facts.deadline_ms if facts else 0,
-            heartbeat_s=self._heartbeat_s,
-            known=known,
-        )

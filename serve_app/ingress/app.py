@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -15,11 +16,31 @@ from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.guard import Cors, Guard
+from serve_app.ingress.guard import Guard
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import internal, journal_unavailable, note_refusal
+from serve_app.ingress.refusals import (
+    internal,
+    journal_unavailable,
+    note_refusal,
+    refusal_answer,
+)
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.observability.metrics import Telemetry
+
+_EXPOSED = (
+    "x-request-id",
+    "x-client-request-id",
+    "x-hermes-class",
+    "x-hermes-replica",
+    "x-hermes-engine",
+    "x-hermes-attempts",
+    "x-hermes-queue-ms",
+    "x-hermes-reason",
+    "x-should-retry",
+    "retry-after",
+    "retry-after-ms",
+)
+"""Headers that web pages may read."""
 
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
 """Starlette awaits a coroutine function, and no other function that returns a coroutine."""
@@ -34,7 +55,7 @@ def build_app(
     max_header_bytes: int,
     cors_origins: Sequence[str],
     telemetry: Telemetry,
-) -> Guard | Cors:
+) -> Guard | CORSMiddleware:
     """The ASGI application of one ingress process.
 
     Args:
@@ -53,52 +74,54 @@ def build_app(
     for path in INFERENCE_PATHS:
         app.router.routes.append(Route(path, inference, methods=["POST"]))
     docs_page.add_docs(app, model)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    refused = _refused_handler(telemetry)
-    app.add_exception_handler(RequestRefused, refused)
-    app.add_exception_handler(RedisUnavailable, _unavailable_handler(refused))
-    app.add_exception_handler(Exception, _defect)
+    handle = _error_handler(telemetry)
+    for kind in (
+        HTTPException,
+        RequestValidationError,
+        RequestRefused,
+        RedisUnavailable,
+        Exception,
+    ):
+        app.add_exception_handler(kind, handle)
     guard = Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
-    return Cors(guard, origins=cors_origins) if cors_origins else guard
+    if not cors_origins:
+        return guard
+    return CORSMiddleware(
+        guard,
+        allow_origins=cors_origins,
+        allow_methods=("GET", "HEAD", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=_EXPOSED,
+    )
 
 
-def _refused_handler(telemetry: Telemetry) -> _Handler:
+def _error_handler(telemetry: Telemetry) -> _Handler:
     async def handle(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestRefused)
-        note_refusal(telemetry, error, request.scope.get("state", {}).get("tenant", ""))
-        return Response(error.body(), error.status, error.headers(), "application/json")
+        match error:
+            case HTTPException():
+                return refusal_answer(_unknown(request, error.status_code), error.headers)
+            case RequestValidationError():
+                return refusal_answer(_invalid(error))
+            case RequestRefused() | RedisUnavailable():
+                refusal = error if isinstance(error, RequestRefused) else journal_unavailable()
+                note_refusal(telemetry, refusal, request.scope.get("state", {}).get("tenant", ""))
+                return refusal_answer(refusal)
+            case _:  # the guard notes it
+                return refusal_answer(internal())
 
     return handle
 
 
-def _unavailable_handler(refused: _Handler) -> _Handler:
-    async def handle(request: Request, _: Exception) -> Response:
-        return await refused(request, journal_unavailable())
-
-    return handle
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    reason = Reason.METHOD_NOT_ALLOWED if error.status_code == 405 else Reason.NOT_FOUND
-    message = f"Unknown request URL: {request.method} {request.url.path[:200]}."
-    if reason is Reason.METHOD_NOT_ALLOWED:
-        message = f"Not allowed to {request.method} on {request.url.path[:200]}."
-    refusal = RequestRefused(reason, message)
-    headers = {**refusal.headers(), **(error.headers or {})}
-    return Response(refusal.body(), refusal.status, headers, "application/json")
+def _unknown(request: Request, status: int) -> RequestRefused:
+    path = request.url.path[:200]
+    if status == 405:
+        message = f"Not allowed to {request.method} on {path}."
+        return RequestRefused(Reason.METHOD_NOT_ALLOWED, message)
+    return RequestRefused(Reason.NOT_FOUND, f"Unknown request URL: {request.method} {path}.")
 
 
-async def _defect(*_: object) -> Response:
-    refusal = internal()
-    return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _invalid(error: RequestValidationError) -> RequestRefused:
     first = error.errors()[0]
     param = next(str(part) for part in reversed(first["loc"]) if isinstance(part, str))
     message = f"Invalid value for '{param}': {first['msg']}."
-    refusal = RequestRefused(Reason.INVALID_REQUEST, message, param=param)
-    return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)

@@ -1,35 +1,95 @@
-"""A request's response, for a reader who reconnects or who comes later."""
+"""Answers to readers: a request's events, for one that reconnects or comes later, and JSON that may
+be as large as what is stored.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.errors import RequestRefused
-from serve_app.ingress.answer import Answer, Answers
+from serve_app.ingress.answer import Answer, Answering
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.refusals import send_refusal
+from serve_app.ingress.refusals import refusal_answer
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.ids import REQUEST_ID
 
+log = logging.getLogger("hermes.ingress")
+
+
+class _Reading(Response):
+    """Holds a reader's place while an ASGI application answers; FastAPI returns it unchanged."""
+
+    def __init__(self, place: AbstractContextManager[None], answer: ASGIApp) -> None:
+        super().__init__()
+        self._place = place
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await self._answer(scope, receive, send)
+
 
 class EventStreams:
-    """What one ingress needs to serve the events of any request."""
+    """What one ingress needs to serve its readers. One that does not read is disconnected."""
 
     def __init__(
         self,
         disconnects: Disconnects,
-        answers: Answers,
+        answering: Answering,
         slow_readers: SlowReaders,
         connections: ConnectionLimit,
     ) -> None:
         self._disconnects = disconnects
-        self._answers = answers
-        self.slow_readers = slow_readers
+        self._answering = answering
+        self._slow_readers = slow_readers
         self.connections = connections
+
+    def events(
+        self,
+        request_id: str,
+        tenant: str,
+        seen: int,
+        entries: list[Entry],
+        as_events: bool = True,
+    ) -> Response:
+        """The response of a request.
+
+        Args:
+            seen: the number of the last event that the reader has.
+            entries: the outline of the request's journal.
+            as_events: whether also an answer that was not streamed comes as an event.
+        """
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = await self.attach(request_id, seen, entries, as_events)
+            try:
+                await self._slow_readers.serve(answer, scope, receive, send)
+            except RequestRefused as refusal:  # as the POST itself would have got it
+                refused = refusal_answer(refusal, answer.own_headers())
+                await refused(scope, receive, send)
+
+        return _Reading(self.connections.hold(tenant), run)
+
+    def json(self, tenant: str, make: Callable[[], Awaitable[bytes]]) -> Response:
+        """An answer in JSON. `make` is called when there is room for another reader."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = Response(await make(), media_type="application/json")
+            try:
+                async with asyncio.timeout(self._slow_readers.stalled_s):
+                    await answer(scope, receive, send)
+            except TimeoutError:
+                log.info("%s: the client does not take the answer", scope["path"])
+
+        return _Reading(self.connections.hold(tenant), run)
 
     async def attach(
         self, request_id: str, seen: int, entries: list[Entry], as_events: bool
@@ -43,42 +103,4 @@ class EventStreams:
         path = decode_line(entries[0]).path if entries[0].id == REQUEST_ID else ""
         facts = follower.reader.facts
         streamed = as_events or (facts is not None and facts.streamed)
-        return self._answers.of(follower, path, facts, streamed, as_events)
-
-
-class EventStream(Response):
-    """The response to one reader; FastAPI returns it unchanged.
-
-    Args:
-        seen: the number of the last event that the reader has.
-        entries: the outline of the request's journal.
-        as_events: whether also an answer that was not streamed comes as an event.
-    """
-
-    def __init__(
-        self,
-        streams: EventStreams,
-        request_id: str,
-        tenant: str,
-        seen: int,
-        entries: list[Entry],
-        as_events: bool = True,
-    ) -> None:
-        super().__init__()
-        self._streams = streams
-        self._request_id = request_id
-        self._tenant = tenant
-        self._seen = seen
-        self._entries = entries
-        self._as_events = as_events
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        streams = self._streams
-        with streams.connections.hold(self._tenant):
-            answer = await streams.attach(
-                self._request_id, self._seen, self._entries, self._as_events
-            )
-            try:
-                await streams.slow_readers.serve(answer, scope, receive, send)
-            except RequestRefused as refusal:  # as the POST itself would have got it
-                await send_refusal(send, refusal, answer.own_headers())
+        return Answer(self._answering, follower, path, facts, streamed, as_events)

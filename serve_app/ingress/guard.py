@@ -1,13 +1,11 @@
 """The outermost layer: checks limits and API keys before anything is parsed, and answers refusals
-from all layers. A path means the same with a slash at its end, and HEAD the same as GET. Adds CORS
-for the origins of the settings.
+from all layers. A path means the same with a slash at its end, and HEAD the same as GET.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -15,11 +13,10 @@ from starlette.types import Receive, Scope, Send
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress import docs_page
-from serve_app.ingress.answer import ResponseStart
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import internal, note_refusal, send_refusal
+from serve_app.ingress.refusals import internal, note_refusal, refusal_answer
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
@@ -65,12 +62,12 @@ class Guard:
             await self._pass(scope, receive, send)
         except RequestRefused as refusal:
             note_refusal(self._telemetry, refusal, state.get("tenant", ""))
-            await send_refusal(send, refusal)
+            await refusal_answer(refusal)(scope, receive, send)
         except Exception as error:
             self._note_defect(error)
             if state["begun"]:  # the server ends the connection, and a client may reconnect
                 raise
-            await send_refusal(send, internal())
+            await refusal_answer(internal())(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_headers(scope["headers"], self._max_header_bytes)
@@ -114,60 +111,3 @@ def _as_routed(scope: Scope) -> Scope:
         "method": "GET" if method == "HEAD" else method,
         "state": state,
     }
-
-
-Headers = list[tuple[bytes, bytes]]
-
-_EXPOSED = (
-    b"x-request-id, x-client-request-id, x-hermes-class, x-hermes-replica, x-hermes-engine, "
-    b"x-hermes-attempts, x-hermes-queue-ms, x-hermes-reason, x-should-retry, retry-after, "
-    b"retry-after-ms"
-)
-_METHODS = b"GET, HEAD, POST, DELETE"
-
-
-class Cors:
-    """ASGI middleware around everything else: a browser asks first (`OPTIONS`), without a key.
-
-    Args:
-        origins: such as `https://chat.example.com`; `*` allows every page.
-    """
-
-    def __init__(self, app: Any, origins: Sequence[str]) -> None:
-        self._app = app
-        self._all = "*" in origins
-        self._origins = frozenset(origin.encode() for origin in origins)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a browser's question, or add to the answer who may read it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        asked = {name.lower(): value for name, value in scope["headers"]}
-        own = self._allowing(asked.get(b"origin", b""))
-        if b"access-control-request-method" in asked and scope["method"] == "OPTIONS" and own:
-            wanted = asked.get(b"access-control-request-headers", b"")
-            own += [
-                (b"access-control-allow-methods", _METHODS),
-                (b"access-control-allow-headers", wanted),
-            ]
-            await send(ResponseStart(type="http.response.start", status=204, headers=own))
-            await send({"type": "http.response.body", "body": b""})
-            return
-
-        async def send_allowing(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                headers = [*message["headers"], *own, (b"vary", b"Origin")]
-                message = type(message)({**message, "headers": headers})
-            await send(message)
-
-        await self._app(scope, receive, send_allowing)
-
-    def _allowing(self, origin: bytes) -> Headers:
-        """The headers that let pages of an origin read the answer; none if they may not."""
-        if not origin or not (self._all or origin in self._origins):
-            return []
-        return [
-            (b"access-control-allow-origin", b"*" if self._all else origin),
-            (b"access-control-expose-headers", _EXPOSED),
-        ]

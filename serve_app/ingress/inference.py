@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope, Send
 from serve_app.contract import INPUT_TOKENS, RESPONSES
 from serve_app.errors import RequestRefused
 from serve_app.ingress.acceptance import Acceptance
-from serve_app.ingress.answer import Answer, Answers
+from serve_app.ingress.answer import Answer, Answering
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.conversations import Conversations, goes_on
-from serve_app.ingress.refusals import send_refusal
+from serve_app.ingress.refusals import refusal_answer
 from serve_app.ingress.requests_api import accepted
 from serve_app.ingress.responses_api import queued
 from serve_app.ingress.slow_readers import SlowReaders
@@ -36,7 +36,7 @@ class InferenceEndpoint:
         conversations: Conversations,
         submissions: Submissions,
         acceptance: Acceptance,
-        answers: Answers,
+        answering: Answering,
         slow_readers: SlowReaders,
         tracing: Tracing,
     ) -> None:
@@ -45,7 +45,7 @@ class InferenceEndpoint:
         self._conversations = conversations
         self._submissions = submissions
         self._acceptance = acceptance
-        self._answers = answers
+        self._answering = answering
         self._slow_readers = slow_readers
         self._tracing = tracing
 
@@ -71,7 +71,8 @@ class InferenceEndpoint:
                 span.tell({"http.response.status_code": answer.status})
             except RequestRefused as refusal:
                 span.refused(refusal.status, refusal.reason)
-                await send_refusal(send, refusal, answer.own_headers())
+                refused = refusal_answer(refusal, answer.own_headers())
+                await refused(scope, receive, send)
             except Exception:
                 scope["state"]["begun"] = answer.status > 0
                 raise
@@ -95,11 +96,12 @@ class InferenceEndpoint:
                 caller, path, query, headers, body, request, span.traceparent
             )
             background = in_background(path, request)
-            if submission.detached and not (background and submission.streamed):
+            facts = submission.facts
+            if facts.detached and not (background and facts.streamed):
                 request_id, facts = await self._acceptance.accept_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
                 return (queued if background else accepted)(request_id, facts)
             follower, facts = await self._acceptance.accept(submission)
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
         continued = facts.streamed and submission.seen > 0
-        return self._answers.of(follower, path, facts, facts.streamed, as_events=continued)
+        return Answer(self._answering, follower, path, facts, facts.streamed, continued)

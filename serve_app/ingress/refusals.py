@@ -5,32 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from starlette.types import Send
+from starlette.responses import Response
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.answer import ResponseStart
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 
 log = logging.getLogger("hermes.ingress")
 
 
-async def send_refusal(
-    send: Send, refusal: RequestRefused, more_headers: Mapping[str, str] | None = None
-) -> None:
-    body = refusal.body()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **(more_headers or {}),
-        **refusal.headers(),
-    }
-    encoded = [
-        (name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()
-    ]
-    await send(ResponseStart(type="http.response.start", status=refusal.status, headers=encoded))
-    await send({"type": "http.response.body", "body": body})
+def refusal_answer(
+    refusal: RequestRefused, more_headers: Mapping[str, str] | None = None
+) -> Response:
+    headers = {**(more_headers or {}), **refusal.headers()}
+    return Response(refusal.body(), refusal.status, headers, "application/json")
 
 
 def note_refusal(telemetry: Telemetry, refusal: RequestRefused, tenant: str) -> None:

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused
-from serve_app.ingress.answer import ResponseStart
-from serve_app.ingress.event_streams import EventStream, EventStreams
+from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.pages import invalid, listing
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine
@@ -61,7 +60,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         entries = await entries_of(store, request_id, request.state.tenant)
         if request.state.head:  # without waiting for an event
             return Response(media_type="text/event-stream")
-        return EventStream(streams, request_id, request.state.tenant, seen, entries)
+        return streams.events(request_id, request.state.tenant, seen, entries)
 
     @router.get(
         "/v1/requests/{request_id}/response",
@@ -71,7 +70,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
         entries = await entries_of(store, request_id, request.state.tenant)
         if request.state.head:
             return Response()
-        return EventStream(streams, request_id, request.state.tenant, 0, entries, as_events=False)
+        return streams.events(request_id, request.state.tenant, 0, entries, as_events=False)
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
     async def cancel(request_id: str, request: Request) -> JSONResponse:
@@ -87,11 +86,6 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
 def _check_one_of(param: str, value: str, allowed: Sequence[str]) -> None:
     if value and value not in allowed:
         raise invalid(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
-
-
-def invalid(param: str, why: str) -> RequestRefused:
-    message = f"Invalid value for '{param}': {why}."
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
 async def _page(
@@ -116,13 +110,7 @@ async def _page(
             if found and all(found[name] == one for name, one in wanted.items() if one):
                 data.append(found)
     first_id = data[0]["id"] if data else None
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": first_id,
-        "last_id": last or None,
-        "has_more": more,
-    }
+    return listing(data, first_id, last or None, more)
 
 
 def known_headers(request_id: str, facts: RequestFacts) -> dict[str, str]:
@@ -133,15 +121,6 @@ def known_headers(request_id: str, facts: RequestFacts) -> dict[str, str]:
     return headers
 
 
-class KnownAnswer(JSONResponse):
-    """An answer with `known_headers`, which nothing replaces (`ResponseStart`)."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send(ResponseStart(type="http.response.start", **start))
-        await send({"type": "http.response.body", "body": self.body})
-
-
 def accepted(request_id: str, facts: RequestFacts) -> Response:
     """The answer to a request whose client does not wait."""
     headers = {
@@ -150,7 +129,7 @@ def accepted(request_id: str, facts: RequestFacts) -> Response:
         "preference-applied": "respond-async",
     }
     first = Entry.request(RequestLine("POST", "", "", []), facts)
-    return KnownAnswer(describe(request_id, [first]), 202, headers)
+    return JSONResponse(describe(request_id, [first]), 202, headers)
 
 
 def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:
@@ -200,6 +179,21 @@ async def entries_of(store: JournalStore, request_id: str, tenant: str) -> list[
             Reason.NOT_FOUND, f"No request '{request_id[:64]}' is known (any more)."
         )
     return entries
+
+
+async def request_behind(
+    store: JournalStore, prefix: str, name: str, tenant: str
+) -> tuple[str, list[Entry]] | None:
+    """The request that an id of OpenAI's form stands for, and its outline; None if `entries_of`
+    knows none.
+    """
+    request_id = name.removeprefix(prefix)
+    if request_id == name:
+        return None
+    try:
+        return request_id, await entries_of(store, request_id, tenant)
+    except RequestRefused:
+        return None
 
 
 def _tenant(entries: list[Entry]) -> str | None:

@@ -16,9 +16,9 @@ from serve_app.contract import Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, error_body
 from serve_app.ingress.conversations import PREFIX, answer, items_of
-from serve_app.ingress.event_streams import EventStream, EventStreams
-from serve_app.ingress.large_answers import LargeAnswer
-from serve_app.ingress.requests_api import KnownAnswer, entries_of, invalid, known_headers
+from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.pages import invalid, not_found, page
+from serve_app.ingress.requests_api import known_headers, request_behind
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import having_read
@@ -27,7 +27,7 @@ from serve_app.journal.store import JournalStore
 
 def queued(request_id: str, facts: RequestFacts) -> Response:
     """The answer to a response in the background that was accepted just now."""
-    return KnownAnswer(
+    return JSONResponse(
         _unfinished(request_id, facts, State.QUEUED), headers=known_headers(request_id, facts)
     )
 
@@ -37,13 +37,10 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
     router = APIRouter(tags=["responses"])
 
     async def found(response_id: str, request: Request) -> tuple[str, list[Entry]]:
-        request_id = response_id.removeprefix(PREFIX)
-        if request_id == response_id:
+        known = await request_behind(store, PREFIX, response_id, request.state.tenant)
+        if known is None:
             raise _not_found(response_id)
-        try:
-            return request_id, await entries_of(store, request_id, request.state.tenant)
-        except RequestRefused:
-            raise _not_found(response_id) from None
+        return known
 
     async def ended(response_id: str, request: Request) -> str:
         request_id, entries = await found(response_id, request)
@@ -59,7 +56,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
                 entries = await store.read(request_id) if has_ended(outline) else None
                 return await asyncio.to_thread(_object, request_id, entries or outline)
 
-        return LargeAnswer(streams, tenant, make)
+        return streams.json(tenant, make)
 
     @router.get("/v1/responses/{response_id}", summary="A response, or its events")
     async def retrieve(
@@ -76,7 +73,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
             if facts is None or not facts.streamed:
                 raise invalid("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
-            return EventStream(streams, request_id, request.state.tenant, seen, entries)
+            return streams.events(request_id, request.state.tenant, seen, entries)
         return whole(request_id, request.state.tenant, entries)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
@@ -96,7 +93,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
                     raise _not_found(response_id)
                 return await asyncio.to_thread(_input_items, request_id, asked, order, after, limit)
 
-        return LargeAnswer(streams, request.state.tenant, make)
+        return streams.json(request.state.tenant, make)
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
     async def cancel(response_id: str, request: Request) -> Any:
@@ -113,8 +110,7 @@ def routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIR
 
 
 def _not_found(response_id: str) -> RequestRefused:
-    message = f"Response with id '{response_id[:64]}' not found."
-    return RequestRefused(Reason.NOT_FOUND, message, param="id")
+    return not_found("Response", response_id)
 
 
 def _object(request_id: str, entries: list[Entry]) -> bytes:
@@ -151,26 +147,11 @@ def _input_items(request_id: str, asked: bytes, order: str, after: str, limit: i
     named = []
     for number, item in enumerate(items):
         fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw])
-        name = msgspec.Raw(msgspec.json.encode(f"item_{request_id}_{number}"))
+        given = fields.get("id") or msgspec.Raw(b"null")
+        name = str(msgspec.json.decode(given) or f"item_{request_id}_{number}")
         kind = msgspec.Raw(b'"message"')
-        named.append({"type": kind, **fields, "id": fields.get("id") or name})
-    ids = [str(msgspec.json.decode(item["id"])) for item in named]
-    if order == "desc":
-        named.reverse()
-        ids.reverse()
-    if after and after not in ids:
-        raise invalid("after", f"the input has no item '{after[:80]}'")
-    begin = ids.index(after) + 1 if after else 0
-    shown = ids[begin : begin + limit]
-    return msgspec.json.encode(
-        {
-            "object": "list",
-            "data": named[begin : begin + limit],
-            "first_id": shown[0] if shown else None,
-            "last_id": shown[-1] if shown else None,
-            "has_more": begin + limit < len(ids),
-        }
-    )
+        named.append((name, {"type": kind, **fields, "id": name}))
+    return msgspec.json.encode(page(named, order, after, limit))
 
 
 def _unfinished(

@@ -18,8 +18,8 @@ from serve_app.contract import CHATS, Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.field_errors import refusal_of
 from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.large_answers import LargeAnswer
-from serve_app.ingress.requests_api import entries_of, invalid
+from serve_app.ingress.pages import invalid, listing, not_found, page
+from serve_app.ingress.requests_api import request_behind
 from serve_app.ingress.uploads import Uploads
 from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.journal.entries import Entry
@@ -109,7 +109,9 @@ class StoredChats:
             fields, answer_size = await self.answer(request_id, asked)
             size += answer_size
             found += [fields] if fields else []
-        return _list(found, looked_at < len(ids), last=ids[looked_at - 1] if looked_at else "")
+        first_id = found[0]["id"] if found else None
+        last_id = f"{_PREFIX}{ids[looked_at - 1]}" if looked_at else None
+        return listing(found, first_id, last_id, looked_at < len(ids))
 
 
 def routes(
@@ -121,17 +123,14 @@ def routes(
         async def encoded() -> bytes:
             return await asyncio.to_thread(msgspec.json.encode, await make())
 
-        return LargeAnswer(streams, request.state.tenant, encoded)
+        return streams.json(request.state.tenant, encoded)
 
     async def own(chat_id: str, request: Request) -> tuple[str, _Asked]:
         """Another tenant's chat is as unknown as one that does not exist."""
-        request_id = chat_id.removeprefix(_PREFIX)
-        if request_id == chat_id:
+        known = await request_behind(store, _PREFIX, chat_id, request.state.tenant)
+        if known is None:
             raise _not_found(chat_id)
-        try:
-            outline = await entries_of(store, request_id, request.state.tenant)
-        except RequestRefused:
-            raise _not_found(chat_id) from None
+        request_id, outline = known
         asked = await chats.asked(request_id)
         completed = any(entry.state is State.COMPLETED for entry in outline)
         if asked is None or not completed:
@@ -197,12 +196,7 @@ def routes(
             _, asked = await own(chat_id, request)
             every = asked.fields["messages"]
             named = [{"id": f"{chat_id}-{n}", **one} for n, one in enumerate(every)]
-            named = named[::-1] if order == "desc" else named
-            ids = [one["id"] for one in named]
-            if after and after not in ids:
-                raise invalid("after", "the chat completion has no such message")
-            begin = ids.index(after) + 1 if after else 0
-            return _list(named[begin : begin + limit], begin + limit < len(ids))
+            return page([(str(one["id"]), one) for one in named], order, after, limit)
 
         return answer(request, make)
 
@@ -225,22 +219,8 @@ def _metadata_in(body: bytes, limits: RequestLimits) -> dict[str, str]:
         raise refusal_of(error.errors(include_url=False), change) from None
 
 
-def _list(data: list[dict[str, Any]], more: bool, last: str = "") -> dict[str, Any]:
-    """A page in OpenAI's form. `last`: the request of the last one that was looked at, where the
-    next page begins; empty if that is the last one shown.
-    """
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": f"{_PREFIX}{last}" if last else data[-1]["id"] if data else None,
-        "has_more": more,
-    }
-
-
 def _not_found(chat_id: str) -> RequestRefused:
-    message = f"Chat completion with id '{chat_id[:80]}' not found."
-    return RequestRefused(Reason.NOT_FOUND, message, param="id")
+    return not_found("Chat completion", chat_id)
 
 
 def _is_wanted(asked: _Asked, wanted: Mapping[str, str]) -> bool:

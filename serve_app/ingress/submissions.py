@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
 from serve_app.admission.submission import Submission
+from serve_app.clock import RedisClock
 from serve_app.contract import CHATS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.validation.headers import last_event_id, prefers_async, seconds
 from serve_app.ingress.validation.structure import PIECE_BYTES
-from serve_app.journal.facts import RequestLine
+from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.policy.affinity import session_key
 from serve_app.policy.classes import (
     CLASSES,
@@ -30,8 +29,9 @@ from serve_app.settings import Settings
 # Headers that the engine's server may need; credentials and cookies never enter the journal.
 _KEPT_HEADERS = ("content-type", "accept")
 
-
 _STORED_PATHS = (RESPONSES, CHATS)
+_MAX_ID_CHARS = 128
+"""Of a client's own id for its request: it is in logs and in answers."""
 
 
 def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
@@ -53,14 +53,16 @@ class Submissions:
 
     Args:
         wake: the channel on which this ingress learns of new journal entries.
+        clock: of the admissions.
     """
 
-    def __init__(self, settings: Settings, wake: str) -> None:
+    def __init__(self, settings: Settings, wake: str, clock: RedisClock) -> None:
         self._model = settings.model.name
         self._ingress = settings.ingress
         self._journal = settings.journal
         self._critical_tenants = frozenset(settings.auth.critical_tenants)
         self._wake = wake
+        self._clock = clock
 
     def of(
         self,
@@ -95,27 +97,32 @@ class Submissions:
                 param="background",
             )
         stored = background or self._stores(path, request)
-        kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
-        return Submission(
-            tenant=tenant,
-            line=RequestLine("POST", path, query, kept),
-            body=body,
-            model=self._model,
+        now_ms = self._clock.now_ms()
+        facts = RequestFacts(
             request_class=self._request_class(tenant, headers, request),
+            tenant=tenant,
             session=session_key(headers, request),
-            timeout_s=self._timeout_s(headers, detached),
-            work=work_of(path, body, request),
+            model=self._model,
             streamed=request.get("stream") is True,
+            admitted_ms=now_ms,
+            deadline_ms=now_ms + int(self._timeout_s(headers, detached) * 1000),
             wake=self._wake,
-            client_request_id=client_request_id(headers),
-            idempotency_key=key,
-            value=_meaning(body, request) if key else b"",
-            seen=last_event_id(headers.get("last-event-id")) if key else 0,
+            client_request_id=headers.get("x-request-id", "")[:_MAX_ID_CHARS],
             trace=trace,
             key=key_name,
             detached=detached,
             retention_s=self._retention_s(headers) if detached or stored else 0.0,
-            stored=stored,
+            body_bytes=len(body) if stored else 0,
+        )
+        kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
+        return Submission(
+            facts,
+            RequestLine("POST", path, query, kept),
+            body,
+            work_of(path, body, request),
+            idempotency_key=key,
+            value=_meaning(body, request) if key else b"",
+            seen=last_event_id(headers.get("last-event-id")) if key else 0,
             if_there_is_room=not detached and request.get("store") is None,
         )
 
@@ -159,23 +166,3 @@ class Submissions:
         wanted_s = seconds(headers, "x-hermes-retention-seconds")
         journal = self._journal
         return min(wanted_s or journal.detached_retention_s, journal.max_retention_s)
-
-
-_MAX_CHARS = 128
-_made_up: ContextVar[str] = ContextVar("made_up", default="")
-"""The id of the request that this task serves, if it was made up. It leaves the process in logs and
-in answers, and no client gains anything by sending it.
-"""
-
-
-def make_up() -> str:
-    """Create the id under which Serve logs a request without an id."""
-    made = str(uuid.uuid4())
-    _made_up.set(made)
-    return made
-
-
-def client_request_id(headers: Mapping[str, str]) -> str:
-    """The client's own id for its request; empty if it sent none."""
-    found = headers.get("x-request-id", "")
-    return "" if found == _made_up.get() else found[:_MAX_CHARS]

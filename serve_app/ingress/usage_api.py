@@ -17,7 +17,7 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.requests_api import invalid
+from serve_app.ingress.pages import invalid
 from serve_app.journal.usage import STATES, Row, Whose, sums
 from serve_app.policy.classes import BATCH
 from serve_app.redis.link import RedisLink

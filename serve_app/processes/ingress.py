@@ -18,7 +18,7 @@ from serve_app.dispatch.quarantine import Quarantine
 from serve_app.endings import Endings
 from serve_app.ingress import requests_api, responses_api, status, stored_chats, usage_api
 from serve_app.ingress.acceptance import Acceptance
-from serve_app.ingress.answer import Answers
+from serve_app.ingress.answer import Answering
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
 from serve_app.ingress.connection_limits import ConnectionLimits
@@ -96,7 +96,7 @@ class IngressProcess:
         )
         self.limits = AdmissionLimits(settings)
         self.acceptance = self._build_acceptance()
-        self.submissions = Submissions(settings, self.followers.channel)
+        self.submissions = Submissions(settings, self.followers.channel, base.clock)
         self.connections = ConnectionLimits(settings)
         self.slow_readers = SlowReaders(settings.ingress.stalled_reader_s, base.loops)
         self.uploads = Uploads(settings)
@@ -169,19 +169,19 @@ class IngressProcess:
     def app(self) -> Any:
         """The ASGI application that serves this ingress's HTTP."""
         base, settings = self.base, self.settings
-        answers = Answers(self._disconnects, self._deadlines, settings.ingress.heartbeat_s)
+        answering = Answering(self._disconnects, self._deadlines, settings.ingress.heartbeat_s)
         inference = InferenceEndpoint(
             self.uploads,
             self._validator,
             Conversations(base.store, settings.ingress.max_body_bytes),
             self.submissions,
             self.acceptance,
-            answers,
+            answering,
             self.slow_readers,
             base.tracing,
         )
         streams = EventStreams(
-            self._disconnects, answers, self.slow_readers, self.connections.event_readers
+            self._disconnects, answering, self.slow_readers, self.connections.event_readers
         )
         routers = [
             status.routes(

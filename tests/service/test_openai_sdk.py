@@ -202,6 +202,7 @@ def test_the_headers_of_an_answer_name_its_replica_and_engine(service: Running) 
     raw = create(**asking(STORY, 4), extra_headers={"x-request-id": "mine-1"})
     headers = raw.headers
     assert headers["x-request-id"].startswith("req_")
+    assert "," not in headers["x-request-id"], "Serve adds no second one"
     assert headers["x-client-request-id"] == "mine-1"
     assert int(headers["x-hermes-attempts"]) >= 1
     assert headers["x-hermes-engine"].startswith("vllm-")
@@ -219,7 +220,7 @@ def test_a_stream_has_the_same_headers(service: Running) -> None:
     assert raw.headers["x-request-id"].startswith("req_")
     for name in ("replica", "attempts", "engine", "queue-ms"):
         assert raw.headers[f"x-hermes-{name}"]
-    assert "x-client-request-id" not in raw.headers, "the client gave none, whatever Serve makes up"
+    assert "x-client-request-id" not in raw.headers, "the client gave none, and Serve makes none up"
     assert service.state(raw.headers["x-request-id"])["client_request_id"] is None
     assert len(list(raw.parse())) >= 1
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import hiredis
 
+from serve_app.clock import RedisClock
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.submissions import Submissions
@@ -20,7 +21,7 @@ from serve_app.settings import Settings
 from tests.tables import Failures
 
 MODEL = "hermes-tiny"
-SUBMISSIONS = Submissions(Settings(), "wake")
+SUBMISSIONS = Submissions(Settings(), "wake", RedisClock())
 HELLO = [{"role": "user", "content": "Hello"}]
 GOOD = {"messages": HELLO, "prompt": "Hello", "input": "Hello", "tokens": [1, 2]}
 FIELDS = (
@@ -62,7 +63,7 @@ def submit(path: str, body: bytes, headers: dict[str, str]) -> None:
         request = parse(path, body, MODEL)
         check_context(path, request, 4_096)
         made = SUBMISSIONS.of(Caller("tenant"), path, "", headers, body, request, "")
-        entry = encode_entry("req_1", made.tenant, made.session, 1, made.work)
+        entry = encode_entry("req_1", made.facts.tenant, made.facts.session, 1, made.work)
         hiredis.pack_command(("XADD", "key", "*", *itertools.chain(*entry.items())))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from serve_app.ingress.answer import Answer
+from serve_app.ingress.answer import Answer, Answering
 from serve_app.journal.entries import Entry
 from serve_app.journal.events import HEARTBEAT
 from serve_app.journal.facts import AttemptFacts, Head, Summary
@@ -77,17 +77,9 @@ class Client:
         self.breaks = False
         self._sending = False
         self.follower = followers.follow_new(ID)
-        answer = Answer(
-            self.follower,
-            Nobody(),  # type: ignore[arg-type]
-            None,  # type: ignore[arg-type]  # no deadline is looked at here
-            "/v1/completions",
-            streamed=True,
-            as_events=False,
-            admitted_ms=0,
-            deadline_ms=0,
-            heartbeat_s=0.0,
-        )
+        # No deadline is looked at here.
+        answering = Answering(Nobody(), None, heartbeat_s=0.0)  # type: ignore[arg-type]
+        answer = Answer(answering, self.follower, "/v1/completions", facts=None, streamed=True)
         self.task = asyncio.ensure_future(answer({}, None, self._send))
 
     async def _send(self, message: Message) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.admission.submission import Submission
+from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
@@ -17,7 +18,7 @@ from serve_app.settings import Settings
 def submitted(tenant: str = "acme", header: str = "", **request: Any) -> Submission:
     settings = Settings.model_validate({"auth": {"critical_tenants": ["ops"]}})
     headers = {"x-hermes-class": header} if header else {}
-    made = Submissions(settings, "wake")
+    made = Submissions(settings, "wake", RedisClock())
     return made.of(Caller(tenant), "/v1/completions", "", headers, b"{}", request, "")
 
 
@@ -26,12 +27,12 @@ def submitted(tenant: str = "acme", header: str = "", **request: Any) -> Submiss
     [("priority", "realtime"), ("flex", "batch"), ("auto", "standard"), (None, "standard")],
 )
 def test_the_service_tier_chooses_the_class(tier: str | None, expected: str) -> None:
-    assert submitted(service_tier=tier).request_class == expected
-    assert submitted(service_tier=tier, header="batch").request_class == "batch"
+    assert submitted(service_tier=tier).facts.request_class == expected
+    assert submitted(service_tier=tier, header="batch").facts.request_class == "batch"
 
 
 def test_only_operators_may_go_before_all_others() -> None:
-    assert submitted("ops", "critical").request_class == "critical"
+    assert submitted("ops", "critical").facts.request_class == "critical"
     with pytest.raises(RequestRefused) as refused:
         submitted("acme", "critical")
     assert (refused.value.reason, refused.value.status) == (Reason.KEY_NOT_PERMITTED, 403)
