@@ -99,33 +99,29 @@ def stage_values(stage: str) -> Document:
     return merged(NAMED, yaml.safe_load((CHART / f"values-{stage}.yaml").read_text()))
 
 
-def rendered(values: Document, name: str = "hermes", namespace: str = "prod") -> dict[str, str]:
+def rendered(values: Document) -> dict[str, str]:
     """Every template's text. Each set of values is rendered once."""
-    return _rendered(json.dumps(values, sort_keys=True), name, namespace)
+    return _rendered(json.dumps(values, sort_keys=True))
 
 
 @functools.cache
-def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
+def _rendered(values: str) -> dict[str, str]:
     # Loaded anew: rendering changes the handle.
     chart = helm_python.Chart.load(str(CHART))
-    return dict(chart.render(json.loads(values), name=name, namespace=namespace))
+    return dict(chart.render(json.loads(values), name="hermes", namespace="prod"))
 
 
-def documents(values: Document, name: str = "hermes") -> list[Document]:
+def documents(values: Document) -> list[Document]:
     """Every object of a release; each set of values is read once, and each caller may change what
     it gets.
     """
-    found: list[Document] = pickle.loads(_documents(json.dumps(values, sort_keys=True), name))
+    found: list[Document] = pickle.loads(_documents(json.dumps(values, sort_keys=True)))
     return found
 
 
 @functools.cache
-def _documents(values: str, name: str) -> bytes:
-    texts = [
-        text
-        for path, text in _rendered(values, name, "prod").items()
-        if not path.endswith("NOTES.txt")
-    ]
+def _documents(values: str) -> bytes:
+    texts = [text for path, text in _rendered(values).items() if not path.endswith("NOTES.txt")]
     return pickle.dumps([item for text in texts for item in yaml.load_all(text, Loader) if item])
 
 

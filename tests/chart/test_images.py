@@ -10,7 +10,7 @@ import re
 import yaml
 
 from serve_app import __version__
-from tests.chart.charts import CHART, NAMED, ROOT, documents, pod_templates
+from tests.chart.charts import CHART, NAMED, ROOT, cluster_of, documents, pod_templates
 from tests.tables import each
 
 FOLDER = ROOT / "cluster" / "docker"
@@ -49,17 +49,6 @@ def test_it_runs_as_the_user_of_the_pods(device: str) -> None:
 
 
 @each("device", IMAGES)
-def test_everything_it_copies_is_there_and_reaches_the_build(device: str) -> None:
-    ignore = (FOLDER / f"{device}.Dockerfile.dockerignore").read_text().splitlines()
-    for line in lines(device):
-        if line.startswith("COPY ") and "--from" not in line:
-            *sources, _ = [word for word in line.split()[1:] if not word.startswith("--")]
-            for source in sources:
-                assert (ROOT / source).exists(), source
-                assert f"!{source}" in ignore, source
-
-
-@each("device", IMAGES)
 def test_haproxy_starts_through_the_wrapper(device: str) -> None:
     found = environment(device)
     (copied,) = [line for line in lines(device) if "cluster/haproxy-start" in line]
@@ -71,12 +60,10 @@ def test_haproxy_starts_through_the_wrapper(device: str) -> None:
 
 
 def test_the_chart_names_the_ray_that_the_images_hold() -> None:
-    cluster = next(item for item in documents(NAMED) if item["kind"] == "RayService")["spec"][
-        "rayClusterConfig"
-    ]
+    version = re.escape(cluster_of(documents(NAMED))["rayVersion"])
     for device in IMAGES:
         lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
-        assert re.search(rf"^ray\S*=={re.escape(cluster['rayVersion'])}\b", lock, re.MULTILINE)
+        assert re.search(rf"^ray\S*=={version}\b", lock, re.MULTILINE)
 
 
 def test_the_chart_and_the_project_have_one_version() -> None:

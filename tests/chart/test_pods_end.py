@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.local.environment import ROOT, VENV
-from tests.chart.charts import documents, one, pod_templates, stage_values
+from tests.chart.charts import cluster_of, documents, pod_templates, stage_values
 from tests.waiting import PATIENCE_S, until
 
 
@@ -44,9 +44,7 @@ def ends_at_sigterm(running: subprocess.Popen[str]) -> None:
 
 def test_the_autoscaler_ends_when_it_is_asked_to() -> None:
     """Ray's own process would ignore the signal: it is first in its container, and handles none."""
-    options = one(documents(stage_values("multi-node")), "RayService")["spec"]["rayClusterConfig"][
-        "autoscalerOptions"
-    ]
+    options = cluster_of(documents(stage_values("multi-node")))["autoscalerOptions"]
     words = [*options["command"], *options["args"]]
     named = {"RAY_CLUSTER_NAME": "hermes", "RAY_CLUSTER_NAMESPACE": "prod"}
     with first_process(words, **named) as running:

@@ -73,13 +73,6 @@ def test_the_operator_would_take_it(stage: str, variant: str) -> None:
     assert PORTS.items() <= ports.items()
 
 
-def engine_pods(values: Document) -> tuple[int, int, str | None]:
-    """The least and the most pods with engines, and the GPUs of each."""
-    group = ray_groups(documents(values))["engines"]
-    gpus = container(group)["resources"]["limits"].get("nvidia.com/gpu")
-    return group["minReplicas"], group["maxReplicas"], gpus
-
-
 @each(
     "changes, pods",
     [
@@ -104,14 +97,18 @@ def engine_pods(values: Document) -> tuple[int, int, str | None]:
 def test_there_are_as_many_engine_pods_as_the_engines_fill(
     changes: Document, pods: tuple[int, int, str]
 ) -> None:
-    assert engine_pods(merged(NAMED, changes)) == pods
+    group = groups(changes)["engines"]
+    gpus = container(group)["resources"]["limits"].get("nvidia.com/gpu")
+    assert (group["minReplicas"], group["maxReplicas"], gpus) == pods
 
 
 def test_ray_scales_pods_only_where_engines_scale() -> None:
     fixed = cluster_of(documents(stage_values("multi-gpu")))
     assert fixed["enableInTreeAutoscaling"] is False
     assert "autoscalerOptions" not in fixed
-    scaling = cluster_of(documents(stage_values("multi-node")))
+    objects = documents(stage_values("multi-node"))
+    engines, scaling = ray_groups(objects)["engines"], cluster_of(objects)
+    assert (engines["minReplicas"], engines["maxReplicas"]) == (2, 8)
     assert scaling["enableInTreeAutoscaling"] is True
     assert scaling["autoscalerOptions"]["version"] == "v2"
 

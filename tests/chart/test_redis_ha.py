@@ -11,7 +11,6 @@ import yaml
 
 from scripts.local.environment import ROOT
 from serve_app.settings.redis_address import redis_address
-from tests.chart import kinds
 from tests.chart.charts import HA, NAMED, Document, documents, merged, one, pod_templates
 from tests.chart.test_redis import USERS, config_of, users
 
@@ -78,13 +77,6 @@ def test_their_users_come_from_the_charts_own_script() -> None:
     assert config["users.sh"].strip() == USERS.read_text().strip()
     mounts = init["volumeMounts"] + VALUES["redis"]["extraVolumeMounts"]
     assert {mount["name"] for mount in mounts} == set(volumes)
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "x"},
-        "spec": {"initContainers": [init], "containers": [init], "volumes": VALUES["extraVolumes"]},
-    }
-    assert kinds.errors(pod, "1.34") == []
     sources = [item["valueFrom"]["secretKeyRef"] for item in init["env"] if "valueFrom" in item]
     assert {source["name"] for source in sources} == {VALUES["existingSecret"]}
 

@@ -13,7 +13,6 @@ import yaml
 
 from serve_app.settings import Settings, load_settings
 from serve_app.settings.presets import PRESETS
-from serve_app.settings.workers import POLICY
 from tests.chart.charts import (
     EXTERNAL,
     NAMED,
@@ -26,6 +25,7 @@ from tests.chart.charts import (
     merged,
     one,
     pod_templates,
+    ray_groups,
     stage_values,
 )
 from tests.tables import each
@@ -72,21 +72,6 @@ def test_the_service_takes_the_settings(stage: str) -> None:
     assert settings.model.name
 
 
-SCALING = {"min_replicas": 2, "max_replicas": 8, "target_ongoing_requests": 20}
-DELAYS = {"upscale_delay_s": 30, "downscale_delay_s": 120}
-
-
-def test_the_largest_stage_scales_as_it_says() -> None:
-    (application,) = config(stage_values("multi-node"))["applications"]
-    (worker,) = application["deployments"]
-    policy = {"policy": {"policy_function": POLICY}}
-    assert worker["autoscaling_config"] == {**SCALING, **DELAYS, **policy}
-    assert (worker["name"], worker["num_replicas"]) == ("Worker", "auto")
-    assert application["args"]["workers"]["replicas"] == 2
-    ours = yaml.safe_load((ROOT / "cluster" / "multi_node.yaml").read_text())
-    assert ours["applications"][0]["args"]["workers"]["autoscaling"] == {**SCALING, **DELAYS}
-
-
 @each(
     "preset, workers, autoscaling",
     [
@@ -106,6 +91,7 @@ def test_the_chart_scales_as_the_service_would(
     assert expected is not None
     (worker,) = application["deployments"]
     assert worker["autoscaling_config"] == expected.for_serve()
+    assert (worker["name"], worker["num_replicas"]) == ("Worker", "auto")
     assert application["args"]["workers"]["replicas"] == expected.min_replicas
 
 
@@ -124,19 +110,15 @@ def test_a_higher_bound_builds_nothing_again() -> None:
 
 
 def test_keys_are_asked_for_unless_they_are_switched_off() -> None:
-    settings = settings_of(NAMED).auth
-    assert settings.required is True
-    assert (
-        settings_of(merged(NAMED, {"auth": {"enabled": False, "existingSecret": ""}})).auth.required
-        is False
-    )
+    assert settings_of(NAMED).auth.required is True
+    off = merged(NAMED, {"auth.enabled": False, "auth.existingSecret": ""})
+    assert settings_of(off).auth.required is False
 
 
 def test_the_files_that_the_settings_name_are_mounted() -> None:
     values = merged(NAMED, EXTERNAL, TLS)
     settings = settings_of(values)
-    cluster = one(documents(values), "RayService")["spec"]["rayClusterConfig"]
-    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+    for name, group in ray_groups(documents(values)).items():
         spec = group["template"]["spec"]
         places = {
             mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]
@@ -150,11 +132,7 @@ def test_the_files_that_the_settings_name_are_mounted() -> None:
             for item in volume.get("secret", {}).get("items", [])
         }
         # Ingresses alone ask for keys.
-        keys = (
-            {settings.auth.keys_file: ("hermes-keys", "keys")}
-            if group.get("groupName") == "ingress"
-            else {}
-        )
+        keys = {settings.auth.keys_file: ("hermes-keys", "keys")} if name == "ingress" else {}
         assert files == {settings.redis.ca_file: ("redis-url", "ca.pem"), **keys}
 
 
@@ -216,6 +194,4 @@ def test_large_numbers_stay_whole() -> None:
 
 def test_engine_arguments_go_through_as_they_are() -> None:
     args = {"max_model_len": 8192, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9}
-    assert (
-        arguments(merged(NAMED, {"settings": {"engine": {"args": args}}}))["engine"]["args"] == args
-    )
+    assert arguments(merged(NAMED, {"settings.engine.args": args}))["engine"]["args"] == args

@@ -154,11 +154,6 @@ def test_the_job_gets_what_the_script_asks_for_and_ends_before_helm_gives_up() -
     assert script.strip() == (CHART / "files" / "uninstall.py").read_text().strip()
 
 
-def test_without_the_job_nothing_of_it_is_there() -> None:
-    objects = documents(merged(NAMED, {"uninstall": {"enabled": False}}))
-    assert not [item for item in objects if item["metadata"]["name"] == "hermes-uninstall"]
-
-
 def install(cluster: Cluster, **changes: Any) -> str:
     """What `helm install --dry-run=server` says, which asks the cluster."""
     config = helm_python.Config(

@@ -5,6 +5,7 @@ sets one.
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
-from vllm.sampling_params import SamplingParams
 
 from serve_app.settings import DEFAULT_TENANT
 from workers import recorder as recording
 from workers.engine import Progress
-from workers.replay import Recorded
 from workers.resumable import RecordingClient, _salted
 
 TENANTS = [DEFAULT_TENANT, "acme", "acm", "acme:", "7", ""]
@@ -54,43 +53,18 @@ class Listening:
     def __init__(self) -> None:
         self.prompts: list[Any] = []
 
-    async def generate(self, prompt: Any, *_: Any, **__: Any) -> Any:
+    async def encode(self, prompt: Any, *_: Any, **__: Any) -> Any:
         self.prompts.append(prompt)
         return
         yield
 
-    encode = generate
 
-
-class Whose:
-    """The part of a recorder that is needed here."""
-
-    tenant = "acme"
-    recorded = Recorded()
-
-    def next_generation(self) -> int:
-        return 0
-
-    def can_be_continued(self, whether: bool) -> None:
-        """Nobody asks here."""
-
-
-@pytest.mark.parametrize("way", ["generate", "encode"])
-async def test_every_way_into_the_engine_has_the_tenants_salt(way: str) -> None:
+async def test_a_prompt_for_embeddings_has_the_tenants_salt() -> None:
+    """Those that an engine answers with text are in test_resume.py."""
     engine: Any = Listening()
     client = RecordingClient(engine, Progress(), rerun_tokens=0)
-    recording.current.set(Whose())  # type: ignore[arg-type]
-    params = SamplingParams()
-    params.output_kind = recording_kind()
-    async for _ in getattr(client, way)(
-        {"type": "token", "prompt_token_ids": [1]}, params, "req_1"
-    ):
+    recorder: Any = SimpleNamespace(tenant="acme", next_generation=lambda: 0)
+    recording.current.set(recorder)
+    async for _ in client.encode({"type": "token", "prompt_token_ids": [1]}, None, "req_1"):
         pass
     assert [prompt["cache_salt"] for prompt in engine.prompts] == [salt("acme", None)]
-
-
-def recording_kind() -> Any:
-    """Requests deltas; there may be none."""
-    from vllm.sampling_params import RequestOutputKind
-
-    return RequestOutputKind.DELTA

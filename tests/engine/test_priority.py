@@ -113,7 +113,12 @@ def test_preemptions_are_counted_as_vllm_counts_them(small: SmallEngine) -> None
 
 def test_the_class_is_the_priority_in_every_attempt(world: EngineThread) -> None:
     for request_class in CLASSES:
-        check_priority(world, request_class)
+        name = f"req_of_the_class_{request_class}"
+        whole = world.run(attempt(world, [asking(8, 12, request_class)], name))
+        cut = whole.entries[: len(whole.entries) // 2]
+        assert world.run(attempt(world, cut, name)).body == whole.body
+        (given,) = {tuple(found) for key, found in world.priorities.items() if name in key}
+        assert given == (engine_priority(request_class),) * 2
 
 
 def test_sequences_of_a_request_of_several_go_behind_those_of_their_class(
@@ -130,14 +135,3 @@ def test_sequences_of_a_request_of_several_go_behind_those_of_their_class(
         world.run(attempt(world, [request(PATH, body)], request_id))
         given = [set(found) for key, found in world.priorities.items() if request_id in key]
         assert set().union(*given) == expected
-
-
-def check_priority(world: EngineThread, request_class: str) -> None:
-    name = f"req_of_the_class_{request_class}"
-    journal = [asking(8, 12, request_class)]
-    whole = world.run(attempt(world, journal, name))
-    cut = whole.entries[: len(whole.entries) // 2]
-    again = world.run(attempt(world, cut, name))
-    assert again.body == whole.body
-    (given,) = {tuple(found) for key, found in world.priorities.items() if name in key}
-    assert given == (engine_priority(request_class),) * 2

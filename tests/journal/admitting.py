@@ -47,12 +47,10 @@ class StillIngress(IngressProcess):
         self.disconnects = self._disconnects
 
     async def post(
-        self, key: str = "", body: bytes = b'{"prompt": "Hello"}', session: str = ""
+        self, key: str = "", body: bytes = b'{"prompt": "Hello"}'
     ) -> tuple[Follower, RequestFacts]:
         """Admit a client's request, or join it to an earlier one."""
         headers = {"idempotency-key": key} if key else {}
-        if session:
-            headers["x-session-id"] = session
         request = json.loads(body)
         submission = self.submissions.of(
             Caller("tenant"), "/v1/completions", "", headers, body, request, ""

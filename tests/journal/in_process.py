@@ -5,10 +5,12 @@ stopped as by Ray Serve, without Ray. A `Door` is an ingress behind uvicorn on a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import pickle
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,6 +34,14 @@ def settings_of(url: str, namespace: str, **sections: Any) -> Settings:
     engine = {"kind": "simulated"}
     args = {"namespace": namespace, "redis": redis_settings(url), "engine": engine, **sections}
     return Settings.model_validate(args)
+
+
+def keys_of(folder: Path, *tenants: str) -> dict[str, Any]:
+    """The section `auth` with a keys file in which each key is its tenant's name."""
+    digests = {tenant: hashlib.sha256(tenant.encode()).hexdigest() for tenant in tenants}
+    lines = [f"{tenant} sha256:{digest}\n" for tenant, digest in digests.items()]
+    (folder / "keys").write_text("".join(lines))
+    return {"required": True, "keys_file": str(folder / "keys")}
 
 
 @asynccontextmanager
@@ -103,6 +113,14 @@ class Door:
         """The same, in the background; its client leaves when the door closes."""
         self._posted.append(asyncio.create_task(self.post(prompt, **headers)))
         return self._posted[-1]
+
+    async def detached(self, prompt: str, request_class: str = "standard", **fields: Any) -> str:
+        """The id of a chat request that goes on without a client."""
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": "hermes-tiny", "messages": messages, **fields}
+        headers = {"prefer": "respond-async", "x-hermes-class": request_class}
+        answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        return str(answer.headers["x-request-id"])
 
     async def close(self) -> None:
         """All clients leave."""

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Outcome, State
+from serve_app.contract import Answer, Cause, Outcome
 from serve_app.dispatch.waits import Waits
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
@@ -24,7 +24,7 @@ from serve_app.journal.ids import seal_id
 from serve_app.journal.writer import JournalWriter
 from serve_app.request_queue.entry import QueueEntry
 from tests.journal.admitting import StillIngress
-from tests.journal.journal_helpers import SUMMARY, World
+from tests.journal.journal_helpers import World
 from tests.turned_clock import TurnedClock
 
 POISON_AFTER = 3
@@ -67,11 +67,6 @@ class Dispatch(StillIngress):
         self.replicas.leased(set(REPLICAS) - {replica})
         self.replicas.leased(REPLICAS)
 
-    async def causes(self) -> list[str]:
-        """The causes recorded in the journal for the lost attempts."""
-        opened = [entry for entry in await self.w.entries() if entry.id.epoch and not entry.id.seq]
-        return [decode_facts(entry, AttemptFacts).cause for entry in opened[1:]]
-
 
 @pytest.fixture
 async def its(w: World) -> AsyncIterator[Dispatch]:
@@ -87,30 +82,11 @@ async def test_a_request_that_hangs_every_worker_is_given_up(w: World, its: Disp
         its.hangs(replica)
     await running
     assert await w.ending() == ("failed", "poison")
-    assert await its.causes() == [Cause.HUNG, Cause.HUNG]
+    opened = [entry for entry in await w.entries() if entry.id.epoch and not entry.id.seq]
+    causes = [decode_facts(entry, AttemptFacts).cause for entry in opened]
+    assert causes == ["", Cause.HUNG, Cause.HUNG]
     (letter,) = await its._dead.read()
     assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
-
-
-@pytest.mark.parametrize("cause", [Cause.DRAINED, Cause.AWAY])
-async def test_what_no_request_can_be_blamed_for_does_not_count(
-    w: World, its: Dispatch, cause: str
-) -> None:
-    running = asyncio.create_task(its.attempts.run(await its.claim()))
-    for _ in range(POISON_AFTER + 1):
-        replica, _ = await its.opened.get()
-        if cause == Cause.DRAINED:
-            its.replicas.serving(set(REPLICAS) - {replica})
-            its.replicas.leased(set(REPLICAS) - {replica})  # it gives its lease back at its end
-            its.replicas.serving(REPLICAS)
-        else:
-            its.replicas.leased(None)
-            its.replicas.leased(set(REPLICAS) - {replica})
-        its.replicas.leased(REPLICAS)
-    _, attempt = await its.opened.get()
-    attempt.finish(State.COMPLETED, None, SUMMARY, None)
-    await running
-    assert await its.causes() == [cause] * (POISON_AFTER + 1)
 
 
 async def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(

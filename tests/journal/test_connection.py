@@ -16,9 +16,9 @@ from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis.connection import RespConnection, connect
 from serve_app.redis.link import RedisLink
-from serve_app.settings import RedisSettings, Settings
+from serve_app.settings import Settings
 from tests.journal.admitting import StillIngress
-from tests.journal.cable import HANGING, Cable
+from tests.journal.cable import HANGING, Cable, behind
 from tests.journal.journal_helpers import (
     OPENED,
     World,
@@ -26,7 +26,6 @@ from tests.journal.journal_helpers import (
     complete,
     events,
     everything,
-    redis_settings,
     world,
 )
 from tests.tables import each
@@ -36,8 +35,8 @@ DIGITS_4301, BITS_65 = 10**4_300, 2**64
 UNSENDABLE = [DIGITS_4301, BITS_65, -(2**63) - 1, None, True, [1], "\ud800"]
 
 
-async def test_no_commands_have_no_replies(redis_url: str) -> None:
-    connection = await connect(RedisSettings(**redis_settings(redis_url)))
+async def test_no_commands_have_no_replies(w: World) -> None:
+    connection = await connect(w.settings.redis)
     try:
         assert await connection.ask([], PATIENCE_S) == []
         assert await connection.ask([("PING",)], PATIENCE_S) == [b"PONG"]
@@ -47,9 +46,9 @@ async def test_no_commands_have_no_replies(redis_url: str) -> None:
 
 @each("unsendable", UNSENDABLE)
 async def test_what_cannot_be_packed_leaves_the_connection_usable(
-    redis_url: str, unsendable: Any
+    w: World, unsendable: Any
 ) -> None:
-    connection = await connect(RedisSettings(**redis_settings(redis_url)))
+    connection = await connect(w.settings.redis)
     try:
         before = connection.call([("ECHO", "before")])
         with pytest.raises(ValueError):
@@ -63,11 +62,11 @@ async def test_what_cannot_be_packed_leaves_the_connection_usable(
 
 
 async def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind(
-    redis_url: str,
+    w: World,
 ) -> None:
-    async with Cable(redis_url) as way:
+    async with Cable(w.settings.redis.url) as way:
         way.dead = True
-        connecting = asyncio.create_task(connect(RedisSettings(**redis_settings(way.url))))
+        connecting = asyncio.create_task(connect(behind(way, w.settings).redis))
         await eventually(lambda: way.unheard)
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -168,7 +167,7 @@ async def test_what_is_large_holds_up_nothing_small_and_ends_for_its_caller_alon
     w: World,
 ) -> None:
     async with Cable(w.settings.redis.url) as cable:
-        link = RedisLink(w.settings.redis.model_copy(update={"url": cable.url}), large_at_once=2)
+        link = RedisLink(behind(cable, w.settings).redis, large_at_once=2)
         key = w.store.body_key("large")
         setting = [("SET", key, b"x" * (timings.LARGE_BYTES + 1))]
         cable.cut("SET", HANGING)

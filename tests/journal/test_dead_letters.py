@@ -96,7 +96,6 @@ def said(content: object, role: str = "user") -> dict[str, object]:
         ({"input": "a"}, "a"),
         ({"input": [said([{"type": "input_text", "text": "a"}])]}, "a"),
         ({"prompt": ["a", "b"]}, "b"),
-        ({"messages": []}, ""),
         ([], ""),
     ],
 )

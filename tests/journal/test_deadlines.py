@@ -14,13 +14,12 @@ import pytest
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock, RedisClock
-from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
 from serve_app.loops import Loops
 from serve_app.policy.classes import CLASSES
 from serve_app.request_queue.overdue import Waiting
 from tests.journal.in_process import Door, door
-from tests.journal.journal_helpers import OPENED, SUMMARY, PrivateRedis, World, world
+from tests.journal.journal_helpers import PrivateRedis, World, world
 from tests.turned_clock import TurnedClock
 from tests.waiting import eventually
 
@@ -28,15 +27,15 @@ TIMEOUT_S = 0.3
 EXPIRED = ("expired", "deadline")
 
 
-def deadlines(w: World, clock: Clock = SYSTEM, loops: Loops | None = None) -> Deadlines:
+def deadlines(w: World, clock: Clock = SYSTEM) -> Deadlines:
     waiting = Waiting(w.link, [w.stream(name) for name in CLASSES])
-    return Deadlines(w.endings, waiting, RedisClock(clock), loops or Loops())
+    return Deadlines(w.endings, waiting, RedisClock(clock), Loops())
 
 
-def asked(d: Door, timeout_s: float = TIMEOUT_S) -> asyncio.Task[httpx.Response]:
+def asked(d: Door) -> asyncio.Task[httpx.Response]:
     """A client that waits for its whole answer."""
     body = {"model": "hermes-tiny", "prompt": "Hi"}
-    headers = {"x-request-timeout-seconds": str(timeout_s)}
+    headers = {"x-request-timeout-seconds": str(TIMEOUT_S)}
     return asyncio.create_task(d.http.post("/v1/completions", json=body, headers=headers))
 
 
@@ -68,18 +67,6 @@ async def test_a_client_of_an_unclaimed_request_is_answered_at_its_deadline(
         (request_id,) = await w.journals()
         assert await w.ending(request_id) == EXPIRED
         assert d.ingress.followers.request_ids == []
-
-
-async def test_a_client_is_told_what_its_worker_says_of_its_deadline(
-    w: World, redis_url: str, namespace: str
-) -> None:
-    async with door(redis_url, namespace) as d:
-        asking = asked(d, 600.0)
-        (request_id,) = await d.waiting(1)
-        await eventually(lambda: w.journals())
-        attempt, _ = await (await w.writer()).open(request_id, 1, b"nonce-1", OPENED)
-        attempt.finish(State.EXPIRED, Reason.DEADLINE, SUMMARY, None)
-        await is_told(asking)
 
 
 async def test_a_client_is_answered_at_its_deadline_while_redis_hangs_and_redis_is_updated_later(
@@ -137,11 +124,3 @@ async def test_what_waits_too_long_without_a_connection_ends_and_leaves_its_line
     patient = [b"patient_%d" % number for number in range(6)]
     assert left == [b"claimed", None, *patient, b"just_late"]
     assert all([await has_expired(w, f"late_{number}") for number in range(6)])
-
-
-async def test_the_lines_are_looked_through_by_themselves(w: World) -> None:
-    loops = Loops()
-    await deadlines(w, loops=loops).start()
-    await w.admit(timeout_s=-60)
-    await eventually(lambda: has_expired(w))
-    await loops.stop()

@@ -9,7 +9,7 @@ from serve_app.ingress.requests_api import describe
 from serve_app.journal.entries import Entry, flatten
 from serve_app.journal.ids import EntryId
 from tests.journal.in_process import in_process, settings_of
-from tests.journal.journal_helpers import World, add, finish
+from tests.journal.journal_helpers import World, add
 from tests.waiting import eventually
 
 
@@ -23,7 +23,7 @@ async def cancel(w: World) -> None:
     assert await w.store.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
 
 
-@pytest.mark.parametrize("written", [0, 1, 42])
+@pytest.mark.parametrize("written", [0, 42])
 async def test_what_is_ended_from_outside_keeps_its_events(w: World, written: int) -> None:
     await w.admit()
     assert await counts(w) == (0, None)
@@ -55,15 +55,6 @@ async def test_events_of_earlier_attempts_count_or_are_not_told(w: World) -> Non
     assert await counts(w) == (None, None)
     await cancel(w)
     assert await counts(w) == (None, 2)
-
-
-async def test_what_its_worker_ended_is_told_whole(w: World) -> None:
-    await w.admit()
-    attempt = await w.opened(await w.writer())
-    add(attempt, 1)
-    finish(attempt)
-    await attempt.closed
-    assert await counts(w) == (1, 1)
 
 
 async def test_a_cancelled_stream_is_described_as_it_was_sent(

@@ -224,21 +224,6 @@ async def test_where_redis_cannot_be_reached_nothing_is_left_to_look_after(names
         assert not its.disconnects._tasks
 
 
-async def test_a_keyed_request_whose_admission_was_not_answered_lives_if_its_client_reconnects(
-    w: World,
-) -> None:
-    async with at_a_cable(w, "a") as (its, cable), admitting(w.settings, "b") as other:
-        cable.cut("EVAL", UNANSWERED)
-        with pytest.raises(RequestRefused):
-            await its.post("a key")
-        follower, _ = await other.post("a key")
-        await its.quiet()
-        assert await w.ending(follower.request_id) == RUNS
-        other.disconnects.left(follower, departed=True)
-        await other.quiet()
-        assert await w.ending(follower.request_id) == LEFT
-
-
 async def test_a_client_that_leaves_does_not_cancel_what_another_has_admitted_under_its_key(
     w: World,
 ) -> None:

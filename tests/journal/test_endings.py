@@ -10,7 +10,7 @@ from serve_app.contract import Reason, State
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.redis.keyspace import QUEUE_GROUP
-from tests.journal.journal_helpers import World, complete
+from tests.journal.journal_helpers import World
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANCELLED = "request req_1 ended: cancelled (cancelled)"
@@ -47,6 +47,8 @@ async def test_an_ending_is_told_once_with_request_and_tenant(
     assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
     assert told(log) == [CANCELLED]
     assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]
+    labels = 'class="batch",reason="cancelled",state="cancelled"'
+    assert f"hermes_requests_ended_total{{{labels}}} 1.0" in w.telemetry.page().decode()
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["waiting", "claimed"])
@@ -65,17 +67,6 @@ async def test_a_request_that_is_ended_leaves_the_queue(w: World, claimed: bool)
     assert (await w.redis.xpending(stream, QUEUE_GROUP))["pending"] == claimed
 
 
-async def test_what_its_worker_has_ended_is_not_told_of_again(
-    w: World, log: pytest.LogCaptureFixture
-) -> None:
-    await accept(w)
-    before = await w.store.outline("req_1")
-    attempt = await w.opened(await w.writer())
-    await complete(attempt)
-    assert not await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, before)
-    assert not told(log)
-
-
 async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
     w: World, log: pytest.LogCaptureFixture
 ) -> None:
@@ -86,10 +77,3 @@ async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
     assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
     assert not await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
     assert told(log) == ["request req_1 ended: failed (journal_lost)"]
-
-
-async def test_every_ending_is_counted_with_its_class(w: World) -> None:
-    await accept(w)
-    await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
-    labels = 'class="batch",reason="cancelled",state="cancelled"'
-    assert f"hermes_requests_ended_total{{{labels}}} 1.0" in w.telemetry.page().decode()

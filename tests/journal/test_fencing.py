@@ -9,8 +9,6 @@ import pytest
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import UNANSWERED, Cable
@@ -95,16 +93,12 @@ async def test_an_attempt_that_appends_nothing_learns_that_its_request_has_ended
         await is_fenced(attempt)
 
 
-async def test_opening_gives_the_journal_as_it_stands(w: World) -> None:
+async def test_what_is_worked_on_here_is_not_opened_again(w: World) -> None:
     await w.admit()
     writer = await w.writer()
-    attempt, entries = await writer.open("req_1", 1, b"nonce-1", OPENED)
-    assert [str(entry.id) for entry in entries] == ["0-1", "1-0"]
-    assert entries[0].body == b"{}"
-    assert decode_facts(entries[1], AttemptFacts) == OPENED
-    assert attempt.channel == w.channel
+    await w.opened(writer)
     with pytest.raises(Fenced, match="already worked on here"):
-        await writer.open("req_1", 1, b"nonce-1", OPENED)
+        await w.opened(writer)
 
 
 async def test_a_journal_that_is_gone_does_not_come_back_to_life(w: World) -> None:

@@ -9,13 +9,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
@@ -27,35 +36,14 @@ from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
-from serve_app.redis.connection import RespConnection
-from serve_app.settings import Settings
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import HEAD, OPENED, SUMMARY, World
-from tests.journal.state_machines import MANY, LoopMachine, examples, in_the_loop, run_machine
 from tests.transcripts import transcript
+from tests.waiting import PATIENCE_S, eventually
 from workers.replay import recorded
 
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
-
-
-class ToldWriter(JournalWriter):
-    """A writer that announces each completed turn, so that tests need not poll."""
-
-    def __init__(self, its_settings: Settings) -> None:
-        super().__init__(its_settings)
-        self.turned = asyncio.Event()
-
-    async def _flush(self, connection: RespConnection) -> str:
-        try:
-            return await super()._flush(connection)
-        finally:
-            self.turned.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds, for one or more turns."""
-        while not condition():
-            self.turned.clear()
-            await self.turned.wait()
+examples = itertools.count(1)
 
 
 @dataclass
@@ -63,7 +51,7 @@ class Worker:
     """One worker process: its writer, and the cable between it and Redis."""
 
     cable: Cable
-    writer: ToldWriter
+    writer: JournalWriter
 
 
 @dataclass
@@ -105,12 +93,26 @@ WORDS = st.sampled_from(["XADD", "XADD", "EVAL", "XREVRANGE", "XRANGE"])
 CUTS = st.lists(st.tuples(WORDS, st.sampled_from([UNSENT, UNANSWERED, LATE, RETRIED])), max_size=2)
 OPENING_CUTS = st.lists(st.tuples(WORDS, st.sampled_from([UNSENT, UNANSWERED, LATE])), max_size=1)
 WORKER = st.integers(0, 2)
+MANY = st.integers(1, 3)
 
 
-class JournalWorld(LoopMachine):
+def in_the_loop(step: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A step that is a coroutine, for `rule` and `invariant`. What it has started goes on in the
+    steps after it.
+    """
+
+    @wraps(step)
+    def run(machine: JournalWorld, **drawn: Any) -> None:
+        machine.loop.run(asyncio.wait_for(step(machine, **drawn), PATIENCE_S))
+
+    return run
+
+
+class JournalWorld(RuleBasedStateMachine):
     """Three workers, a journal and its model: what the rules are made of, and what always holds."""
 
     def __init__(self, redis_url: str) -> None:
+        super().__init__()
         self.redis_url = redis_url
         self.namespace = f"t-model-{next(examples)}"
         self.numbers = itertools.count(1)
@@ -122,7 +124,12 @@ class JournalWorld(LoopMachine):
         self.zombies: list[Held] = []
         self.on_arrival: list[Callable[[], None]] = []
         self.stale: list[Entry] = []
-        super().__init__()
+        self.loop = asyncio.Runner()
+        self.loop.run(self.start())
+
+    def teardown(self) -> None:
+        self.loop.run(self.stop())
+        self.loop.close()
 
     async def start(self) -> None:
         self.world = World(self.redis_url, self.namespace)
@@ -139,8 +146,8 @@ class JournalWorld(LoopMachine):
         await self.enders_world.stop()
         await self.world.stop()
 
-    async def _writer(self, cable: Cable) -> ToldWriter:
-        writer = ToldWriter(behind(cable, self.world.settings))
+    async def _writer(self, cable: Cable) -> JournalWriter:
+        writer = JournalWriter(behind(cable, self.world.settings))
         await writer.start()
         return writer
 
@@ -246,8 +253,7 @@ class JournalWorld(LoopMachine):
         return produced
 
     async def _settled(self, held: Held) -> None:
-        writer, attempt = self.workers[held.worker].writer, held.attempt
-        await writer.until(lambda: attempt.closed.done() or not attempt.pending)
+        await eventually(lambda: held.attempt.closed.done() or not held.attempt.pending)
 
     async def _arrive(self) -> None:
         for worker in self.workers:
@@ -528,4 +534,10 @@ class JournalMachine(JournalWorld):
 
 def test_a_journal_is_what_its_model_says(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timings, "APPEND_RETRY_S", (0.001,))
-    run_machine(lambda: JournalMachine(redis_url), examples=100, steps=40)
+    within = settings(
+        max_examples=100,
+        stateful_step_count=40,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    run_state_machine_as_test(lambda: JournalMachine(redis_url), settings=within)  # type: ignore[arg-type] # it calls it

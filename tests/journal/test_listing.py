@@ -10,14 +10,6 @@ from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import World
 from tests.tables import Failures
 
-BODY = {"model": "hermes-tiny", "messages": [{"role": "user", "content": "a lighthouse"}]}
-
-
-async def post(at: Door, request_class: str = "standard") -> str:
-    headers = {"prefer": "respond-async", "x-hermes-class": request_class}
-    answer = await at.http.post("/v1/chat/completions", json=BODY, headers=headers)
-    return str(answer.headers["x-request-id"])
-
 
 async def page(at: Door, **query: Any) -> dict[str, Any]:
     found: dict[str, Any] = (await at.http.get("/v1/requests", params=query)).json()
@@ -35,7 +27,7 @@ async def test_pages_hold_each_request_once_newest_first(
     monkeypatch.setattr("serve_app.ingress.requests_api._A_LOOK", a_look)
     async with door(redis_url, namespace) as at:
         assert (await page(at))["data"] == []
-        posted = [await post(at) for _ in range(5)]
+        posted = [await at.detached("x") for _ in range(5)]
         seen, after = list[str](), ""
         for more in (True, True, False):
             found = await page(at, limit=2, after=after)
@@ -51,8 +43,8 @@ async def test_state_and_class_choose_and_one_call_looks_at_so_many_at_most(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with door(redis_url, namespace) as at:
-        first = await post(at, "batch")
-        others = [await post(at) for _ in range(4)]
+        first = await at.detached("x", "batch")
+        others = [await at.detached("x") for _ in range(4)]
         await at.http.delete(f"/v1/requests/{others[0]}")
         assert ids(await page(at, state="cancelled")) == [others[0]]
         assert len(ids(await page(at, state="queued"))) == 4
@@ -73,7 +65,7 @@ async def test_what_is_gone_is_left_out_and_the_oldest_are_forgotten(
     w: World, redis_url: str, namespace: str
 ) -> None:
     async with door(redis_url, namespace, journal={"listed_requests": 3}) as at:
-        posted = [await post(at) for _ in range(5)]
+        posted = [await at.detached("x") for _ in range(5)]
         kept = ids(await page(at))
         assert len(kept) == 3
         assert set(kept) < set(posted)

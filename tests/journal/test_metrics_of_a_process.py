@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.journal.in_process import (
     WORKER,
     calling,
     door_of,
-    in_process,
     ingress_process,
     settings_of,
     worker_process,
@@ -46,29 +44,6 @@ async def test_an_ingress_shows_what_it_claims_runs_and_keeps_waiting(w: World) 
         assert value(registry, waits, tenant="quiet") == 2
         assert value(registry, "hermes_claim_requests_sum") == 5
         await eventually(lambda: value(registry, LATE))
-
-
-async def test_the_page_of_all_shows_how_many_requests_an_engine_runs_and_each_loop(
-    redis_url: str, namespace: str
-) -> None:
-    settings = settings_of(redis_url, namespace)
-    slots = settings.workers.max_running_requests
-    expected = {
-        ("hermes_engine_slots", "ingress-1"): 0,
-        ("hermes_engine_slots", "worker-1"): slots,
-        ("hermes_slots_allowed", "ingress-1"): slots,
-    }
-
-    async with in_process(settings) as d:
-
-        async def shown() -> bool:
-            families = text_string_to_metric_families((await d.ingress.metrics.read()).decode())
-            samples = [sample for family in families for sample in family.samples]
-            found = {(s.name, s.labels.get("replica", "")): s.value for s in samples}
-            late = {name for name in ("ingress-1", "worker-1") if found.get((LATE, name))}
-            return len(late) == 2 and expected.items() <= found.items()
-
-        await eventually(shown)
 
 
 async def test_a_worker_tells_serves_autoscaler_what_runs_and_what_waits_in_redis(

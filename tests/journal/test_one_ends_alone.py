@@ -13,9 +13,8 @@ import pytest
 from serve_app.contract import Reason, State
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import Head, RequestFacts, Summary
-from serve_app.journal.writer import JournalWriter
 from tests.journal.in_process import door, in_process, settings_of
-from tests.journal.journal_helpers import OPENED
+from tests.journal.journal_helpers import OPENED, World
 from tests.waiting import eventually
 
 
@@ -66,7 +65,7 @@ async def test_only_the_request_whose_answer_is_too_large_is_ended(
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.LOOP_HELD])
 async def test_a_part_of_a_whole_answer_is_no_answer(
-    redis_url: str, namespace: str, reason: Reason
+    w: World, redis_url: str, namespace: str, reason: Reason
 ) -> None:
     """A large one has several entries; here its request ends behind the first, from outside or by
     its worker.
@@ -75,18 +74,11 @@ async def test_a_part_of_a_whole_answer_is_no_answer(
         body = {"model": "hermes-tiny", "prompt": "Hi"}
         asked = asyncio.create_task(d.http.post("/v1/completions", json=body))
         (request_id,) = await d.waiting(1)
-        store, redis = d.ingress.base.store, d.ingress.base.redis
-        await eventually(lambda: redis.exists(store.body_key(request_id)))
-        writer = JournalWriter(d.ingress.settings)
-        await writer.start()
-        attempt, entries = await writer.open(request_id, 1, b"nonce", OPENED)
+        await eventually(lambda: w.journals())
+        attempt, entries = await (await w.writer()).open(request_id, 1, b"nonce", OPENED)
         head = Head(200, [("content-type", "application/json")])
         attempt.append([], [b'{"choices": ['], 0, head)
-
-        async def is_written() -> bool:
-            return bool(await redis.xlen(store.key(request_id)) == 3)
-
-        await eventually(is_written)
+        await eventually(lambda: not attempt.pending)
         if reason is Reason.CANCELLED:
             await d.http.delete(f"/v1/requests/{request_id}")
         else:
@@ -98,4 +90,3 @@ async def test_a_part_of_a_whole_answer_is_no_answer(
         for answer in (await asked, again):
             assert answer.status_code >= 400, answer.text
             assert answer.json()["error"]["code"] == reason
-        await writer.stop()

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.leases import Membership
-from serve_app.contract import IngressLease, Reason, State, WorkerLost
+from serve_app.contract import IngressLease
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.waits import Waits
 from serve_app.policy.classes import CLASSES
@@ -76,58 +76,6 @@ async def test_a_more_urgent_request_that_comes_later_overtakes_what_is_held_bac
         assert worker.order == ["first", "r", "b", "later", "s"]
 
 
-async def test_requests_held_back_use_what_another_ingress_leaves_idle(w: World) -> None:
-    async with serving(w, capacity=4) as (worker, holder):
-        names = [f"r{n}" for n in range(8)]
-        worker.busy = {name: asyncio.Event() for name in ["first", *names]}
-        await w.admit("first", sequences=4)
-        await eventually(lambda: worker.calls)
-        for name in names:  # all there before there is a slot: else the fourth would end the claims
-            await w.admit(name)
-        worker.busy["first"].set()
-        await eventually(lambda: holder.dispatcher.in_flight == len(names))
-        await eventually(lambda: len(worker.calls) == 5)
-        async with ingress_of(w, "ingress-2", worker) as idle:
-            await eventually(lambda: len(idle.membership.members.ingresses) == 2)
-            await eventually(lambda: len(holder.membership.members.ingresses) == 2)
-            for name, _ in worker.calls[1:5]:
-                worker.busy[name].set()
-            await eventually(lambda: len(worker.calls) == 9)
-            assert idle.dispatcher.in_flight == 0, "the first holds all of them"
-            for event in worker.busy.values():
-                event.set()
-            await eventually(lambda: ended(w, names[-1]))
-
-
-async def test_a_request_that_uses_no_engine_takes_no_room_from_other_ingresses(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its attempt could not be opened, and it pauses before the next."""
-    monkeypatch.setattr(timings, "ATTEMPT_REFUSED_S", (1e6,))
-    async with serving(w, capacity=1) as (worker, ingress):
-
-        def opens(request_id: str, epoch: int) -> bool:
-            if request_id == "refused":
-                raise WorkerLost
-            return True
-
-        worker.opens = opens
-        worker.busy = {"first": asyncio.Event()}
-        await w.admit("first", sequences=3)
-        await eventually(lambda: worker.calls)
-        lease = ingress.dispatcher.lease(complete=True)
-        assert (lease.running, lease.running_long) == (3, 3)
-        worker.busy["first"].set()
-        await eventually(lambda: ingress.dispatcher.in_flight == 0)
-        await w.admit("refused", sequences=3)
-        await eventually(lambda: len(worker.calls) == 2)
-        async with ingress_of(w, "ingress-2", worker):
-            await eventually(lambda: not ingress.dispatcher.lease(complete=True).running)
-            assert ingress.dispatcher.in_flight == 1
-            await w.admit("next")
-            await eventually(lambda: states(w, "next"))
-
-
 async def test_a_request_in_quarantine_holds_no_slot_that_another_could_have(
     w: World, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +87,7 @@ async def test_a_request_in_quarantine_holds_no_slot_that_another_could_have(
             assert turn
             await w.admit("suspect")
             await eventually(lambda: ingress.dispatcher._attempts.waits.those(Waits.TURN))
+            assert ingress.dispatcher.lease(complete=True).running == 0, "others may have its room"
             await w.admit("next")
             await eventually(lambda: ("next", 1) in worker.calls)
         await eventually(lambda: states(w, "suspect"))
@@ -159,20 +108,6 @@ async def test_a_request_that_is_held_back_keeps_its_deadline(
         await eventually(lambda: ended(w, "r"))
 
 
-async def test_a_request_that_is_cancelled_while_it_is_held_back_costs_its_tenant_nothing(
-    w: World,
-) -> None:
-    async with held_back(w) as (worker, ingress):
-        for name in ("s", "b"):
-            await w.endings.end(name, State.CANCELLED, Reason.CANCELLED)
-        worker.busy["r"].set()
-        await eventually(lambda: ended(w, "r"))
-        await eventually(lambda: ingress.dispatcher.in_flight == 0)
-        its = ingress.dispatcher._scheduler
-        paid = {name: its.lines[name].counters._idle["t"] for name in CLASSES[1:]}
-        assert paid == {"realtime": 9, "standard": 9, "batch": 0}, "r and first"
-
-
 async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_takes_over(
     w: World, namespace: str
 ) -> None:
@@ -187,16 +122,6 @@ async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_ta
         assert (await w.depths())["standard"].waiting == 1, "the younger one's"
         assert worker.order == ["first", "r", "b", "s"]
         await younger.leave()
-
-
-async def test_requests_held_back_are_taken_over_when_their_ingress_dies(w: World) -> None:
-    async with held_back(w):
-        pass
-    assert await states(w, "s", "b") == []
-    async with serving(w, "ingress-2") as (worker, _):
-        await eventually(lambda: states(w, "s"))
-        await eventually(lambda: states(w, "b"))
-        assert sorted(worker.calls) == [("b", 1), ("s", 1)]
 
 
 @pytest.mark.parametrize("answered", [False, True])

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -93,20 +92,6 @@ async def test_an_arrival_ends_the_wait_for_one(w: World, monkeypatch: pytest.Mo
     await eventually(lambda: waiting(1))
     await enqueue(w, "standard", "s1")
     assert await claim == ["s1"]
-
-
-async def test_no_entry_goes_to_two_consumers(w: World) -> None:
-    wanted = [f"req_{number}" for number in range(40)]
-    await enqueue(w, "standard", *wanted)
-
-    async def consume(queue: RequestQueue) -> list[str]:
-        mine: list[str] = []
-        while found := await claimed(queue, 2):
-            mine += found
-        return mine
-
-    shares = await asyncio.gather(*(consume(w.queue(f"ingress-{number}")) for number in range(4)))
-    assert sorted(request_id for share in shares for request_id in share) == sorted(wanted)
 
 
 async def test_acknowledged_entries_are_deleted_and_others_stay_claimed(w: World) -> None:
@@ -267,7 +252,3 @@ async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admission
     w.link.call = watched  # type: ignore[method-assign]
     assert await written_in_journal(w.store, entry) == Written(42)
     assert len(repr(replies)) < 1_000
-    for kind in ("embeddings w0", ""):
-        assert await written_in_journal(w.store, replace(entry, kind=kind)) is None
-    await w.redis.set(w.store.key("req_1"), "something else")
-    assert await written_in_journal(w.store, entry) is None, "and is not repeated"

@@ -14,8 +14,6 @@ from redis.asyncio import Redis
 
 from scripts.local import processes, redis_server
 from serve_app import timings
-from serve_app.redis.check import Check, Finding
-from serve_app.settings import RedisSettings
 from tests import permits
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.journal.journal_helpers import PrivateRedis
@@ -54,21 +52,6 @@ def names(what: str, sentence: str) -> bool:
     """Whether a sentence says in Redis's own words what is missing."""
     command = WORDS.get(what, what.replace("|", " ").upper())
     return f"refuses {command}" in sentence and "NOPERM " in sentence
-
-
-async def test_everything_that_is_taken_away_is_named(server: redis_server.RedisServer) -> None:
-    check = Check(RedisSettings(url=server.url()), "n")
-    async with rights(server.url()) as change:
-        assert await check.run() == ()
-        for what, (taking, giving) in TAKEN.items():
-            await change(*taking)
-            found = await check.run()
-            assert isinstance(found, Finding), what
-            assert names(what, str(found)), (what, found)
-            assert not found.step.passes
-            await change(*giving)
-            assert await check.run() == (), what
-    check.close()
 
 
 def refuses(d: Door, what: str) -> bool:

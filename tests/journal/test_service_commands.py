@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from serve_app.cli.main import app
-from tests.journal.in_process import Door, door, in_process, settings_of
+from tests.journal.in_process import Door, door, in_process, keys_of, settings_of
 from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "requests"
@@ -37,22 +36,14 @@ async def printed(at: Door, *words: str, **more: Any) -> str:
     return done.stdout
 
 
-async def post(at: Door, prompt: str, request_class: str = "standard", **fields: Any) -> str:
-    """The id of a request that goes on without a client."""
-    body = {"model": "hermes-tiny", "messages": [{"role": "user", "content": prompt}], **fields}
-    headers = {"prefer": "respond-async", "x-hermes-class": request_class}
-    answer = await at.http.post("/v1/chat/completions", json=body, headers=headers)
-    return str(answer.headers["x-request-id"])
-
-
 async def test_a_list_is_the_services_and_goes_on_over_its_pages(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.cli.requests._PAGE", 2)
     async with door(redis_url, namespace) as at:
         assert await printed(at, "requests", "list") == "no requests\n"
-        posted = [await post(at, "x") for _ in range(5)]
-        posted.append(await post(at, "x", "batch"))
+        posted = [await at.detached("x") for _ in range(5)]
+        posted.append(await at.detached("x", "batch"))
 
         async def ids(*words: str) -> list[str]:
             lines = (await printed(at, "requests", "list", "--json", *words)).splitlines()
@@ -73,7 +64,7 @@ async def test_a_list_is_the_services_and_goes_on_over_its_pages(
 
 async def test_what_is_shown_is_what_the_service_says(redis_url: str, namespace: str) -> None:
     async with in_process(settings_of(redis_url, namespace)) as at:
-        request_id = await post(at, "x", max_tokens=4)
+        request_id = await at.detached("x", max_tokens=4)
         await at.http.get(f"/v1/requests/{request_id}/response")
         its = (await at.http.get(f"/v1/requests/{request_id}")).json()
         assert json.loads(await printed(at, "requests", "show", request_id, "--json")) == its
@@ -90,8 +81,8 @@ async def test_a_tail_is_the_text_of_the_whole_answer_over_connections_that_brea
     redis_url: str, namespace: str, stream: bool
 ) -> None:
     async with in_process(settings_of(redis_url, namespace)) as at:
-        request_id = await post(at, "x", stream=stream, max_tokens=30)
-        other = await post(at, "x", max_tokens=30)
+        request_id = await at.detached("x", stream=stream, max_tokens=30)
+        other = await at.detached("x", max_tokens=30)
         answer = (await at.http.get(f"/v1/requests/{other}/response")).json()
         async with breaking(at.port, 700) as (port, broken):
             text = await printed(at, "requests", "tail", request_id, port=port)
@@ -134,7 +125,7 @@ async def test_a_tail_prints_what_there_is_and_says_why_the_rest_does_not_come(
     redis_url: str, namespace: str
 ) -> None:
     async with in_process(settings_of(redis_url, namespace, **STAYS)) as at:
-        request_id = await post(at, "a lighthouse", stream=True)
+        request_id = await at.detached("a lighthouse", stream=True)
         url = f"http://127.0.0.1:{at.port}"
         env = {**os.environ, "HERMES_URL": url, "PYTHONUNBUFFERED": ""}
         words = (SCRIPT, "tail", request_id)
@@ -157,7 +148,7 @@ async def test_a_tail_prints_what_there_is_and_says_why_the_rest_does_not_come(
 async def test_usage_is_what_the_ledger_says(redis_url: str, namespace: str) -> None:
     async with in_process(settings_of(redis_url, namespace)) as at:
         for request_class, tokens in (("standard", 3), ("batch", 5), ("batch", 7)):
-            request_id = await post(at, "x", request_class, max_tokens=tokens)
+            request_id = await at.detached("x", request_class, max_tokens=tokens)
             await at.http.get(f"/v1/requests/{request_id}/response")
         for words in ((), ("--all-tenants", "--by", "hour")):
             text = await printed(
@@ -177,15 +168,10 @@ async def test_usage_is_what_the_ledger_says(redis_url: str, namespace: str) -> 
 
 
 async def test_whose_key_it_is_decides(redis_url: str, namespace: str, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    tenants = ("acme", "zeta", "ops")
-    file.write_text(
-        "".join(f"{one} sha256:{hashlib.sha256(one.encode()).hexdigest()}\n" for one in tenants)
-    )
-    auth = {"required": True, "keys_file": str(file), "admin_tenants": ["ops"]}
+    auth = {**keys_of(tmp_path, "acme", "zeta", "ops"), "admin_tenants": ["ops"]}
     async with door(redis_url, namespace, auth=auth) as at:
         at.http.headers["authorization"] = "Bearer acme"
-        request_id = await post(at, "x")
+        request_id = await at.detached("x")
         shown = await printed(at, "requests", "show", request_id, "--json", HERMES_API_KEY="acme")
         assert json.loads(shown)["id"] == request_id
         await printed(at, "usage", "--all-tenants", OPENAI_API_KEY="ops")

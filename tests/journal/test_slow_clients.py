@@ -205,34 +205,16 @@ async def who_does_not_send_the_rest(d: Door) -> AsyncIterator[asyncio.Task[byte
         await asyncio.gather(sending, answering, return_exceptions=True)
 
 
-@asynccontextmanager
-async def many_who_do_not_send_the_rest(d: Door) -> AsyncIterator[None]:
-    async with AsyncExitStack() as clients:
-        for _ in range(SENDERS):
-            await clients.enter_async_context(who_does_not_send_the_rest(d))
-        yield
-
-
 async def test_many_clients_that_do_not_send_the_rest_keep_no_small_request_out(
     redis_url: str, namespace: str
 ) -> None:
     bounds = {**BOUNDED, "stalled_reader_s": 3600.0}
-    async with door(redis_url, namespace, ingress=bounds) as d, many_who_do_not_send_the_rest(d):
+    async with door(redis_url, namespace, ingress=bounds) as d, AsyncExitStack() as clients:
+        for _ in range(SENDERS):
+            await clients.enter_async_context(who_does_not_send_the_rest(d))
         assert len(PART) < len(d.ingress.uploads.held) <= BOUNDED["max_upload_bytes"]
         d.posted("A small request is accepted all the same.")
         await d.waiting(1)
-
-
-async def test_who_announces_a_request_and_sends_nothing_of_it_is_refused(
-    redis_url: str, namespace: str
-) -> None:
-    bounds = {**BOUNDED, "stalled_reader_s": 0.3}
-    async with (
-        door(redis_url, namespace, ingress=bounds) as d,
-        connected(d, ANNOUNCED) as client,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        assert await asyncio.get_running_loop().sock_recv(client, len(ENDED)) == ENDED
 
 
 async def test_who_sends_nothing_for_long_makes_room_for_others(

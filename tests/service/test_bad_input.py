@@ -68,13 +68,8 @@ def engine_stays_idle(service: Running) -> Iterator[None]:
 
 TOO_LONG = STORY * 1000
 NOT_TAKEN: list[dict[str, Any]] = [
-    {"messages": []},
-    {"messages": [{"content": "x"}]},
     {"messages": "Hello"},
-    {"messages": HELLO, "max_tokens": "many"},
-    {"messages": HELLO, "max_tokens": 0},
     {"messages": HELLO, "temperature": 7},
-    {"messages": HELLO, "temperature": "hot"},
     {"messages": HELLO, "max_tokens": 2, "extra_body": {"min_tokens": 5}},
     {"messages": [{"role": "user", "content": TOO_LONG}]},
 ]
@@ -113,19 +108,16 @@ def test_a_streamed_request_is_refused_before_its_stream_begins(service: Running
     assert "4096" in error["message"], "the limit of the context"
 
 
-def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+WRONG_SCHEMA = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "wat"}},
     }
+}
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        _schema({"type": "wat"}),
-        _schema({"maximum": 2**70}),
-        {"structured_outputs": {"grammar": "root ::= (root){0,20}"}},
-    ],
+    "wrong", [WRONG_SCHEMA, {"structured_outputs": {"grammar": "root ::= (root){0,20}"}}]
 )
 def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(
     service: Running, wrong: dict[str, Any]
@@ -141,15 +133,6 @@ def test_what_the_engine_finds_wrong_has_the_same_status_streamed_and_not(
     assert found[0] == found[1]
 
 
-def test_refusing_a_large_body_delays_no_other_request(service: Running) -> None:
-    with engine_stays_idle(service):
-        for item in ("null", "[]", '{"a":1}'):
-            items = ",".join([item] * (12_000_000 // (len(item) + 1)))
-            content = f'{{"model": "{service.model}", "prompt": [{items}]}}'
-            answer = service.http.post("/v1/completions", content=content.encode(), headers=JSON)
-            check_error(answer, 400, "invalid_request")
-
-
 def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not(
     service: Running,
 ) -> None:
@@ -160,49 +143,23 @@ def test_a_body_over_the_limit_is_refused_whether_its_length_is_announced_or_not
         parts = (big[start : start + 65536] for start in range(0, len(big), 65536))
         answer = service.http.post(CHAT, content=parts, headers=JSON)
         check_error(answer, 413, "body_too_large")
-    with pytest.raises(openai.APIStatusError) as caught:
-        service.sdk.chat.completions.create(model=service.model, messages=messages)
-    assert caught.value.status_code == 413
 
 
-@each(
-    "method, path, status, reason",
-    [
-        ("GET", "/v1/nothing", 404, "not_found"),
-        ("POST", "/v1/chat/completion", 404, "not_found"),
-        ("GET", "/", 404, "not_found"),
-        ("GET", "/v1/completions", 405, "method_not_allowed"),
-        ("PUT", CHAT, 405, "method_not_allowed"),
-        ("DELETE", "/v1/completions", 405, "method_not_allowed"),
-        ("POST", "/v1/models", 405, "method_not_allowed"),
-    ],
-)
+@each("method, path", [("GET", "/v1/nothing"), ("PUT", CHAT)])
 def test_an_unknown_path_or_a_wrong_method_is_refused(
-    service: Running, method: str, path: str, status: int, reason: str
+    service: Running, method: str, path: str
 ) -> None:
     answer = service.http.request(method, path)
-    check_error(answer, status, reason)
-    if status == 405:
+    if method == "GET":
+        check_error(answer, 404, "not_found")
+    else:
+        check_error(answer, 405, "method_not_allowed")
         assert answer.headers["allow"]
 
 
-@each("size", [13_000, 30_000])
-def test_headers_over_the_limit_are_refused(service: Running, size: int) -> None:
-    body, headers = {"model": service.model, "messages": HELLO}, {"x-long": "a" * size}
+def test_headers_over_the_limit_are_refused(service: Running) -> None:
+    body, headers = {"model": service.model, "messages": HELLO}, {"x-long": "a" * 30_000}
     check_error(service.http.post(CHAT, json=body, headers=headers), 431, "headers_too_large")
-
-
-@each(
-    "header, value",
-    [("x-hermes-class", "urgent")]
-    + [("x-request-timeout-seconds", value) for value in ("soon", "-1", "nan")],
-)
-def test_a_header_of_ours_that_makes_no_sense_is_named(
-    service: Running, header: str, value: str
-) -> None:
-    body = {"model": service.model, "messages": HELLO}
-    answer = service.http.post(CHAT, json=body, headers={header: value})
-    assert check_error(answer, 400, "invalid_request")["param"] == header
 
 
 def test_a_deadline_that_passes_ends_the_request_and_frees_the_engine(service: Running) -> None:
@@ -211,15 +168,3 @@ def test_a_deadline_that_passes_ends_the_request_and_frees_the_engine(service: R
         answer = service.http.post(CHAT, json=body, headers={"x-request-timeout-seconds": "0.8"})
         check_error(answer, 504, "deadline")
     assert service.state(answer.headers["x-request-id"])["state"] == "expired"
-
-
-def test_refusals_are_counted_by_reason(service: Running) -> None:
-    def refused() -> float:
-        return service.metrics().total(
-            "hermes_requests_refused_total", reason="unsupported_media_type"
-        )
-
-    before = refused()
-    for _ in range(3):
-        service.http.post(CHAT, content="x", headers={"content-type": "text/plain"})
-    until("three more", lambda: refused() == before + 3)

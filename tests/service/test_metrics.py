@@ -16,36 +16,6 @@ from tests.service.support import Metrics, Running, together
 from tests.waiting import until
 
 
-def test_every_sample_has_its_replica_except_those_of_the_queue(service: Running) -> None:
-    service.ask(tokens=2)
-    ours = [sample for sample in service.metrics().samples if sample.name.startswith("hermes_")]
-    assert len(ours) > 100
-    for sample in ours:
-        if sample.name.startswith(("hermes_redis_", "hermes_kept_answers_")):
-            assert not sample.labels
-        elif sample.name.startswith(
-            ("hermes_queue_depth", "hermes_queue_claimed", "hermes_queue_limit", "hermes_queue_old")
-        ):
-            assert set(sample.labels) == {"class"}
-        else:
-            assert sample.labels["replica"], sample
-
-
-def test_ours_stand_beside_the_engines_from_every_process(service: Running) -> None:
-    def counts() -> list[int]:
-        samples = service.metrics().samples
-        return [
-            len({sample.labels["replica"] for sample in samples if sample.name == name})
-            for name in (
-                "vllm:num_requests_running",
-                "hermes_in_flight_requests",
-                "process_resident_memory_bytes",
-            )
-        ]
-
-    until("every process has its page", lambda: counts() == [2, 4, 4])
-
-
 def test_the_counts_add_up(service: Running) -> None:
     service.until_idle()
     before = service.settled()
@@ -85,19 +55,6 @@ def test_the_counts_add_up(service: Running) -> None:
     # Between two outputs, which may hold several tokens.
     name = "hermes_inter_token_time_seconds_count"
     assert 0 < service.metrics().total(name) - before.total(name) <= sum(tokens) - 40
-
-
-def test_every_ingress_shows_the_same_page(service: Running) -> None:
-    service.until_idle()
-
-    def admitted(url: str) -> float:
-        return Metrics(service.http.get(f"{url}/metrics").text).total(
-            "hermes_requests_admitted_total"
-        )
-
-    service.ask(tokens=2)
-    urls = list(service.ingress_urls.values())
-    until("the same count from both", lambda: admitted(urls[0]) == admitted(urls[1]) > 0)
 
 
 def test_health_and_readiness_are_told(service: Running) -> None:

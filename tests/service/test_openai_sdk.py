@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from openai import APIStatusError, BadRequestError, NotFoundError
+from openai import BadRequestError, NotFoundError
 
 from tests.service.support import STORY, Running, asking, text_of_chunks
 from tests.waiting import until
@@ -71,14 +71,6 @@ def test_tokens_can_be_counted_and_turned_back_into_text(service: Running) -> No
 
     tokens = asked("/tokenize", prompt="The sea.", add_special_tokens=False)["tokens"]
     assert asked("/detokenize", tokens=tokens)["prompt"] == "The sea."
-
-
-def test_a_streamed_completion_has_the_text_of_the_one_that_is_not(service: Running) -> None:
-    whole = complete(service, "Once upon a time", 48)
-    streamed = complete(service, "Once upon a time", 48, stream=True)
-    text = "".join(chunk.choices[0].text for chunk in streamed if chunk.choices)
-    assert text == whole.choices[0].text
-    assert whole.usage.completion_tokens == 48
 
 
 def test_several_prompts_get_a_choice_each(service: Running) -> None:
@@ -212,17 +204,9 @@ def test_the_headers_of_an_answer_name_its_replica_and_engine(service: Running) 
     assert state["client_request_id"] == "mine-1"
     assert "x-hermes-reason" not in headers
     assert raw.parse().choices
-
-
-def test_a_stream_has_the_same_headers(service: Running) -> None:
-    create = service.sdk.chat.completions.with_raw_response.create
-    raw = create(**asking(STORY, 4, stream=True))
-    assert raw.headers["x-request-id"].startswith("req_")
-    for name in ("replica", "attempts", "engine", "queue-ms"):
-        assert raw.headers[f"x-hermes-{name}"]
-    assert "x-client-request-id" not in raw.headers, "the client gave none, and Serve makes none up"
-    assert service.state(raw.headers["x-request-id"])["client_request_id"] is None
-    assert len(list(raw.parse())) >= 1
+    streamed = create(**asking(STORY, 4, stream=True))
+    assert "x-client-request-id" not in streamed.headers, "Serve makes none up"
+    assert len(list(streamed.parse())) >= 1
 
 
 def test_a_tool_call_is_parsed_streamed_or_not(service: Running) -> None:
@@ -250,14 +234,3 @@ def test_a_tool_call_is_parsed_streamed_or_not(service: Running) -> None:
     assert "".join(part.name or "" for part in parts if part) == "get_weather"
     assert json.loads("".join(part.arguments or "" for part in parts if part)) == {"city": "Paris"}
     assert chunks[-1].finish_reason == "tool_calls"
-
-
-def test_embeddings_of_a_model_without_them_get_the_engines_error(service: Running) -> None:
-    with pytest.raises(APIStatusError) as caught:
-        service.sdk.embeddings.create(model=service.model, input="a text", encoding_format="float")
-    assert 400 <= caught.value.status_code < 500
-    # An error in OpenAI's shape has a body that the SDK can read.
-    assert isinstance(caught.value.body, dict)
-    assert caught.value.body["message"]
-    assert caught.value.response.headers["x-hermes-reason"]
-    assert caught.value.response.headers["x-hermes-engine"].startswith("vllm-")

@@ -4,13 +4,11 @@ replicas finish.
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from functools import partial
 
 import pytest
 
-from scripts.local.environment import ROOT
 from tests.service.disturbance import simulated_text, whole_again
 from tests.service.support import CHAT, Running, together
 
@@ -40,13 +38,4 @@ def test_a_poison_request_takes_three_engines_down_and_no_fourth(simulated: Runn
     assert (state["state"], state["reason"], state["attempts"]) == ("failed", "poison", 3)
     beside.join(400)
     assert innocent == [simulated_text(f"Innocent {n}.", 240) for n in range(9)]
-
-    def dead_letters(*words: str) -> str:
-        of_its_redis = ("--redis-url", simulated.service.redis_url)
-        command = [str(ROOT / "scripts" / "dead-letters"), *words, *of_its_redis]
-        return subprocess.check_output(command, text=True, timeout=60)
-
-    assert request_id in dead_letters("list")
-    assert "POISON" not in dead_letters("list")
-    assert "chat/completions" in dead_letters("show", request_id)
     whole_again(simulated, 3)

@@ -1,15 +1,12 @@
-"""When every engine is busy: waiting clients get heartbeats, urgent requests run first, and excess
-requests are refused. The requests that occupy the engines stay until they are cancelled, so nothing
-here races with an engine.
+"""When every engine is busy: waiting clients get heartbeats, and excess requests are refused. What
+occupies the engines stays until it is cancelled, so nothing here races with an engine.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import openai
@@ -18,7 +15,7 @@ import pytest
 from serve_app.contract import IngressLease
 from tests.running_time import RunningTime
 from tests.service.services import HELD, MAX_WAITING_BATCH, PLACES, WORKERS
-from tests.service.support import CHAT, LONG_TOKENS, Running, Stream
+from tests.service.support import LONG_TOKENS, Running, Stream
 from tests.waiting import until
 
 CAPACITY = WORKERS * PLACES
@@ -32,14 +29,13 @@ class Busy:
         self._streams = ExitStack()
         self._ids: list[str] = []
 
-    def waits(self, prompt: str, request_class: str, **more: Any) -> str:
-        """One more request, which is cancelled at the end. Returns its id."""
+    def waits(self, prompt: str, request_class: str) -> None:
+        """One more request, which is cancelled at the end."""
         headers = {"x-hermes-class": request_class}
         response = self._streams.enter_context(
-            self._service.stream(prompt, LONG_TOKENS, headers=headers, **more)
+            self._service.stream(prompt, LONG_TOKENS, headers=headers)
         )
         self._ids.append(response.headers["x-request-id"])
-        return self._ids[-1]
 
     def free_one(self) -> None:
         """Cancel one of the requests that use it."""
@@ -131,42 +127,6 @@ def test_comments_come_once_a_heartbeat_and_no_more(simulated: Running) -> None:
         simulated.cancel(stream.request_id)
 
 
-def test_urgent_classes_go_first(simulated: Running) -> None:
-    with busy(simulated) as held:
-        ids = {name: held.waits(f"{HELD}, {name}", name) for name in ("batch", "standard")}
-        ids["realtime"] = held.waits(f"{HELD}, realtime", "realtime")
-        for name in ids:
-            until(f"{name} waits", partial(one_waits, simulated, name))
-        held.free_one()  # and whoever gets the place keeps it
-
-        def running() -> list[str]:
-            return [name for name in ids if simulated.state(ids[name])["state"] == "running"]
-
-        assert until("one of them runs", running) == ["realtime"]
-
-
-def test_many_answers_leave_the_spare_slots_to_urgent_requests(simulated: Running) -> None:
-    """Each of the three takes all of an engine's slots that are not spare, on top of what runs. One
-    more answer, and it is a request that no engine takes.
-    """
-    most = PLACES - PLACES // 8
-    simulated.until_idle()
-    held = Busy(simulated)
-    try:
-        for number in range(WORKERS):
-            held.waits(f"{HELD}, several times, {number}", "standard", n=most // 2)
-        for number in range(WORKERS):
-            held.waits(f"{HELD}, many times, {number}", "standard", n=most)
-        with simulated.stream("Urgent.", 8, headers={"x-hermes-class": "realtime"}) as response:
-            assert Stream(response).rest()[-1].data == "[DONE]"
-        refused = simulated.http.post(CHAT, json=simulated.body("Too many", n=most + 1))
-        assert refused.status_code == 400
-        assert f"more than {most} answers" in refused.json()["error"]["message"]
-    finally:
-        held.end()
-    simulated.until_idle()
-
-
 def test_a_line_that_is_full_refuses_with_a_time_to_come_back(simulated: Running) -> None:
     with busy(simulated) as held:
         for number in range(MAX_WAITING_BATCH):
@@ -193,13 +153,3 @@ def _refusal(service: Running) -> openai.RateLimitError | None:
     service.cancel(answer.headers["x-request-id"])
     answer.http_response.close()
     return None
-
-
-def test_a_request_that_waits_can_be_cancelled(simulated: Running) -> None:
-    with busy(simulated), simulated.stream("Never mind.", 8) as response:
-        stream = Stream(response)
-        next(stream.blocks())
-        assert simulated.cancel(stream.request_id)["state"] == "cancelled"
-        error, done = stream.rest()
-    assert json.loads(error.data)["error"]["code"] == "cancelled"
-    assert (error.id, done.id, done.data) == (1, 2, "[DONE]")

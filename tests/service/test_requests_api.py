@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from tests.service.support import (
     events_of,
     together,
 )
-from tests.tables import each
 from tests.waiting import until
 
 
@@ -46,6 +44,7 @@ def test_a_finished_request_is_described(simulated: Running) -> None:
     # The ingress and the worker estimate Redis's clock, and a busy machine makes that inaccurate.
     assert found["admitted_at_ms"] < of_worker[0] + 1_000
     assert found["ended_at_ms"] < found["deadline_at_ms"]
+    assert simulated.cancel(found["id"])["state"] == "completed", "what has ended stays as it is"
 
 
 def test_whoever_does_not_wait_is_told_one_id(simulated: Running) -> None:
@@ -61,7 +60,7 @@ def test_whoever_does_not_wait_is_told_one_id(simulated: Running) -> None:
         assert simulated.state(request_id)["id"] == request_id
 
 
-def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(
+def test_a_running_request_is_described_and_cancelled_and_has_the_same_events_at_every_ingress(
     simulated: Running,
 ) -> None:
     simulated.until_idle()
@@ -76,32 +75,19 @@ def test_a_running_request_is_described_and_cancelled_and_the_engine_is_free(
         cancelled = simulated.cancel(stream.request_id)
         assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled")
         rest = stream.rest()
-    check_whole(first + rest)
+    whole = first + rest
+    check_whole(whole)
     error: dict[str, Any] = json.loads(rest[-2].data)["error"]
     assert error["code"] == "cancelled"
     assert simulated.state(stream.request_id)["state"] == "cancelled"
     simulated.until_idle()
-
-
-def test_cancelling_what_has_ended_changes_nothing(simulated: Running) -> None:
-    request_id = simulated.ask(tokens=4).headers["x-request-id"]
-    assert simulated.cancel(request_id)["state"] == "completed"
-    assert simulated.state(request_id)["state"] == "completed"
-
-
-def test_a_cancelled_request_that_is_not_streamed_gets_the_reason(simulated: Running) -> None:
-    user = secrets.token_hex(8)
-    answers: list[httpx.Response] = []
-    body = simulated.body(f"{HELD}. Cancel me.", LONG_TOKENS, user=user)
-    asked = threading.Thread(target=lambda: answers.append(simulated.http.post(CHAT, json=body)))
-    simulated.until_idle()
-    asked.start()
-    simulated.cancel(until("it runs", lambda: simulated.begun(user)))
-    asked.join(240)
-    simulated.until_idle()
-    assert answers[0].status_code == 499
-    assert answers[0].headers["x-hermes-reason"] == "cancelled"
-    assert answers[0].json()["error"]["code"] == "cancelled"
+    for url in simulated.ingress_urls.values():
+        for seen in (0, 2, len(whole) - 2, len(whole) - 1, len(whole)):
+            answer = events(simulated, url, stream.request_id, seen)
+            assert answer.status_code == (200 if seen < len(whole) else 204), answer.text
+            assert events_of(answer.text) == whole[seen:]
+        beyond = events(simulated, url, stream.request_id, len(whole) + 1)
+        assert (beyond.status_code, beyond.headers["x-hermes-reason"]) == (410, "journal_lost")
 
 
 def test_the_events_are_the_same_from_every_ingress_and_from_every_event_on(
@@ -144,35 +130,6 @@ def test_the_events_of_a_running_request_can_be_followed_through_every_ingress(
         assert answer.headers["x-request-id"] == stream.request_id
 
 
-def test_the_events_of_a_cancelled_request_have_the_same_ids_whoever_serves_them(
-    simulated: Running,
-) -> None:
-    with simulated.stream(f"{HELD}, too.", LONG_TOKENS) as response:
-        stream = Stream(response)
-        begun = stream.next_events(3)
-        simulated.cancel(stream.request_id)
-        whole = begun + stream.rest()
-    check_whole(whole)
-    for url in simulated.ingress_urls.values():
-        for seen in (0, 2, len(whole) - 2, len(whole) - 1, len(whole)):
-            answer = events(simulated, url, stream.request_id, seen)
-            assert answer.status_code == (200 if seen < len(whole) else 204), answer.text
-            assert events_of(answer.text) == whole[seen:]
-        beyond = events(simulated, url, stream.request_id, len(whole) + 1)
-        assert (beyond.status_code, beyond.headers["x-hermes-reason"]) == (410, "journal_lost")
-
-
-def test_an_answer_that_was_not_streamed_is_one_event(simulated: Running) -> None:
-    answer = simulated.ask(tokens=4)
-    for url in simulated.ingress_urls.values():
-        read = partial(events, simulated, url, answer.headers["x-request-id"])
-        (event,) = events_of(read().text)
-        assert (event.id, json.loads(event.data)) == (1, answer.json())
-        assert events_of(read(1).text) == []
-        beyond = read(2)
-        assert (beyond.status_code, beyond.json()["error"]["code"]) == (410, "journal_lost")
-
-
 def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_in_silence(
     simulated: Running,
 ) -> None:
@@ -185,20 +142,3 @@ def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_i
         assert json.loads(events_of(answer.text)[0].data)["error"]["code"] == "journal_lost"
     else:
         assert answer.headers["x-hermes-reason"] == "journal_lost"
-
-
-@each("seen", ["x", "-1", "1.5"])
-def test_an_event_id_that_is_no_number_is_refused(simulated: Running, seen: str) -> None:
-    request_id = simulated.ask(tokens=4).headers["x-request-id"]
-    answer = events(simulated, simulated.url, request_id, seen)
-    assert answer.status_code == 400
-    assert answer.headers["x-hermes-reason"] == "invalid_request"
-
-
-@each("request_id", ["req_" + "0" * 32, "nothing", "x" * 300, "a:b*"])
-def test_an_unknown_request_is_not_found(simulated: Running, request_id: str) -> None:
-    for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
-        answer = simulated.http.request(method, f"/v1/requests/{request_id}{path}")
-        assert answer.status_code == 404
-        assert answer.headers["x-hermes-reason"] == "not_found"
-        assert answer.json()["error"]["code"] == "not_found"

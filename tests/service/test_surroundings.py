@@ -25,7 +25,6 @@ MODULES = "for name in yaml json ray scripts; do echo 'raise SystemExit(1)' > $n
 
 SAYS = [
     ("mkdir 'a b'; cp -r $root/scripts 'a b'; 'a b/scripts/quickstart' \"$@\"", "character ' '"),
-    ('mkdir a:b; cp -r $root/scripts a:b; a:b/scripts/quickstart "$@"', "a:b, has a ':'"),
     (
         "cp -r $root/scripts .; mkdir .venv; cp $root/.venv/pyvenv.cfg .venv; "
         'scripts/quickstart "$@"',
@@ -36,28 +35,16 @@ SAYS = [
         "Python 3.11 is needed",
     ),
     ('$quickstart "$@" --state-dir "a\'b"', "a'b, has the character"),
-    ("$quickstart \"$@\" --state-dir 'a$b'", "a$b, has the character '$'"),
     ('touch file; $quickstart "$@" --state-dir file', "here/file cannot be used"),
-    ('touch file; $quickstart "$@" --state-dir file/state', "here/file/state cannot be used"),
-    ('ln -s a b; ln -s b a; $quickstart "$@" --state-dir a', "loop from"),
     ("$quickstart \"$@\" --state-dir $(printf 'x%.0s' {1..300})", "too long"),
     ('mkdir -m 500 a; $somebody $quickstart "$@" --state-dir a/b', "here/a/b cannot be used"),
-    ('mkdir -m 0 a; $somebody $quickstart "$@" --state-dir a', "a/service.json: Permission"),
     ('mkdir state; echo { > state/service.json; $quickstart "$@"', "service.json is damaged"),
-    ('ulimit -n 1024; $quickstart "$@"', "may open 1,024 files here, and HAProxy needs 8,492"),
     ('ulimit -n 4096; $quickstart "$@"', "may open 4,096 files here, and HAProxy needs 8,492"),
     ('unshare --net $quickstart "$@"', "`ip link set lo up` starts the loopback"),
     ('$quickstart "$@" --port $taken', "is taken: choose another with --port"),
     ('$somebody $quickstart "$@" --port 81', "port 81 cannot be used (Permission denied)"),
     ('$quickstart "$@" --replicas 0', "'workers.replicas'"),
-    ('$quickstart "$@" --set engine=vllm', "'engine' takes a mapping"),
     ('$quickstart "$@" --engine vllm --model /none', "/none, which does not exist"),
-    ('$quickstart "$@" --engine vllm --model $here', "without a model's config.json"),
-    ('$quickstart "$@" --redis-url redis://:word@127.0.0.1:1', "Errno 111"),
-    (
-        '$quickstart "$@" --env HERMES_KEYS_FILE=/none --set auth.required=true',
-        "HERMES_KEYS_FILE) '/none' cannot be read: No such file or directory",
-    ),
 ]
 """What somebody does, and a part of the sentence."""
 
@@ -80,8 +67,6 @@ RAY_START = [
         "unset RAY_AUTH_TOKEN_PATH; HOME=$here $ray_start node h:6379 --help",
         "no token; copy the head's to",
     ),
-    ("$ray_start node", "give the head's address"),
-    ("$ray_start nodes --help", "'nodes' is not one of alone, head, node"),
     ("unset HOME; $ray_start alone --help", "Usage: ray start"),
 ]
 """With --help, Ray starts nothing."""
@@ -89,19 +74,11 @@ RAY_START = [
 STARTS = [
     '$quickstart "$@" --state-dir ø,1+3%@~=2',
     "export TMPDIR=$here/$(printf 'x%.0s' {1..80}); mkdir $TMPDIR; $quickstart \"$@\"",
-    'TMPDIR=/none $quickstart "$@"',
-    'unset HOME; $quickstart "$@"',
-    'HOME=/dev/null $quickstart "$@"',
-    'mkdir -m 0 home; HOME=$here/home $somebody $quickstart "$@"',
     'unset HOME; $somebody $quickstart "$@"',
     f'mkdir modules; cd modules; {MODULES}; $quickstart "$@" --state-dir ../state',
     'mkdir gone; cd gone; rmdir ../gone; $quickstart "$@" --state-dir $here/state',
-    'ln -s $quickstart start; PYTHONSAFEPATH=1 PYTHONWARNINGS=error ./start "$@"',
     'env -i PATH=$PATH sh $quickstart "$@"',
-    'LC_ALL=xx_XX.ISO-8859-1 $quickstart "$@"',
-    'ulimit -S -n 256; $quickstart "$@"',
     '$quickstart "$@" <&- >&- 2>&-',
-    'umask 077; $quickstart "$@"',
     "unshare --mount sh -c 'mount -t tmpfs -o size=64m shm /dev/shm; "
     'exec $quickstart "$@"\' sh "$@"',
 ]

@@ -20,10 +20,10 @@ HTTP = "POST /v1/chat/completions"
 WHOLE = {HTTP, "queue", "dispatch", "attempt", "llm_request"}
 
 
-def ask(service: Running, sampled: bool = True) -> tuple[str, str, str]:
+def ask(service: Running) -> tuple[str, str, str]:
     """The ids of the caller's trace, of its span, and of its request."""
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
-    headers = {"traceparent": f"00-{trace_id}-{span_id}-{int(sampled):02x}"}
+    headers = {"traceparent": f"00-{trace_id}-{span_id}-01"}
     answer = service.ask(tokens=8, headers=headers)
     return (
         trace_id,
@@ -72,16 +72,6 @@ def test_a_requests_whole_way_is_one_trace(services: Services, tensor_parallel: 
         <= attempt.ended_ns
         <= http.ended_ns + 60 * 10**9
     )
-
-
-def test_a_caller_that_does_not_sample_is_not_traced(
-    services: Services, tensor_parallel: Running
-) -> None:
-    unsampled, _, _ = ask(tensor_parallel, sampled=False)
-    sampled, _, _ = ask(tensor_parallel)
-    whole(services, sampled)
-    assert services.collector is not None
-    assert services.collector.trace(unsampled) == {}
 
 
 def test_a_refusal_in_a_trace_has_its_reason_and_is_not_a_server_error(

@@ -5,26 +5,21 @@ simulated engine.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import threading
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from scripts.chaos_testing.faults import FAULTS
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import Told
-from serve_app.cli import serve_api
 from serve_app.client import ReconnectingTransport
-from tests.running_time import RunningTime
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
-from tests.service.support import CHAT, Running, answers, asking, openai_client
+from tests.service.support import CHAT, Running, asking, openai_client
 from tests.waiting import until
 
 pytestmark = pytest.mark.disturbs
@@ -125,40 +120,6 @@ def test_an_engine_that_stands_still_is_sick_whatever_its_process_says(simulated
             await asyncio.gather(standing, return_exceptions=True)
 
     under(simulated, strike, simulated_text, TOKENS, count=12)
-
-
-@more
-def test_a_scale_down_under_load_loses_nothing(simulated: Running) -> None:
-    document = yaml.safe_load((Path(simulated.service.state_dir) / "serve.yaml").read_text())
-
-    def scale(replicas: int) -> None:
-        document["applications"][0]["args"]["workers"]["replicas"] = replicas
-        serve_api.deploy(simulated.service.dashboard_url, document)
-
-    async def strike(_: Parts, __: list[Told]) -> None:
-        await asyncio.to_thread(scale, 1)
-
-    try:
-        told = under(simulated, strike, simulated_text, 800, count=12)
-        assert all(one.state["state"] == "completed" for one in told)
-    finally:
-        scale(3)
-
-
-@more
-@pytest.mark.clock
-def test_a_redis_that_comes_back_empty_serves_new_requests(simulated: Running) -> None:
-    parts = Parts(simulated.service)
-    (redis,) = parts.pids("redis")
-    parts.kill(redis)
-    until("Redis is gone", lambda: not parts.pids("redis"))
-    for folder in (Path(simulated.service.state_dir) / "redis").glob("append*"):
-        shutil.rmtree(folder)
-    parts.service.restart_redis()
-    whole_again(simulated, 3)
-    with RunningTime() as running:
-        until("it answers", lambda: answers(simulated.url, simulated.keys["acme"]))
-        assert running.now_s() < 30
 
 
 @more

@@ -22,11 +22,9 @@ MIB = 1 << 20
 LIMIT = 1000 * MIB
 
 
-def storage(
-    used_mib: float, ingresses: int = 1, limit: int = LIMIT, policy: str = "noeviction"
-) -> MemoryLimit:
+def storage(used_mib: float, ingresses: int = 1, limit: int = LIMIT) -> MemoryLimit:
     found = MemoryLimit(Settings())
-    found.told(Memory(int(used_mib * MIB), limit, policy), ingresses)
+    found.told(Memory(int(used_mib * MIB), limit, "noeviction"), ingresses)
     return found
 
 
@@ -41,11 +39,9 @@ def refused(call: Any, *arguments: Any) -> Reason | None:
 @each(
     "used_mib, ingresses, body_mib, reason",
     [
-        (0, 1, 16, None),
         (770, 1, 16, None),
         (790, 1, 16, Reason.STORAGE_FULL),
         (770, 2, 16, Reason.STORAGE_FULL),
-        (790, 1, 0.01, None),
         (890, 1, 0.01, None),
         (901, 1, 0.01, Reason.STORAGE_FULL),
     ],
@@ -88,10 +84,7 @@ def test_what_the_engines_can_write_at_a_time_is_reserved_whole_and_the_rest_pac
     assert refused(found.take, 0, 5 * MIB) is None, "half of the places are another ingress's"
 
 
-@each(
-    "output_mib, most_mib",
-    [(1, 1), (80, 64), (10_000, 64)],
-)
+@each("output_mib, most_mib", [(1, 1), (80, 64)])
 def test_no_answer_is_so_long_that_it_could_never_be_asked_for(
     output_mib: int, most_mib: int
 ) -> None:
@@ -106,18 +99,13 @@ def test_a_redis_that_does_not_say_how_full_it_is_has_no_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "policy", "words"),
-    [
-        (8000 * MIB, "noeviction", ""),
-        (0, "noeviction", ""),
-        (64 * MIB, "noeviction", "too few for four bodies"),
-        (100 * MIB, "noeviction", ""),
-    ],
+    ("limit", "words"),
+    [(0, ""), (64 * MIB, "too few for four bodies"), (100 * MIB, "")],
 )
 def test_a_problem_with_redis_is_logged_once(
-    limit: int, policy: str, words: str, caplog: pytest.LogCaptureFixture
+    limit: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = storage(1, limit=limit, policy=policy)
+    found = storage(1, limit=limit)
     found.told(found.seen, 1)
     assert len(found.warnings) == len(caplog.records) == bool(words)
     assert words in "".join(found.warnings)
@@ -139,12 +127,10 @@ def test_redis_counts_neither_its_files_buffer_nor_its_replicas() -> None:
 @each(
     "field, value, words",
     [
-        ("aof_enabled", "1", ""),
         ("aof_enabled", "0", "appendonly is no"),
         ("maxmemory", "0", "maxmemory is 0"),
         ("maxmemory_policy", "allkeys-lru", "maxmemory-policy is allkeys-lru"),
         *((field, None, f"does not tell {field}, so {then}") for field, then in FIELDS.items()),
-        ("used_memory", "unknown", ""),
         ("maxmemory", "5gb", ""),
     ],
 )
@@ -194,12 +180,6 @@ def test_a_tenant_has_its_share_of_the_bytes_that_may_wait_and_no_more(
     assert fill(found, "acme", MIB) == (first, Reason.TENANT_LIMIT)
     assert fill(found, "umbrella", MIB) == (second, Reason.TENANT_LIMIT)
     assert fill(found, "acme", MIB, "batch")[0] == 512 // ingresses, "another class is another line"
-
-
-def test_a_tenant_has_its_share_of_the_line() -> None:
-    found = room(max_waiting_standard=100, max_tenant_share=0.3)
-    assert fill(found, "acme", 10) == (30, Reason.TENANT_LIMIT)
-    assert refused(found.enter, "umbrella", "standard", 10) is None
 
 
 def test_a_tenants_share_of_the_line_is_in_sequences() -> None:

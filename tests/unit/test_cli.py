@@ -14,7 +14,6 @@ import yaml
 from typer.testing import CliRunner
 
 from serve_app.cli.main import app
-from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "cluster" / "local_cpu.yaml"
@@ -34,14 +33,6 @@ def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     return run(str(ROOT / "scripts" / name), *words)
 
 
-def test_help_names_every_command() -> None:
-    told = hermes("--help")
-    assert told.returncode == 0
-    for name in ("deploy", "api-key", "check-redis", "dead-letters", "requests", "usage"):
-        assert f" {name} " in told.stdout
-        assert hermes(name, "--help").returncode == 0
-
-
 @pytest.mark.parametrize(("words", "tenant"), [(["acme"], "acme"), (["--metrics"], "@metrics")])
 def test_a_key_and_its_line_fit_each_other(words: list[str], tenant: str) -> None:
     for done in (hermes("api-key", *words), script("api-key", *words)):
@@ -55,15 +46,6 @@ def test_a_name_that_no_tenant_can_have_makes_no_key(name: str) -> None:
     for done in (hermes("api-key", "--", name), script("api-key", name)):
         assert done.returncode == 1
         assert "hk-" not in done.stdout + done.stderr
-
-
-@each("word", ["--help", "-h", "--tenant"])
-def test_an_option_is_no_tenant(word: str) -> None:
-    done = script("api-key", word)
-    assert "scripts/api-key <tenant>" in done.stdout + done.stderr
-    assert done.returncode == (word == "--tenant")
-    assert "hk-" not in done.stdout + done.stderr
-    assert script("api-key").returncode != 0
 
 
 def test_a_key_can_be_made_before_anything_is_installed() -> None:
@@ -94,5 +76,4 @@ def test_a_command_line_that_cannot_be_understood_has_status_2() -> None:
     for words in (["deploy"], ["deploy", "missing.yaml"], ["dead-letters", "redrive"]):
         assert hermes(*words).returncode == 2
     assert script("deploy").returncode == 2
-    assert script("usage", "--from", "x").returncode == 2
     assert script("dead-letters", "redrive", "req_1", "--all").returncode == 2

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.contract import Written
-from serve_app.policy.order import Rules, Scheduler
+from serve_app.policy.order import Rules
 from serve_app.policy.prediction import Pace
 from serve_app.policy.tenants import TenantLines, TenantRules
 from serve_app.policy.waiting import Waiting
@@ -129,20 +128,3 @@ def test_requests_that_are_too_late_push_nobody_back(seed: int) -> None:
         orders.append({one.entry.enqueued_ms: one.start_ms for one in served})
     assert list(orders[0]) == list(orders[1]) == sorted(orders[1])
     assert all(orders[0][at_ms] <= orders[1][at_ms] + 1 for at_ms in orders[0])
-
-
-def test_until_a_request_has_ended_the_oldest_goes_first() -> None:
-    for ended in (0, 200):
-        its: Scheduler[Entry] = Scheduler()
-        its.capacity = 1
-        for number in range(ended):
-            its.add(one := Entry(enqueued_ms=number))
-            running = its.next(1_000 * number)
-            assert running is not None
-            its.ended(running, Written(100), 1_000 * number + 500)
-        old, hurry = Entry(enqueued_ms=1), Entry(enqueued_ms=2, deadline_ms=1_000_900)
-        for one in (old, hurry):
-            its.add(one)
-        running = its.next(1_000_000)
-        assert running is not None
-        assert running.entry is (hurry if ended else old), "it takes half a second"

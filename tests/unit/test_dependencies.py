@@ -35,14 +35,6 @@ def declared() -> list[Requirement]:
     return [Requirement(line) for requirements in lists for line in requirements]
 
 
-def grouped() -> dict[str, list[Requirement]]:
-    """The dependency groups, an included group by its own name alone."""
-    return {
-        name: [Requirement(line) for line in lines if isinstance(line, str)]
-        for name, lines in project()["dependency-groups"].items()
-    }
-
-
 def pinned(lock: str) -> dict[str, str]:
     """Versions by canonical name."""
     found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (LOCKS / lock).read_text(), re.MULTILINE)
@@ -64,7 +56,9 @@ def test_every_import_is_declared() -> None:
 
 
 def test_every_dependency_has_an_upper_bound() -> None:
-    for requirement in [*declared(), *(r for group in grouped().values() for r in group)]:
+    groups = [line for lines in project()["dependency-groups"].values() for line in lines]
+    grouped = [Requirement(line) for line in groups if isinstance(line, str)]
+    for requirement in [*declared(), *grouped]:
         operators = {clause.operator for clause in requirement.specifier}
         assert operators & {"<", "=="}, f"{requirement} may become any later major version"
 
@@ -79,13 +73,6 @@ def test_a_lock_file_pins_what_is_declared(lock: str) -> None:
             continue
         version = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version.split("+")[0]), f"{requirement}: {version}"
-
-
-def test_the_groups_are_pinned_beside_either_device() -> None:
-    pins = pinned("cpu.lock") | pinned("local.lock") | pinned("dev.lock")
-    for requirement in grouped()["local"] + grouped()["dev"]:
-        version = pins[canonicalize_name(requirement.name)]
-        assert requirement.specifier.contains(version), f"{requirement}: {version}"
 
 
 def test_no_image_holds_a_redis_server() -> None:

@@ -33,13 +33,10 @@ def somebody(status: int, page: bytes = b"<html>") -> Script:
     [
         ("", "names no application"),
         ("applications: []", "names no application"),
-        ("applications: {}", "names no application"),
         ("- a", "names no application"),
         ("applications: [hermes]", "is a mapping"),
-        ("applications: [{name: [a]}]", "is a mapping with a name"),
         ("applications: [{name: 5}]", "is a mapping with a name"),
         ("a: [", "is no YAML"),
-        ("\0", "is no YAML"),
     ],
 )
 def test_a_file_without_an_application_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -58,7 +55,6 @@ def test_what_is_no_address_is_refused(address: str) -> None:
     "status, words, page",
     [
         (401, "RAY_AUTH_TOKEN", b"<html>"),
-        (403, "RAY_AUTH_TOKEN", b"<html>"),
         (404, "Ray's dashboard", b"<html>"),
         (200, "/api/serve/applications/ answers 200: give the address of Ray's", b"<html>"),
         (200, "/api/version answers 200: give the address of Ray's", b'{"applications": {}}'),
@@ -75,7 +71,6 @@ def test_who_answers_and_is_no_dashboard_is_told(status: int, words: str, page: 
     "name, words",
     [
         ("none", "none cannot be read: No such file or directory: "),
-        ("", " cannot be read: Is a directory: "),
         ("empty", "empty holds no token: "),
         ("lines", "lines holds no token: "),
         ("binary", "binary cannot be read: "),

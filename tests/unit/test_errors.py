@@ -55,7 +55,3 @@ def test_retry_after_is_whole_seconds_never_zero_and_not_the_same_for_all(
     headers = [refused.headers() for _ in range(100)]
     assert all(least <= int(one["retry-after"]) <= most for one in headers)
     assert len({one["retry-after-ms"] for one in headers}) > 50
-
-
-def test_a_completed_request_has_nothing_to_say() -> None:
-    assert Ending(State.COMPLETED, None, None).message == ""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from scripts.local import ports
 from scripts.local.environment import ROOT
 from tests.waiting import until
 
@@ -49,8 +50,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             importlib.util.spec_from_loader("haproxy_start", loader)  # type: ignore[arg-type]
         )
         loader.exec_module(script)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        chosen: int = free.getsockname()[1]
+    chosen = ports.free_port()
     config = folder / "haproxy.cfg"
     config.write_text(CONFIG.format(folder=folder, port=chosen))
     (folder / "500.http").write_text("HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n")

@@ -4,7 +4,6 @@ and which writer owns a journal.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import hashlib
 import json
@@ -209,17 +208,6 @@ async def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: lis
     assert isinstance(attempt.closed.exception(), Fenced)
 
 
-@pytest.mark.parametrize("fenced", [True, False])
-async def test_waiting_for_the_end_returns_how_it_came(fenced: bool) -> None:
-    attempt = Attempt("req", "key", 1, b"n", "", lambda _: None)
-    asyncio.get_running_loop().call_soon(attempt.close, fenced)
-    if fenced:
-        with pytest.raises(Fenced):
-            await attempt.closed
-    else:
-        await attempt.closed
-
-
 def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
     return Entry.output(entry_id, nonce, None, b"", b"x", 1, None, None)
 
@@ -229,11 +217,9 @@ def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
     [
         (None, Standing.FENCED),
         (at(EntryId(2, 3)), Standing.OURS),
-        (at(EntryId(2, 1)), Standing.OURS),
         (Entry.void(EntryId(2, 1), b"ours", Cause.NOT_OPENED), Standing.OURS),
         (at(EntryId(2, 2), b"rival"), Standing.FENCED),
         (at(opening_id(3), b"next"), Standing.FENCED),
-        (at(EntryId(1, 9), b"before"), Standing.OURS),
         (at(seal_id(1), b"before"), Standing.OURS),
         (at(REQUEST_ID, b""), Standing.OURS),
         (at(TERMINAL_ID), Standing.ENDED),

@@ -20,11 +20,6 @@ parts = st.integers(0, MAX_ID_PART)
 ids = st.builds(EntryId, parts, parts)
 
 
-@given(ids, ids)
-def test_ids_are_ordered_by_epoch_and_then_by_number(a: EntryId, b: EntryId) -> None:
-    assert (a < b) == (a.epoch < b.epoch or (a.epoch == b.epoch and a.seq < b.seq))
-
-
 @given(ids)
 def test_an_id_survives_redis_form(entry_id: EntryId) -> None:
     assert EntryId.parse(str(entry_id)) == EntryId.parse(str(entry_id).encode()) == entry_id

@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Written
 from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry, TenantTelemetry
-from serve_app.policy.order import Scheduler
 from serve_app.policy.waiting import Prediction, Settled
 from tests.unit.virtual_order import Entry
 
@@ -33,41 +32,6 @@ def test_what_has_ended_is_counted_against_the_prediction() -> None:
         telemetry.claimed(requests)
     found = [registry.get_sample_value(f"hermes_claim_requests_{n}") for n in ("count", "sum")]
     assert found == [2, 8], "claims that brought nothing do not count"
-
-
-def test_tenants_beyond_a_bound_are_counted_together() -> None:
-    registry = CollectorRegistry()
-    telemetry = OrderTelemetry(registry)
-    for number in range(300):
-        telemetry.ended(settled(1, f"t{number % 100}"), lengths_useful=False, promotions=0)
-    (family,) = [one for one in registry.collect() if one.name == "hermes_tenant_served_cost"]
-    values = {
-        sample.labels["tenant"]: sample.value
-        for sample in family.samples
-        if sample.name.endswith("_total")
-    }
-    assert len(values) == 51
-    assert sum(values.values()) == 300 * 5
-    assert values[OTHER_TENANTS] == 3 * 50 * 5
-
-
-def test_what_waits_in_an_ingress_is_shown() -> None:
-    registry, its = CollectorRegistry(), Scheduler[Entry]()
-    telemetry = OrderTelemetry(registry)
-    for enqueued_ms in (2_000, 3_000):
-        its.add(Entry("realtime", enqueued_ms))
-
-    def shown(request_class: str) -> list[float | None]:
-        names = ("hermes_claimed_waiting", "hermes_claimed_oldest_age_seconds")
-        return [registry.get_sample_value(name, {"class": request_class}) for name in names]
-
-    telemetry.waiting(its.waiting(), 32_000)
-    assert (shown("realtime"), shown("batch")) == ([2, 30], [0, 0])
-    its.capacity = 2
-    assert its.next(32_000)
-    assert its.next(32_000)
-    telemetry.waiting(its.waiting(), 33_000)
-    assert shown("realtime") == [0, 0]
 
 
 def test_those_behind_beyond_the_bound_of_names_are_shown_as_one_with_the_farthest() -> None:

@@ -110,17 +110,3 @@ def test_the_first_reading_blames_no_request() -> None:
     replicas.serving(["a", "b"])
     replicas.leased(["b"])
     assert replicas.fate("a") == Cause.AWAY
-
-
-def test_every_listener_is_notified_of_a_loss() -> None:
-    replicas, losses = watched()
-    replicas.listen(lambda request_id, cause: losses.append(("again " + request_id, cause)))
-    replicas.serving(["b"])
-    assert losses == [("on-a", Cause.DRAINED), ("again on-a", Cause.DRAINED)]
-
-
-def test_calls_at_home_and_elsewhere_are_counted() -> None:
-    replicas, _ = watched()
-    for home in (True, False, True):
-        replicas.called(home)
-    assert replicas.calls == {True: 2, False: 1}

@@ -41,11 +41,6 @@ def test_an_unopened_attempt_is_repeated_and_does_not_count() -> None:
     assert after_loss([], 0, Cause.LOST, Next(1), 1) == Next(1, refused=1)
 
 
-def test_with_poison_after_one_the_first_loss_is_poison() -> None:
-    assert after_loss([""], 1, Cause.LOST, Next(1), poison_after=1) is None
-    assert after_loss([""], 1, Cause.DRAINED, Next(1), poison_after=1) == Next(2, Cause.DRAINED)
-
-
 @given(st.lists(CAUSES, max_size=30), st.integers(1, 5))
 def test_no_request_takes_down_more_than_it_may(causes: list[Cause], poison_after: int) -> None:
     this, opened, losses = Next(1), list[str](), 0

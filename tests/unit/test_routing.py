@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serve_app.contract import IngressLease
 from serve_app.policy.affinity import MAX_KEY_CHARS, session_key
 from serve_app.policy.capacity import allowance, hardly_any_elsewhere, share
-from serve_app.policy.placement import HashRing, Placement, load_bound
+from serve_app.policy.placement import HashRing, Placement
 from tests.tables import each
 
 NODES = [f"replica-{i}" for i in range(8)]
@@ -53,13 +53,6 @@ def test_a_new_node_takes_about_its_share_and_nothing_moves_between_the_old_ones
     assert 0.5 / len(NODES) < len(moved) / len(KEYS) < 1.6 / len(NODES)
 
 
-def test_a_lost_node_gives_its_keys_to_several_others() -> None:
-    before, after = HashRing(NODES), HashRing(NODES[1:])
-    moved = [key for key in KEYS if owner(before, key) != owner(after, key)]
-    assert {owner(before, key) for key in moved} == {NODES[0]}
-    assert len({owner(after, key) for key in moved}) >= 4
-
-
 def test_keys_are_spread_evenly() -> None:
     ring = HashRing(NODES)
     counts = Counter(owner(ring, key) for key in KEYS)
@@ -84,15 +77,6 @@ def test_no_node_ever_holds_more_than_its_bound(
         made.began(f"call-{sent}", node)
         loads[node] += 1
         assert loads[node] <= math.ceil(factor * sent / nodes)
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.floats(1.0001, 4))
-def test_someone_is_always_below_the_bound_however_the_loads_lie(
-    loads: list[int], factor: float
-) -> None:
-    held = {f"n{i}": load for i, load in enumerate(loads)}
-    chosen = placement(held, factor).choose("key")
-    assert held[chosen] < load_bound(sum(loads), len(loads), factor)
 
 
 def test_overflow_goes_to_the_next_on_the_ring_and_comes_back() -> None:
@@ -136,29 +120,9 @@ def test_the_running_sum_is_the_sum_of_the_loads_on_the_ring(
     assert made._in_flight == sum(replica in on_ring for replica in sent.values())
 
 
-def test_a_call_that_has_ended_makes_room_once() -> None:
-    first, second = HashRing(["a", "b"]).walk("session")
-    made = placement({first: 1, second: 1}, capacity=1)
-    made.ended(f"{first}-0")
-    made.ended(f"{first}-0")
-    assert made.choose("session") == first
-    made.began("next", first)
-    made.ended(f"{second}-0")
-    assert made.choose("session") == second
-
-
 def test_without_replicas_there_is_no_answer() -> None:
     with pytest.raises(LookupError):
         placement({}).choose("key")
-
-
-def test_no_replica_gets_more_than_it_can_work_on_while_another_is_free() -> None:
-    first, second = HashRing(["a", "b"]).walk("session")
-    assert placement({first: 16, second: 10}).choose("session") == first, (
-        "the load bound alone would allow it"
-    )
-    assert placement({first: 16, second: 10}, capacity=16).choose("session") == second
-    assert placement({first: 15, second: 10}, capacity=16).choose("session") == first
 
 
 def test_each_replica_gets_what_its_own_engine_can_take() -> None:
@@ -275,7 +239,6 @@ def test_a_conversation_keeps_its_key_over_its_turns() -> None:
 @each(
     "one, other, same",
     [
-        ({"input": "hello"}, {"input": "hello"}, True),
         ({"input": [FIRST]}, {"input": [FIRST, *TURN]}, True),
         ({"input": "hello", "instructions": "a"}, {"input": "hello"}, False),
         ({"prompt": "x" * 1_024 + "a"}, {"prompt": "x" * 1_024 + "b"}, True),

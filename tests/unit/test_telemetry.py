@@ -68,16 +68,6 @@ def test_every_sample_of_a_merged_page_names_its_replica() -> None:
     assert merged == expected
 
 
-def test_a_merged_page_declares_every_family_once_with_its_type() -> None:
-    pages = {name: worked(1).page() for name in "abc"}
-    lines = merge_pages(pages, queue_gauges({"standard": (1, 2, 3, 4.5)})).decode().splitlines()
-    types = [line for line in lines if line.startswith("# TYPE ")]
-    assert len(types) == len({line.split()[2] for line in types})
-    assert set(types) >= {
-        line for line in pages["a"].decode().splitlines() if line.startswith("# TYPE hermes_")
-    }
-
-
 def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:
     page = merge_pages(
         {"a": worked(1).page(), "b": worked(1).page()}, queue_gauges({"batch": (1, 2, 3, 4.5)})

@@ -20,19 +20,19 @@ RATE = CAPACITY * SPEED
 SEEDS = seeds(1, 2, 3)
 
 
-def backlog(seed: int, lengths: dict[str, int], count: int = 400) -> list[Entry]:
+def backlog(seed: int, lengths: dict[str, int]) -> list[Entry]:
     """Requests of tenants with these mean outputs, all there from the beginning, mixed."""
     chance = random.Random(seed)
     entries = [
         Entry("standard", 0, tenant, chance.randint(1, length), chance.randint(1, 2 * length))
         for tenant, length in lengths.items()
-        for _ in range(count)
+        for _ in range(2_000)
     ]
     chance.shuffle(entries)
     return entries
 
 
-def got(served: list[Served], until_ms: float = float("inf")) -> Counter[str]:
+def got(served: list[Served], until_ms: float) -> Counter[str]:
     """The cost of what each tenant was served until then; of what was running, the part."""
     total: Counter[str] = Counter()
     for one in served:
@@ -40,25 +40,6 @@ def got(served: list[Served], until_ms: float = float("inf")) -> Counter[str]:
             part = (min(one.end_ms, until_ms) - one.start_ms) / (one.end_ms - one.start_ms)
             total[one.entry.tenant] += int(part * cost(one.entry))
     return total
-
-
-def rules(ahead: float = 64, **weights: float) -> Rules:
-    return Rules(tenants=TenantRules(weights), claim_ahead=ahead)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_of_two_that_always_wait_none_is_ever_served_much_more(seed: int) -> None:
-    entries = backlog(seed, {"a": 100, "b": 300})
-    served = VirtualService(entries, CAPACITY, rules()).run()
-    largest = max(map(cost, entries))
-    ends_ms = min(max(one.start_ms for one in served if one.entry.tenant == name) for name in "ab")
-    most = 0
-    for at_ms in range(0, int(ends_ms), 100):
-        so_far = got(served, at_ms)
-        most = max(most, abs(so_far["a"] - so_far["b"]))
-    bound = 2 * max(largest, CAPACITY * largest)
-    print(f"largest difference {most}: {100 * most / bound:.0f} % of the bound")
-    assert most <= bound
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -72,7 +53,8 @@ def test_of_two_that_always_wait_none_is_ever_served_much_more(seed: int) -> Non
 def test_tenants_share_by_weight_whatever_their_requests_lengths(
     seed: int, lengths: dict[str, int], weight: float, wanted: float, within: float, until_ms: int
 ) -> None:
-    service = VirtualService(backlog(seed, lengths, 2_000), CAPACITY, rules(a=weight))
+    rules = Rules(tenants=TenantRules({"a": weight}), claim_ahead=64)
+    service = VirtualService(backlog(seed, lengths), CAPACITY, rules)
     found = got(service.run(until_ms), until_ms)
     share = found["a"] / found.total()
     print(f"of {lengths} the first, with weight {weight:g}, got {100 * share:.1f} %")

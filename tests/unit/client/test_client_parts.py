@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from serve_app.client.transports import EventSplitter, RetryClock
 from serve_app.journal.events import HEARTBEAT, after_event
 from tests.http_server import chunk, cutting, serving
-from tests.unit.client.conftest import Clock
 from tests.unit.client.service import EVENTS, ROOT, TEXTS, answer, first, streaming
 
 
@@ -32,20 +31,6 @@ def test_pauses_are_spread_evenly_below_a_bound_that_doubles_to_a_second(
         assert 0.95 * bound_s < max(pauses_s) <= bound_s
         assert 0.0 <= min(pauses_s) < 0.05 * bound_s
         assert sum(pauses_s) / len(pauses_s) == pytest.approx(bound_s / 2, rel=0.15)
-
-
-def test_time_is_up_so_many_seconds_after_the_first_failure_since_the_service_was_reached(
-    clock: Clock,
-) -> None:
-    retry = RetryClock(0.2)
-    clock.now_s += 0.3  # before the first failure: a long answer takes nothing from the time
-    assert retry.pause_s() is not None
-    clock.now_s += 0.1
-    assert retry.pause_s() is not None
-    clock.now_s += 0.2
-    assert retry.pause_s() is None
-    retry.restart()
-    assert retry.pause_s() is not None
 
 
 @given(st.integers())
