@@ -41,7 +41,7 @@ app = new_app(
     "A request is given up after it has killed `queue.poison_after` engines that worked on it. The "
     "last `queue.dead_letters` of them are kept completely. The commands need only Redis; the "
     "service need not run.\n\n"
-    "Prompts are not shown, unless you ask for them with --text."
+    "Prompts are not shown, unless you ask for one with show --text."
 )
 
 
@@ -49,16 +49,13 @@ app = new_app(
 def list_letters(
     redis_url: RedisUrl = "",
     namespace: Namespace = "hermes",
-    text: Annotated[
-        bool, typer.Option("--text", help="show the beginning of the last user message")
-    ] = False,
 ) -> None:
     """Show a table of all of them, oldest first."""
 
     async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
-        print(_table(await dead.read(), text))
+        print(_table(await dead.read()))
         if unreadable := await dead.unreadable():
-            print("\n" + _raw(unreadable, text))
+            print("\n" + _raw(unreadable))
 
     _do(show, redis_url, namespace)
 
@@ -151,17 +148,16 @@ def _wanted(letters: Sequence[DeadLetter], ids: Sequence[str]) -> list[DeadLette
     return [known[request_id] for request_id in dict.fromkeys(ids)]
 
 
-_TEXT_CHARACTERS = 60
+_SHOWN_BYTES = 60
 _HEADINGS = ("when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes")
 
 
-def _table(letters: Sequence[DeadLetter], with_text: bool) -> str:
-    """One row per letter; with `text`, also the beginning of the last user message."""
+def _table(letters: Sequence[DeadLetter]) -> str:
+    """One row per letter."""
     if not letters:
         return "no dead letters"
-    rows = [(*_HEADINGS, "text") if with_text else _HEADINGS]
-    for letter in letters:
-        row = (
+    rows = [
+        (
             _when(letter),
             letter.request_id,
             letter.reason,
@@ -170,13 +166,14 @@ def _table(letters: Sequence[DeadLetter], with_text: bool) -> str:
             letter.facts.tenant,
             str(len(letter.body)),
         )
-        rows.append((*row, last_user_text(letter.body)[:_TEXT_CHARACTERS]) if with_text else row)
-    return columns(rows, (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
+        for letter in letters
+    ]
+    return columns([_HEADINGS, *rows], (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
 
 
-def _raw(letters: Sequence[Unreadable], with_text: bool) -> str:
+def _raw(letters: Sequence[Unreadable]) -> str:
     """Entries that could not be decoded: where they were found, and their fields. Long fields are
-    shown by their length, unless with text.
+    shown by their length.
     """
     lines = [f"{len(letters)} that nobody could read:"]
     for letter in letters:
@@ -184,7 +181,7 @@ def _raw(letters: Sequence[Unreadable], with_text: bool) -> str:
             f"{name.decode(errors='replace')}="
             + (
                 value.decode(errors="replace")
-                if with_text or len(value) <= _TEXT_CHARACTERS
+                if len(value) <= _SHOWN_BYTES
                 else f"<{len(value)} bytes>"
             )
             for name, value in letter.fields.items()
@@ -217,33 +214,6 @@ def _described(letter: DeadLetter, with_body: bool) -> dict[str, Any]:
 def _when(letter: DeadLetter | Unreadable) -> str:
     """When the request was given up, by Redis's clock."""
     return when(int(letter.entry_id.partition("-")[0]) / 1000)
-
-
-def last_user_text(body: bytes) -> str:
-    """The user's last message, in a request of any of OpenAI's formats, on one line; empty if there
-    is none.
-    """
-    try:
-        request = json.loads(body)
-    except ValueError:
-        return ""
-    if not isinstance(request, dict):
-        return ""
-    said = request.get("messages") or request.get("input") or request.get("prompt") or ""
-    if isinstance(said, list):
-        of_users = [
-            item
-            for item in said
-            if not isinstance(item, dict) or item.get("role", "user") == "user"
-        ]
-        said = of_users[-1] if of_users else ""
-    if isinstance(said, dict):
-        said = said.get("content") or ""
-    if isinstance(said, list):
-        said = " ".join(
-            str(part["text"]) for part in said if isinstance(part, dict) and "text" in part
-        )
-    return printable(" ".join(str(said).split()))
 
 
 async def redrive(

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serve_app.cli.dead_letters import last_user_text
 from serve_app.contract import Reason
 from serve_app.journal.entries import decode_facts, decode_line
 from serve_app.journal.facts import RequestFacts
@@ -67,7 +66,7 @@ async def give_up(w: World, *request_ids: str, times: int = 1, keep: int = 100) 
         await w.queue().acknowledge(entry)
 
 
-async def test_a_list_shows_each_letter_once_and_its_prompt_only_with_text(w: World) -> None:
+async def test_a_list_shows_each_letter_once_and_no_prompt(w: World) -> None:
     await give_up(w, "req_1", "req_2", times=2)
     done = command(w, "list")
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,29 +77,6 @@ async def test_a_list_shows_each_letter_once_and_its_prompt_only_with_text(w: Wo
     when = time.strptime(rows[0][0], "%Y-%m-%d %H:%M:%S")
     assert abs(time.mktime(when) - time.timezone - time.time()) < 3_700
     assert "lighthouses" not in done.stdout
-    done = command(w, "list", "--text")
-    shown = done.stdout.splitlines()[1]
-    assert shown.endswith("Tell me of ?[31mred?[0m lighthouses, and of the sea around t")
-    assert "\x1b" not in done.stdout
-
-
-def said(content: object, role: str = "user") -> dict[str, object]:
-    return {"role": role, "content": content}
-
-
-@pytest.mark.parametrize(
-    ("request_", "text"),
-    [
-        ({"messages": [said("a"), said("b", "assistant")]}, "a"),
-        ({"messages": [said([{"type": "text", "text": "a"}, {"type": "image_url"}])]}, "a"),
-        ({"input": "a"}, "a"),
-        ({"input": [said([{"type": "input_text", "text": "a"}])]}, "a"),
-        ({"prompt": ["a", "b"]}, "b"),
-        ([], ""),
-    ],
-)
-def test_the_last_user_message_is_found_in_every_shape(request_: object, text: str) -> None:
-    assert last_user_text(json.dumps(request_).encode()) == text
 
 
 async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(w: World) -> None:
@@ -110,7 +86,9 @@ async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(w:
     assert shown["facts"]["deadline_ms"] - shown["facts"]["admitted_ms"] == TIMEOUT_MS
     assert (shown["id"], shown["reason"], shown["attempts"]) == ("req_1", "poison", 2)
     assert "body" not in shown
-    shown = json.loads(command(w, "show", "req_1", "--text").stdout)
+    printed = command(w, "show", "req_1", "--text").stdout
+    assert "\x1b" not in printed, "it would control the terminal"
+    shown = json.loads(printed)
     assert shown["body"] == json.loads(BODY)
 
 
