@@ -17,7 +17,6 @@ from ray.serve._private import http_util
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
-from starlette.types import Receive, Scope, Send
 
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.serve_router import OVERRIDDEN
@@ -46,7 +45,7 @@ def _replica_id() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-async def _pass(self: Any, scope: Scope, receive: Receive, send: Send) -> None:
+async def _pass(self: Any, scope: Any, receive: Any, send: Any) -> None:
     """In place of Serve's middleware, which gives requests without an id one of its own, and every
     answer a second `x-request-id`, which clients join to the journal's.
     """

@@ -170,6 +170,9 @@ class VirtualQueue:
 class VirtualIngress:
     """One ingress process: its dispatcher, and its view of the replicas."""
 
+    may_be_claimed = False
+    """See `QueueDepths`: nothing is ever lost in this queue."""
+
     def __init__(self, service: "VirtualService", name: str, policy: str) -> None:
         cluster = service.cluster
         self._service = service
@@ -180,7 +183,7 @@ class VirtualIngress:
         self._version = -1
         self._placement = Placement(cluster.load_factor, cluster.virtual_nodes)
         clock = RedisClock(VirtualClock(self._loop))
-        # The queue, the abandoned claims and the attempts are those of this file.
+        # The queue, its depths and the attempts are those of this file.
         queue: Any = service.queue
         this: Any = self
         rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
@@ -189,10 +192,6 @@ class VirtualIngress:
         )
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)
-
-    async def take_over(self, *_: object) -> list[QueueEntry]:
-        """As `AbandonedClaims.take_over`: nothing is ever lost in this queue."""
-        return []
 
     async def run(self, entry: QueueEntry) -> Written:
         """As `Attempts.run`: place the request, and stay with it to its last token."""

@@ -21,7 +21,6 @@ from serve_app.policy.work import work_of
 from serve_app.redis.link import RedisLink
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import RedisSettings, Settings
 
 Action = Callable[[Settings, RedisLink, DeadLetters], Awaitable[None]]
@@ -240,8 +239,8 @@ async def redrive(
         retention_s=letter.facts.retention_s or settings.journal.detached_retention_s,
     )
     work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
-    streams = QueueStreams(link, settings.namespace, facts.model, dead)
-    enqueueing = RequestQueue(streams, consumer="").enqueueing(request_id, facts, work)
+    queue = RequestQueue(link, settings.namespace, facts.model, dead, consumer="")
+    enqueueing = queue.enqueueing(request_id, facts, work)
     first = JournalStore(settings, link).first_entry(request_id, letter.line, letter.body, facts)
     try:
         await accept(link, enqueueing, first)

@@ -17,7 +17,7 @@ from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage
-from serve_app.request_queue.overdue import Waiting
+from serve_app.request_queue.depths import QueueDepths
 
 log = logging.getLogger("hermes.ingress")
 
@@ -28,13 +28,13 @@ class Deadlines:
     def __init__(
         self,
         endings: Endings,
-        waiting: Waiting,
+        depths: QueueDepths,
         clock: RedisClock,
         loops: Loops,
     ) -> None:
         self._loops = loops
         self._endings = endings
-        self._waiting = waiting
+        self._depths = depths
         self._clock = clock
         self._owed: set[str] = set()
 
@@ -80,8 +80,8 @@ class Deadlines:
         for request_id in list(self._owed):
             await self.end(request_id)
             self._owed.discard(request_id)
-        for entry in await self._waiting.overdue(
+        for entry in await self._depths.overdue(
             self._clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
         ):
             await self.end(entry.request_id)
-            await self._waiting.remove(entry)
+            await self._depths.remove(entry)

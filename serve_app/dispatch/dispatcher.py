@@ -28,7 +28,7 @@ from serve_app.policy.capacity import Claim, allowance, hardly_any_elsewhere, in
 from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
 from serve_app.policy.waiting import Running
 from serve_app.policy.work import output_bytes
-from serve_app.request_queue.abandoned import AbandonedClaims
+from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
 
@@ -41,7 +41,7 @@ class Dispatcher:
     def __init__(
         self,
         queue: RequestQueue,
-        abandoned: AbandonedClaims,
+        depths: QueueDepths,
         attempts: Attempts,
         replicas: Replicas,
         name: str,
@@ -52,7 +52,7 @@ class Dispatcher:
         telemetry: OrderTelemetry | None = None,
     ) -> None:
         self._queue = queue
-        self._abandoned = abandoned
+        self._depths = depths
         self._attempts = attempts
         self._replicas = replicas
         self._name = name
@@ -204,19 +204,12 @@ class Dispatcher:
     async def _take_over(self) -> None:
         """Run claims that nobody works on: those of dead ingresses, and those of this ingress whose
         answer was lost.
-
-        Claims of dead ingresses are taken over only if an ingress without a lease is certainly
-        dead; after an outage of Redis, no ingress has a lease. Claims of this ingress need no such
-        certainty, because it knows which of them it has received.
         """
         outage = Outage(log, "dispatcher: cannot take over")
         while True:
             await asyncio.sleep(jittered(timings.TAKE_OVER_S))
-            certain = self._members.trusted and not self._superseded
             try:
-                taken = await self._abandoned.take_over(
-                    self._members.living if certain else None, self._claimed()
-                )
+                taken = await self._abandoned()
             except RedisUnavailable as error:
                 outage.failed(error)
                 continue
@@ -224,6 +217,20 @@ class Dispatcher:
             if taken:
                 log.info("dispatcher: took over %d requests that no ingress worked on", len(taken))
                 await self._carry_on(taken)
+
+    async def _abandoned(self) -> list[QueueEntry]:
+        """Claim what nobody works on, unless there is no claim to look at.
+
+        Claims of dead ingresses are taken over only if an ingress without a lease is certainly
+        dead; after an outage of Redis, no ingress has a lease. Claims of this ingress need no such
+        certainty, because it knows which of them it has received.
+        """
+        if not self._depths.may_be_claimed:
+            return []
+        certain = self._members.trusted and not self._superseded
+        return await self._queue.take_over(
+            self._members.living if certain else None, self._claimed()
+        )
 
     async def _carry_on(self, taken: Sequence[QueueEntry]) -> None:
         """Attend to requests at once whose attempts may run already; the others wait their turn."""

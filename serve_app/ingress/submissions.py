@@ -89,14 +89,7 @@ class Submissions:
         key = headers.get("idempotency-key", "")
         background = in_background(path, request)
         detached = background or prefers_async(headers.get("prefer", ""))
-        if background and request.get("store") is False:
-            raise RequestRefused(
-                Reason.INVALID_REQUEST,
-                "A response in the background is stored until somebody fetches it; leave out "
-                "'store', or 'background'.",
-                param="background",
-            )
-        stored = background or self._stores(path, request)
+        stored = self._stores(path, request, background)
         now_ms = self._clock.now_ms()
         facts = RequestFacts(
             request_class=self._request_class(tenant, headers, request),
@@ -126,9 +119,18 @@ class Submissions:
             if_there_is_room=not detached and request.get("store") is None,
         )
 
-    def _stores(self, path: str, request: Mapping[str, Any]) -> bool:
+    def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:
         """Whether a client wants its request and the answer stored."""
         wanted = request.get("store")
+        if background:
+            if wanted is False:
+                raise RequestRefused(
+                    Reason.INVALID_REQUEST,
+                    "A response in the background is stored until somebody fetches it; leave out "
+                    "'store', or 'background'.",
+                    param="background",
+                )
+            return True
         usual = path == RESPONSES and self._journal.store_responses
         return path in _STORED_PATHS and (usual if wanted is None else wanted is True)
 

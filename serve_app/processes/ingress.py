@@ -38,12 +38,9 @@ from serve_app.policy.order import Rules
 from serve_app.policy.tenants import TenantRules
 from serve_app.processes.foundation import Foundation
 from serve_app.redis.check import RedisWatch
-from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths
-from serve_app.request_queue.overdue import Waiting
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
 
 
@@ -76,12 +73,12 @@ class IngressProcess:
             base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
         )
         self._dead = DeadLetters(base.link, settings.namespace, settings.queue.dead_letters)
-        self._streams = QueueStreams(base.link, settings.namespace, settings.model.name, self._dead)
-        self.queue = RequestQueue(self._streams, ingress_id)
-        self._depths = QueueDepths(self._streams, base.clock)
+        self.queue = RequestQueue(
+            base.link, settings.namespace, settings.model.name, self._dead, ingress_id
+        )
+        self._depths = QueueDepths(self.queue, base.clock)
         self.dispatcher = self._build_dispatcher(execute)
-        waiting = Waiting(base.link, self._streams.keys, lambda: self._depths.may_wait)
-        self._deadlines = Deadlines(self.endings, waiting, base.clock, base.loops)
+        self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
         self._disconnects = Disconnects(
             settings,
@@ -129,7 +126,7 @@ class IngressProcess:
         )
         return Dispatcher(
             self.queue,
-            AbandonedClaims(self._streams, self._id, lambda: self._depths.may_be_claimed),
+            self._depths,
             attempts,
             self._replicas,
             self._id,

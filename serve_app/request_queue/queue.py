@@ -1,5 +1,7 @@
-"""Enqueues, claims and acknowledges. Queue entries may be duplicated, and the journal always
-overrides them.
+"""Enqueues, claims, takes over and acknowledges. Queue entries may be duplicated, and the journal
+always overrides them.
+
+Keys: streams `{ns}:q:<model>:<class>`, one for each class; consumer group `QUEUE_GROUP` in each.
 
 The fields of an entry: r request id, t tenant, s session key, d deadline (Unix ms), c cost estimate
 (tokens), and its parts: i prompt, o the most that it may write (0: no limit was given),
@@ -8,28 +10,62 @@ k kind (see `Work`), p `traceparent` (if it is traced).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from serve_app import timings
+from serve_app.errors import RedisUnavailable
 from serve_app.journal.facts import RequestFacts
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import QUEUE_GROUP
+from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
+from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered, answered
-from serve_app.request_queue.entry import QueueEntry, encode_entry
-from serve_app.request_queue.streams import QueueStreams, deletion, text, with_fields
+from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.entry import QueueEntry, decode_entry, encode_entry
+
+log = logging.getLogger("hermes.dispatcher")
 
 
 class RequestQueue:
     """The queues of one model, as one consumer uses them. What asks Redis raises
     `RedisUnavailable` if it cannot be reached.
+
+    Args:
+        consumer: the ingress that claims; empty if nothing is claimed.
     """
 
-    def __init__(self, streams: QueueStreams, consumer: str) -> None:
-        self._streams = streams
-        self._link = streams.link
+    def __init__(
+        self, link: RedisLink, namespace: str, model: str, dead: DeadLetters, consumer: str
+    ) -> None:
+        self.link = link
+        self._by_class = {name: queue_key(namespace, model, name) for name in CLASSES}
+        self._classes = {stream: name for name, stream in self._by_class.items()}
+        self._dead = dead
         self._consumer = consumer
+        self._prepared = False
+
+    @property
+    def keys(self) -> list[str]:
+        """Redis keys of the streams, the most urgent class first."""
+        return list(self._by_class.values())
+
+    async def prepare(self) -> None:
+        """Create the consumer groups, unless it is known that they exist."""
+        if self._prepared:
+            return
+        create = [("XGROUP", "CREATE", key, QUEUE_GROUP, "0", "MKSTREAM") for key in self.keys]
+        for reply in await self.link.call(create):
+            if not str(reply).startswith("BUSYGROUP"):  # it exists already
+                answered(reply)
+        self._prepared = True
+
+    def forget(self) -> None:
+        """Create the groups again before the next use, because Redis may have come back empty."""
+        self._prepared = False
 
     def enqueueing(self, request_id: str, facts: RequestFacts, work: Work) -> Command:
         """The command that adds a request to its class's queue. Send it in one transaction with the
@@ -39,7 +75,7 @@ class RequestQueue:
             request_id, facts.tenant, facts.session, facts.deadline_ms, work, facts.trace
         )
         flat = [part for pair in fields.items() for part in pair]
-        return ("XADD", self._streams.by_class[facts.request_class], "*", *flat)
+        return ("XADD", self._by_class[facts.request_class], "*", *flat)
 
     async def claim(
         self,
@@ -52,13 +88,23 @@ class RequestQueue:
         Args:
             wait: if there is nothing, wait a second for the first arrival.
         """
-        await self._streams.prepare()
-        streams = [self._streams.by_class[name] for name in classes]
-        return await self._read(streams, of_each, timings.CLAIM_BLOCK_MS if wait else None)
+        await self.prepare()
+        streams = [self._by_class[name] for name in classes]
+        block = ("BLOCK", timings.CLAIM_BLOCK_MS) if wait else ()
+        wanted = ("COUNT", of_each, *block, "STREAMS", *streams, *(">" for _ in streams))
+        reply = await self.link.wait(("XREADGROUP", "GROUP", QUEUE_GROUP, self._consumer, *wanted))
+        if isinstance(reply, Exception) and str(reply).startswith("NOGROUP"):
+            self.forget()  # Redis came back empty: create the groups again
+            return []
+        return [
+            entry
+            for stream, items in answered(reply) or ()
+            for entry in await self._entries(text(stream), map(with_fields, items))
+        ]
 
     async def are_ours(self, entries: Sequence[QueueEntry]) -> list[bool]:
         """Whether nobody has taken these claims over; checks many in one round trip."""
-        replies = await self._link.call(
+        replies = await self.link.call(
             [
                 ("XPENDING", entry.stream, QUEUE_GROUP, entry.entry_id, entry.entry_id, "1")
                 for entry in entries
@@ -70,27 +116,127 @@ class RequestQueue:
 
     async def acknowledge(self, entry: QueueEntry) -> None:
         """Delete a request's entry, after the terminal entry has been read."""
-        await self._link.call(deletion(entry.stream, entry.entry_id))
-
-    async def _read(
-        self, streams: Sequence[str], count: int, block_ms: int | None
-    ) -> list[QueueEntry]:
-        block = () if block_ms is None else ("BLOCK", block_ms)
-        wanted = ("COUNT", count, *block, "STREAMS", *streams, *(">" for _ in streams))
-        reply = await self._link.wait(("XREADGROUP", "GROUP", QUEUE_GROUP, self._consumer, *wanted))
-        if isinstance(reply, Exception) and str(reply).startswith("NOGROUP"):
-            self._streams.forget()  # Redis came back empty: create the groups again
-            return []
-        return [
-            entry
-            for stream, items in answered(reply) or ()
-            for entry in await self._streams.entries(text(stream), map(with_fields, items))
-        ]
+        await self.link.call(deletion(entry.stream, entry.entry_id))
 
     async def bury(self, entry: QueueEntry) -> None:
         """Keep an entry whose journal cannot be decoded as a dead letter. The queue keeps it until
         it is acknowledged.
         """
-        (found,) = await self._link.call([("XRANGE", entry.stream, entry.entry_id, entry.entry_id)])
+        (found,) = await self.link.call([("XRANGE", entry.stream, entry.entry_id, entry.entry_id)])
         for entry_id, fields in map(with_fields, answered(found)):
-            await self._streams.dead.add_unreadable(f"{entry.stream} {text(entry_id)}", fields)
+            await self._dead.add_unreadable(f"{entry.stream} {text(entry_id)}", fields)
+
+    async def take_over(
+        self, alive: Collection[str] | None, known: Collection[QueueEntry]
+    ) -> list[QueueEntry]:
+        """Claim the entries of ingresses without a lease, and entries that this ingress has claimed
+        without knowing.
+
+        The latter are claims whose answer was lost with a connection.
+
+        Args:
+            alive: ingresses that may be alive; None if that is unknown, and then only this
+                ingress's own entries are claimed.
+            known: the entries that this ingress works on.
+        """
+        taken: list[QueueEntry] = []
+        await self.prepare()
+        try:
+            summaries = all_answered(
+                await self.link.call([("XPENDING", key, QUEUE_GROUP) for key in self.keys])
+            )
+        except RedisUnavailable:
+            self.forget()
+            raise
+        for stream, (*_, consumers) in zip(self.keys, summaries, strict=True):
+            for consumer, _ in consumers or ():
+                name = text(consumer)
+                if name == self._consumer:
+                    ids = {entry.entry_id for entry in known if entry.stream == stream}
+                    lost = await self._claim_from(stream, name, timings.CLAIM_ANSWER_LOST_MS, ids)
+                    if lost:
+                        log.warning("queue: taking up %d claims whose answer was lost", len(lost))
+                    taken += lost
+                elif alive is not None and name not in alive:
+                    taken += await self._claim_from(stream, name, timings.TAKE_OVER_IDLE_MS, ())
+        return taken
+
+    async def _claim_from(
+        self, stream: str, consumer: str, idle_ms: int, but: Collection[str]
+    ) -> list[QueueEntry]:
+        """Claim only entries that have been idle for a while: if two ingresses take over at the
+        same time, the second finds them just touched.
+        """
+        link, most = self.link, timings.TAKE_OVER_AT_MOST
+        ids: list[str] = []
+        start: str | None = "-"
+        while start and not ids:  # a page may contain only entries that this ingress works on
+            page = ("XPENDING", stream, QUEUE_GROUP, "IDLE", idle_ms, start, "+", most, consumer)
+            (pending,) = all_answered(await link.call([page]))
+            found = [text(entry_id) for entry_id, *_ in pending]
+            ids = [entry_id for entry_id in found if entry_id not in but]
+            start = f"({found[-1]}" if len(found) == most else None
+        if not ids:
+            return []
+        claim = ("XCLAIM", stream, QUEUE_GROUP, self._consumer, idle_ms, *ids)
+        (claimed,) = all_answered(await link.call([claim]))
+        there = [with_fields(item) for item in claimed if item and item[1] is not None]
+        await self._acknowledge_deleted(stream, set(ids) - {text(item[0]) for item in there})
+        entries = await self._entries(stream, there)
+        return [replace(entry, taken_over=True) for entry in entries]
+
+    async def _acknowledge_deleted(self, stream: str, gone: Collection[str]) -> None:
+        """Acknowledge ids that are deleted but pending, or that another ingress has just claimed;
+        this harms neither.
+        """
+        if not gone:
+            return
+        held = await self.link.call([("XRANGE", stream, entry_id, entry_id) for entry_id in gone])
+        deleted = [entry_id for entry_id, found in zip(gone, held, strict=True) if found == []]
+        if deleted:
+            await self.link.call([("XACK", stream, QUEUE_GROUP, *deleted)])
+
+    async def _entries(self, stream: str, items: Iterable[Any]) -> list[QueueEntry]:
+        """The claimed items that can be decoded. Each other item becomes a dead letter, so that it
+        does not hide the rest.
+        """
+        entries = []
+        for entry_id, fields in items:
+            try:
+                entries.append(decode_entry(stream, self._classes[stream], entry_id, fields))
+            except (LookupError, ValueError) as error:
+                log.error(
+                    "queue: an entry of %s that cannot be read becomes a dead letter: %r",
+                    stream,
+                    error,
+                )
+                await self._replace(stream, entry_id, fields)
+        return entries
+
+    async def _replace(self, stream: str, entry_id: bytes, fields: Any) -> None:
+        """Keep a dead letter in place of the entry."""
+        try:
+            await self._dead.add_unreadable(f"{stream} {text(entry_id)}", fields)
+            await self.link.call(deletion(stream, text(entry_id)))
+        except RedisUnavailable as error:  # it remains claimed, and will be found again
+            log.warning("queue: cannot keep the dead letter yet: %s", error)
+
+
+def deletion(stream: str, entry_id: str) -> list[Command]:
+    """The commands that delete a queue entry and its claim.
+
+    It is deleted first: an entry that then remains pending is repaired by a take-over. In the other
+    order it would count forever.
+    """
+    return [("XDEL", stream, entry_id), ("XACK", stream, QUEUE_GROUP, entry_id)]
+
+
+def text(value: bytes) -> str:
+    """Decode a name or an id."""
+    return value.decode()
+
+
+def with_fields(item: Any) -> tuple[bytes, dict[bytes, bytes]]:
+    """The id and the fields of an entry, from `[id, [field, value, ...]]`."""
+    entry_id, flat = item
+    return entry_id, dict(zip(flat[::2], flat[1::2], strict=True))

@@ -33,11 +33,9 @@ from serve_app.policy.work import Work
 from serve_app.redis.client import connect_redis
 from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink
-from serve_app.request_queue.abandoned import AbandonedClaims
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.request_queue.streams import QueueStreams
 from serve_app.settings import Settings
 from tests import permits
 from tests.waiting import PATIENCE_S, eventually, until
@@ -122,25 +120,18 @@ class World:
         return client
 
     def queue(self, consumer: str = "ingress-1") -> RequestQueue:
-        """The queue as one consumer sees it."""
-        return RequestQueue(self.streams(), consumer)
-
-    def abandoned(self, consumer: str = "ingress-1") -> AbandonedClaims:
-        """The claims that one consumer may take over."""
-        return AbandonedClaims(self.streams(), consumer)
+        """The queue as one consumer sees it, in a freshly started process."""
+        settings = self.settings
+        dead = DeadLetters(self.link, settings.namespace, keep=100)
+        return RequestQueue(self.link, settings.namespace, settings.model.name, dead, consumer)
 
     def stream(self, request_class: str) -> str:
         """The Redis key of the queue of a class."""
         return queue_key(self.settings.namespace, self.settings.model.name, request_class)
 
-    def streams(self) -> QueueStreams:
-        """The queue's streams, as a freshly started process sees them."""
-        dead = DeadLetters(self.link, self.settings.namespace, keep=100)
-        return QueueStreams(self.link, self.settings.namespace, self.settings.model.name, dead)
-
     async def depths(self) -> dict[str, Depth]:
         """How many requests wait and are claimed, by class."""
-        return (await QueueDepths(self.streams()).look())[0]
+        return (await QueueDepths(self.queue()).look())[0]
 
     async def writer(self) -> JournalWriter:
         """A worker process's writer."""

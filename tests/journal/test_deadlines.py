@@ -16,8 +16,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock, RedisClock
 from serve_app.dispatch.deadlines import Deadlines
 from serve_app.loops import Loops
-from serve_app.policy.classes import CLASSES
-from serve_app.request_queue.overdue import Waiting
+from serve_app.request_queue.depths import QueueDepths
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import PrivateRedis, World, world
 from tests.turned_clock import TurnedClock
@@ -28,8 +27,7 @@ EXPIRED = ("expired", "deadline")
 
 
 def deadlines(w: World, clock: Clock = SYSTEM) -> Deadlines:
-    waiting = Waiting(w.link, [w.stream(name) for name in CLASSES])
-    return Deadlines(w.endings, waiting, RedisClock(clock), Loops())
+    return Deadlines(w.endings, QueueDepths(w.queue()), RedisClock(clock), Loops())
 
 
 def asked(d: Door) -> asyncio.Task[httpx.Response]:

@@ -63,7 +63,7 @@ async def test_lost_claims_behind_many_that_are_carried_are_found(
     for number in range(5):
         await w.admit(f"req_{number}")
     *carried, lost = [(await mine.claim(1))[0] for _ in range(5)]
-    (found,) = await w.abandoned("ingress-1").take_over(None, carried)
+    (found,) = await w.queue("ingress-1").take_over(None, carried)
     assert found.request_id == lost.request_id
 
 
@@ -75,9 +75,9 @@ async def test_what_another_has_claimed_is_taken_over_only_if_it_is_known_to_be_
     its = w.queue("ingress-2")
     (claimed,) = await its.claim(1)
     for alive in (None, ["ingress-2"]):
-        assert await w.abandoned("ingress-1").take_over(alive, []) == []
+        assert await w.queue("ingress-1").take_over(alive, []) == []
     assert await its.are_ours([claimed]) == [True]
-    (taken,) = await w.abandoned("ingress-1").take_over([], [])
+    (taken,) = await w.queue("ingress-1").take_over([], [])
     assert taken.entry_id == claimed.entry_id
     assert await its.are_ours([claimed]) == [False]
     assert await w.queue("ingress-1").are_ours([taken]) == [True]
@@ -103,8 +103,8 @@ async def test_a_take_over_that_is_cut_is_completed_by_the_next(
     async with Cable(w.settings.redis.url) as cable, world(cable.url, namespace) as its:
         cable.cut("XCLAIM", how)
         with pytest.raises(RedisUnavailable):
-            await its.abandoned().take_over([], [])
-        taken = await its.abandoned().take_over([], [])
+            await its.queue().take_over([], [])
+        taken = await its.queue().take_over([], [])
     assert [entry.entry_id for entry in taken] == [entry.entry_id for entry in dead]
     assert all(entry.taken_over for entry in taken)
 
@@ -113,14 +113,14 @@ async def test_clients_that_read_much_hold_up_no_take_over(w: World, at_once: No
     dead = await claimed(w, "ingress-2")
     while not w.link._idle.empty():  # each connection for what is large serves one of them
         w.link._idle.get_nowait()
-    taken = await w.abandoned("ingress-1").take_over([], [])
+    taken = await w.queue("ingress-1").take_over([], [])
     assert [entry.entry_id for entry in taken] == [entry.entry_id for entry in dead]
 
 
 async def test_of_two_that_take_over_at_once_one_has_each_entry(w: World, at_once: None) -> None:
     await claimed(w, "ingress-2")
     names = ("ingress-1", "ingress-3")
-    taken = await asyncio.gather(*(w.abandoned(name).take_over(names, []) for name in names))
+    taken = await asyncio.gather(*(w.queue(name).take_over(names, []) for name in names))
     ours = [
         await w.queue(name).are_ours(its) for name, its in zip(names, taken, strict=True) if its
     ]
@@ -137,7 +137,7 @@ async def test_an_acknowledgement_that_is_cut_leaves_nothing_that_comes_back(
         with pytest.raises(RedisUnavailable):
             await its.queue().acknowledge(entry)
     assert await w.redis.xlen(entry.stream) == 2
-    taken = await w.abandoned("ingress-2").take_over([], [])
+    taken = await w.queue("ingress-2").take_over([], [])
     assert [one.entry_id for one in taken] == [one.entry_id for one in others]
     assert await pending(w) == 2
 
@@ -206,7 +206,7 @@ async def many_adopted(w: World) -> AsyncIterator[IngressProcess]:
         pipeline.xadd(key, {"n": b"n", "m": msgspec.json.encode(OPENED)}, id="1-0")
         pipeline.xadd(key, {"n": b"n", "b": b"id: 1\n\n", "e": b"1"}, id="1-1")
     await pipeline.execute()
-    await w.streams().prepare()
+    await w.queue().prepare()
     await w.redis.xreadgroup("ingress", "ingress-2", {stream: ">"}, count=MANY)
     async with serving(w) as (_, ingress):
         await eventually(lambda: ingress.dispatcher.in_flight == MANY)

@@ -57,7 +57,7 @@ async def test_a_request_that_is_ended_leaves_the_queue(w: World, claimed: bool)
     for name in ("req_1", "req_2"):
         await w.admit(name)
     lines = w.queue()
-    await w.streams().prepare()
+    await w.queue().prepare()
     if claimed:
         assert len(await lines.claim(2, ["standard"])) == 2
     assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)

@@ -157,7 +157,7 @@ async def test_a_request_held_back_does_not_count_as_a_lost_claim(
     async with held_back(w) as (worker, ingress):
         with monkeypatch.context() as at_once:
             at_once.setattr(timings, "CLAIM_ANSWER_LOST_MS", 0)
-            mine = w.abandoned("ingress-1")
+            mine = w.queue("ingress-1")
             assert await mine.take_over(None, ingress.dispatcher._claimed()) == []
         assert len(ingress.dispatcher._claimed()) == 3
         worker.busy["r"].set()

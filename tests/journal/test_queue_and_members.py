@@ -112,7 +112,7 @@ async def test_acknowledged_entries_are_deleted_and_others_stay_claimed(w: World
 
 
 async def test_a_redis_that_was_emptied_is_prepared_again(w: World) -> None:
-    queue, looker = w.queue(), QueueDepths(w.streams())
+    queue, looker = w.queue(), QueueDepths(w.queue())
     await enqueue(w, "standard", "s1")
     assert await claimed(queue, 1) == ["s1"]
     await looker.look()
