@@ -8,14 +8,13 @@ admission/admission.py        checks the limits; writes journal, body and queue 
                               only then is the request accepted
 request_queue/queue.py        the queue of each class, as Redis Streams
 dispatch/dispatcher.py        claims while engines have capacity; policy/order.py: which is next
-dispatch/attempts.py          carries a request to its end; policy/retries.py: what follows a lost
-                              attempt, and when a request is poison
+dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
+                              lost or given up; policy/retries.py: what follows a lost attempt, and
+                              when a request is poison
 dispatch/deadlines.py         ends requests whose deadline passes while they wait
-dispatch/calls.py             one call to a worker, until it is answered, lost or given up
 policy/placement.py           chooses the replica; cluster/serve_router.py tells Ray Serve
-workers/replica.py            execute(request_id, epoch): the requests of one worker; window.py: how
-                              many sequences its engine takes
-workers/execution.py          one attempt: opens it, runs the engine, ends the request
+workers/replica.py            execute(request_id, epoch): opens an attempt, runs the engine and ends
+                              the request; window.py: how many sequences the engine takes
 workers/recorder.py           engine outputs and response bytes become journal entries
 workers/replay.py             reads what older attempts produced; continuation.py continues it
 journal/writer.py             fenced appends, group commit, wake-ups

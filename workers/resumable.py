@@ -256,7 +256,7 @@ def _decoded(value: Any) -> Any:
 def _check_followed(output: RequestOutput, params: SamplingParams) -> None:
     """The engine ends a request as if by a defect when it cannot compile its grammar, when no token
     may follow in it, as in a grammar that never ends (`root ::= "a" root`), and when its grammar
-    holds up the others (`workers/mask_time.py`).
+    holds up the others (`workers/engine_plugin.py`).
 
     Raises:
         VLLMValidationError: that is so.

@@ -10,26 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, Written
-from serve_app.dispatch.adopted import Adopted
-from serve_app.dispatch.calls import Calls, UntilReached, about_entry
+from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, WorkerLost, Written
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.waits import Waits, WhyItWaits
 from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.entries import Entry, decode_facts, has_ended
+from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
 from serve_app.journal.facts import AttemptFacts
+from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.outline import written
 from serve_app.journal.store import JournalStore
-from serve_app.loops import backoff
+from serve_app.loops import backoff, jittered
+from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import CLIENT, Facts, Tracing
 from serve_app.policy.retries import Next, after_loss
@@ -68,6 +69,7 @@ class Attempts:
         self._dead = dead
         self._quarantine = quarantine
         self._replicas = replicas
+        self._execute = execute
         self._telemetry = telemetry
         self._tracing = tracing
         self._clock = clock
@@ -75,7 +77,14 @@ class Attempts:
         self._until_reached = UntilReached()
         self.waits = WhyItWaits()
         self._adopted = Adopted(store, queue)
-        self._calls = Calls(execute, store, replicas, self.waits, self._until_reached, clock)
+        self._losses: dict[str, asyncio.Future[Cause]] = {}
+        """By request, while its call runs: the loss of a replica ends each of its calls at once."""
+        replicas.listen(self._on_loss)
+
+    def _on_loss(self, request_id: str, cause: Cause) -> None:
+        loss = self._losses.get(request_id)
+        if loss is not None and not loss.done():
+            loss.set_result(cause)
 
     async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
         """See `Adopted.begun`."""
@@ -99,7 +108,7 @@ class Attempts:
             log.info(
                 "dispatcher: request %s was taken over by another ingress",
                 entry.request_id,
-                extra=about_entry(entry),
+                extra=_about(entry),
             )
             return None
         except (msgspec.DecodeError, LookupError, ValueError) as error:
@@ -131,7 +140,7 @@ class Attempts:
             "request %s has a journal that cannot be read: %r",
             entry.request_id,
             error,
-            extra=about_entry(entry),
+            extra=_about(entry),
         )
         await self._until_reached(lambda: self._queue.bury(entry))
         await self._until_reached(
@@ -155,7 +164,7 @@ class Attempts:
                 "hermes.cause": this.cause or "",
             }
             span = stack.enter_context(self._tracing.begin("dispatch", entry.trace, facts, CLIENT))
-            answer = await self._calls.run(entry, this)
+            answer = await self._call(entry, this)
             span.tell({"hermes.outcome": answer.outcome if isinstance(answer, Answer) else answer})
         match answer:
             case Answer(Outcome.ENDED, written):
@@ -168,15 +177,81 @@ class Attempts:
             case cause:
                 return await self._next(entry, cause, this)
 
+    async def _call(self, entry: QueueEntry, this: Next) -> Answer | Cause:
+        """Call a worker until it has answered or the call is given up. Returns its answer, or why
+        there is none.
+
+        The worker enforces the deadline itself; here it is enforced for a call that never reached
+        one.
+        """
+        if self._left_s(entry) <= 0:
+            return Cause.DEADLINE
+        loss: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
+        self._losses[entry.request_id] = loss
+        call = asyncio.ensure_future(
+            self._execute(entry.request_id, this.epoch, entry.session, this.cause or "")
+        )
+        try:
+            return await self._answer(entry, this, call, loss)
+        except WorkerLost as error:
+            self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
+            return self._told(entry, this, Cause.LOST, f"lost: {error}")
+        finally:
+            call.cancel()
+            # a duplicate queue entry has its own call
+            if self._losses.get(entry.request_id) is loss:
+                del self._losses[entry.request_id]
+                self._replicas.release(entry.request_id)
+
+    async def _answer(
+        self,
+        entry: QueueEntry,
+        this: Next,
+        call: asyncio.Future[Answer],
+        loss: asyncio.Future[Cause],
+    ) -> Answer | Cause:
+        self._waits_for(entry, Waits.OPENING)
+        grace_s, opens_s = timings.EXPIRE_GRACE_S, timings.CALL_OPENS_S
+        await _first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
+        if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
+            if not await self._is_open(entry, this.epoch):
+                self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
+                what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
+                return self._told(entry, this, Cause.NOT_OPENED, what)
+            self._waits_for(entry, Waits.ENGINE)
+            await _first(left_s, call, loss)
+        if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
+            await _first(timings.ATTEMPT_RETRY_S, call)
+        if call.done():
+            return call.result()
+        if not loss.done():
+            return Cause.DEADLINE
+        cause = loss.result()
+        return self._told(entry, this, cause, f"moves on: {cause}")
+
+    async def _is_open(self, entry: QueueEntry, epoch: int) -> bool:
+        """Whether an attempt has been opened, or the request has ended."""
+        last = await self._until_reached(lambda: self._store.last(entry.request_id))
+        return last is None or last.id.epoch >= epoch
+
+    def _told(self, entry: QueueEntry, this: Next, cause: Cause, what: str) -> Cause:
+        """The cause for which a call has no answer, once it is logged."""
+        log.warning(
+            "dispatcher: request %s attempt %d %s",
+            entry.request_id,
+            this.epoch,
+            what,
+            extra=_about(entry, cause),
+        )
+        return cause
+
     async def _turn(self, entry: QueueEntry, stack: AsyncExitStack) -> bool:
         """Wait for the request's turn, but not beyond its deadline. Returns whether the turn has
         come.
         """
-        self._calls.waits_for(entry, Waits.TURN)
+        self._waits_for(entry, Waits.TURN)
         return await self._until_reached(
-            lambda: stack.enter_async_context(
-                self._quarantine.alone(max(0.0, self._calls.left_s(entry)))
-            )
+            lambda: stack.enter_async_context(self._quarantine.alone(max(0.0, self._left_s(entry))))
         )
 
     async def _next(
@@ -194,14 +269,14 @@ class Attempts:
         (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
         if not ours:
             raise NotOurs
-        opened = [facts.cause for facts in openings(entries)]
+        opened = [decode_facts(opening, AttemptFacts).cause for opening in openings(entries)]
         newest_epoch = entries[-1].id.epoch
         following = after_loss(opened, newest_epoch, cause, tried, self._poison_after)
         if following is None:
             await self._until_reached(lambda: self._keep_dead(entry, entries))
             await self._end(entry, State.FAILED, Reason.POISON)
         elif following.refused:
-            self._calls.waits_for(entry, Waits.AGAIN)
+            self._waits_for(entry, Waits.AGAIN)
             await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, following.refused))
         return following
 
@@ -213,7 +288,7 @@ class Attempts:
             NotOurs: another ingress has adopted the request.
         """
         began_s = self._clock.local.monotonic_s()
-        self._calls.waits_for(entry, Waits.ADOPTED)
+        self._waits_for(entry, Waits.ADOPTED)
         while True:
             entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
             if not entries or has_ended(entries):
@@ -228,9 +303,11 @@ class Attempts:
                     or entry.taken_over
                 ):
                     return Next(1)
-            elif fate := self._replicas.fate(openings(entries)[-1].replica):
-                return await self._next(entry, fate)
-            if self._calls.left_s(entry) < -timings.EXPIRE_GRACE_S:
+            else:
+                running = decode_facts(openings(entries)[-1], AttemptFacts)
+                if fate := self._replicas.fate(running.replica):
+                    return await self._next(entry, fate)
+            if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
                 return None
             await self._adopted.pause()
@@ -249,17 +326,112 @@ class Attempts:
                 "request %s is given up without a dead letter: %s",
                 entry.request_id,
                 error,
-                extra=about_entry(entry),
+                extra=_about(entry),
             )
 
     async def _end(self, entry: QueueEntry, state: State, reason: Reason) -> None:
-        self._calls.waits_for(entry, Waits.END)
+        self._waits_for(entry, Waits.END)
         await self._until_reached(lambda: self._endings.end(entry.request_id, state, reason))
 
+    def _waits_for(self, entry: QueueEntry, what: Waits) -> None:
+        """From now on the request waits for this."""
+        self.waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
 
-def openings(entries: Sequence[Entry]) -> list[AttemptFacts]:
-    """The openings of a journal's attempts, in order."""
-    return [decode_facts(entry, AttemptFacts) for entry in entries if entry.id.opens]
+    def _left_s(self, entry: QueueEntry) -> float:
+        """Seconds until the request's deadline; negative if it has passed."""
+        return entry.deadline_ms / 1000 - self._clock.now_s()
+
+
+class Look(NamedTuple):
+    """The result of one check. `tail`: as `JournalStore.read_tails`; `ours`: whether nobody has
+    taken the claim over.
+    """
+
+    tail: list[Entry] | None
+    ours: bool
+
+
+class Adopted:
+    """Checks adopted requests together, in one round trip.
+
+    An ingress that dies leaves hundreds of running attempts to the others. These only watch the
+    journals' tails, and whether the claims are still theirs. Individual checks would take thousands
+    of round trips per second, in the same event loop that renews the lease.
+    """
+
+    def __init__(self, store: JournalStore, queue: RequestQueue) -> None:
+        self._store = store
+        self._queue = queue
+        self._asked: list[tuple[QueueEntry, asyncio.Future[Look]]] = []
+        self._round: asyncio.Task[None] | None = None
+        self._watched = 0
+
+    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
+        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
+        round trips.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        if not entries:
+            return set()
+        tails = await self._store.read_tails([entry.request_id for entry in entries])
+        return {
+            entry.key
+            for entry, tail in zip(entries, tails, strict=True)
+            if tail is None or tail[-1].id != REQUEST_ID
+        }
+
+    async def look(self, entry: QueueEntry) -> Look:
+        """Check a request a moment later, together with all others requested meanwhile.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        future: asyncio.Future[Look] = asyncio.get_running_loop().create_future()
+        self._asked.append((entry, future))
+        if self._round is None or self._round.done():
+            self._round = asyncio.create_task(self._look_round(), name="adopted-look")
+        return await future
+
+    async def pause(self) -> None:
+        """Wait until the next check; longer if many requests are watched, so that checks never
+        occupy the loop.
+        """
+        await asyncio.sleep(timings.ADOPTED_LOOK_S * max(1.0, self._watched / timings.ADOPTED_MANY))
+
+    async def _look_round(self) -> None:
+        while self._asked:
+            await asyncio.sleep(timings.ADOPTED_GATHER_S)
+            asked, self._asked = self._asked, []
+            self._watched = len(asked)
+            for start in range(0, len(asked), timings.ADOPTED_A_LOOK):
+                await self._look_at(asked[start : start + timings.ADOPTED_A_LOOK])
+
+    async def _look_at(self, asked: list[tuple[QueueEntry, asyncio.Future[Look]]]) -> None:
+        entries = [entry for entry, _ in asked]
+        try:
+            ours = await self._queue.are_ours(entries)
+            tails = await self._store.read_tails([entry.request_id for entry in entries])
+        except Exception as error:  # any kind of error: every caller must get it
+            problem = str(error) or type(error).__name__
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(RedisUnavailable(problem))
+            return
+        for (_, future), is_ours, tail in zip(asked, ours, tails, strict=True):
+            if not future.done():
+                future.set_result(Look(tail, is_ours))
+
+
+async def _first(within_s: float, *futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done, with a time limit."""
+    await asyncio.wait(futures, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:
+    """What a log line says about the request, besides its text."""
+    return about(entry.request_id, entry.tenant, reason, entry.trace)
 
 
 async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Written | None:
@@ -276,3 +448,27 @@ async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Written 
         return None if last is None else written(last)
     except (RedisUnavailable, LookupError, ValueError):  # the latter two: nobody can decode it
         return None
+
+
+T = TypeVar("T")
+
+
+class UntilReached:
+    """Repeats a step while Redis cannot be reached. An outage is logged once for all steps."""
+
+    def __init__(self) -> None:
+        self._outage = Outage(log, "dispatcher: waiting for Redis")
+
+    async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Returns the step's result eventually; raises every error other than
+        `RedisUnavailable`.
+        """
+        while True:
+            try:
+                result = await step()
+            except RedisUnavailable as error:
+                self._outage.failed(error)
+                await asyncio.sleep(jittered(timings.ATTEMPT_RETRY_S))
+            else:
+                self._outage.over()
+                return result

@@ -25,37 +25,6 @@ class Attempt:
     back with older data. `closed` ends with the request, or with `Fenced`.
     """
 
-    __slots__ = (
-        "_body",
-        "_compression_level",
-        "_ending",
-        "_events",
-        "_events_built",
-        "_finished",
-        "_head",
-        "_last_head",
-        "_mark",
-        "_more",
-        "_older",
-        "_outputs",
-        "_quit",
-        "_resumed_from",
-        "_seq",
-        "_used",
-        "announced",
-        "bytes",
-        "channel",
-        "closed",
-        "ending",
-        "epoch",
-        "history",
-        "key",
-        "met_full",
-        "nonce",
-        "request_id",
-        "unaccepted",
-    )
-
     def __init__(
         self,
         request_id: str,

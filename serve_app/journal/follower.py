@@ -30,19 +30,6 @@ log = logging.getLogger("hermes.journal")
 class Follower:
     """Follows one journal for one connection."""
 
-    __slots__ = (
-        "_idle",
-        "_store",
-        "_woken",
-        "due_at",
-        "fed_at",
-        "on_begun",
-        "push",
-        "reader",
-        "request_id",
-        "stale",
-    )
-
     def __init__(self, store: JournalStore, request_id: str, reader: JournalReader) -> None:
         self.request_id = request_id
         self.reader = reader

@@ -22,15 +22,6 @@ class Pieces:
         seen_events: 0 for all of it.
     """
 
-    __slots__ = (
-        "_inflater",
-        "_packed",
-        "_position",
-        "_seen_events",
-        "_tail",
-        "done",
-    )
-
     def __init__(self, packed: bytes, seen_events: int = 0) -> None:
         self.done = False
         self._packed = memoryview(packed)

@@ -27,23 +27,6 @@ class JournalReader:
     returns the new bytes; `head`, `attempt` and `ending` are set as they become known.
     """
 
-    __slots__ = (
-        "_body",
-        "_bytes_at",
-        "_event",
-        "_passed_event",
-        "_pieces",
-        "_seen",
-        "attempt",
-        "attempts",
-        "ending",
-        "facts",
-        "head",
-        "held_bytes",
-        "position",
-        "streams",
-    )
-
     def __init__(self, seen: int = 0, position: EntryId = BEGINNING) -> None:
         self.position = position
         self.facts: RequestFacts | None = None

@@ -124,17 +124,6 @@ class Running(Generic[C]):
     own.
     """
 
-    __slots__ = (
-        "cost",
-        "entry",
-        "holds_slots",
-        "long",
-        "predicted",
-        "sequences",
-        "started_ms",
-        "tries",
-    )
-
     def __init__(self, entry: C, predicted: Prediction) -> None:
         self.entry = entry
         self.predicted = predicted

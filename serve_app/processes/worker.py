@@ -8,8 +8,7 @@ from serve_app.cluster.leases import Membership
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.foundation import Foundation
 from serve_app.settings import Settings
-from workers.engine import Engine, EngineHealth
-from workers.execution import Execution
+from workers.engine import Engine
 from workers.loop_watch import LoopWatch
 from workers.replica import WorkerReplica
 
@@ -40,28 +39,18 @@ class WorkerProcess:
         self._writer = JournalWriter(settings, base.loops)
         base.telemetry.journal_kept(lambda: self._writer.kept_bytes)
         self._loop_watch = LoopWatch(settings.workers.held_s, base.telemetry)
-        health = EngineHealth(engine, lambda error: self.replica.give_up(error))
-        execution = Execution(
-            name,
-            engine,
-            health,
-            self._loop_watch,
-            self._writer,
-            base.store,
-            base.clock,
-            base.telemetry,
-            base.tracing,
-            settings.journal,
-        )
         self.replica = WorkerReplica(
             name,
             cluster,
-            settings.workers.max_running_requests,
+            settings,
             engine,
-            execution,
-            health,
+            self._loop_watch,
+            self._writer,
+            base.store,
             Membership(base.lease_redis, settings.namespace, clock=base.clock, loops=base.loops),
+            base.clock,
             base.telemetry,
+            base.tracing,
             base.loops,
         )
 

@@ -23,7 +23,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from serve_app import timings
 from tests.engine.grammars import compiler
-from workers import mask_time
+from workers import engine_plugin
 from workers.engine_plugin import install
 
 _WORDS = 9
@@ -99,8 +99,8 @@ class Manager(StructuredOutputManager):  # type: ignore[misc]
 def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
     install()
     clock = Clock()
-    monkeypatch.setattr(mask_time, "time", clock)
-    mask_time._spent.cache_clear()
+    monkeypatch.setattr(engine_plugin, "time", clock)
+    engine_plugin._spent.cache_clear()
     return Manager(clock)
 
 
@@ -167,14 +167,14 @@ def large() -> xgrammar.GrammarCompiler:
     return xgrammar.GrammarCompiler(info, max_threads=1)
 
 
-def spent_by(kind: str, text: Any, requests: int, tokens: int) -> mask_time._Spent:
+def spent_by(kind: str, text: Any, requests: int, tokens: int) -> engine_plugin._Spent:
     """What random answers leave of a grammar's budget, or how far they exceed it."""
     compile_ = getattr(large(), f"compile_{kind}")
     compiled = compile_(text if isinstance(text, str) else json.dumps(text))
     mask, random, spent = (
         xgrammar.allocate_token_bitmask(1, VOCABULARY + 1),
         Random(2),
-        mask_time._Spent(),
+        engine_plugin._Spent(),
     )
     for _ in range(requests):
         matcher = xgrammar.GrammarMatcher(compiled)

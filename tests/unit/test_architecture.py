@@ -94,7 +94,7 @@ OWNERS = {
         "serve_app.client",
         "serve_app.cli.deploy_code",  # waits for a real cluster
         "workers.loop_watch",  # CPU time of a thread
-        "workers.mask_time",  # the same
+        "workers.engine_plugin",  # the same
         "workers.simulated_engine",  # the same
         "workers.determinism",  # vLLM's `time.time`, replaced
     ),
