@@ -3,8 +3,8 @@ Pure.
 
 The words are stored and sent exactly as defined here, and different versions of the service work
 side by side during an upgrade. Therefore never rename a word, and let readers tolerate words that
-they do not know. `journal/entries.py` and `journal/wakes.py` define the entries of journals and
-wake-ups, `request_queue/entry.py` a queue entry.
+they do not know. `journal/entries.py` defines the entries of journals and wake-ups,
+`request_queue/entry.py` a queue entry.
 """
 
 from __future__ import annotations

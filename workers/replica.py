@@ -23,8 +23,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.ending import MESSAGES
 from serve_app.journal.entries import Entry, decode_facts, decode_line, has_ended
 from serve_app.journal.facts import AttemptFacts, RequestFacts
-from serve_app.journal.outline import written
-from serve_app.journal.store import JournalStore
+from serve_app.journal.store import JournalStore, written
 from serve_app.journal.writer import JournalWriter
 from serve_app.loops import Loops
 from serve_app.observability.logs import about

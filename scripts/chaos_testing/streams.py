@@ -17,8 +17,7 @@ from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
-from serve_app.journal.follower import Follower
-from serve_app.journal.followers import Followers
+from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis.keyspace import queue_key

@@ -27,8 +27,7 @@ from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import REQUEST_ID
-from serve_app.journal.outline import written
-from serve_app.journal.store import JournalStore
+from serve_app.journal.store import JournalStore, written
 from serve_app.loops import backoff, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry

@@ -16,8 +16,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.follower import Follower
-from serve_app.journal.followers import Followers
+from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about
 from serve_app.redis.check import RedisWatch

@@ -26,10 +26,16 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.errors import RedisUnavailable, RequestRefused, retry_headers
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.journal.ending import MESSAGES
-from serve_app.journal.events import HEARTBEAT, SEPARATOR, after_event, body_event, error_events
+from serve_app.journal.events import (
+    HEARTBEAT,
+    PIECE_BYTES,
+    SEPARATOR,
+    after_event,
+    body_event,
+    error_events,
+)
 from serve_app.journal.facts import Head, RequestFacts
-from serve_app.journal.follower import Follower
-from serve_app.journal.pieces import PIECE_BYTES
+from serve_app.journal.followers import Follower
 
 log = logging.getLogger("hermes.ingress")
 

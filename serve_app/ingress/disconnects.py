@@ -21,8 +21,7 @@ from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.follower import Follower
-from serve_app.journal.followers import Followers
+from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, ended
 from serve_app.redis.connection import Command

@@ -17,9 +17,8 @@ from serve_app.ingress.validation.headers import last_event_id
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import FIRST_OPENING_ID
-from serve_app.journal.outline import used_by_end
 from serve_app.journal.reader import JournalReader, having_read
-from serve_app.journal.store import JournalStore
+from serve_app.journal.store import JournalStore, used_by_end
 from serve_app.journal.usage import Usage
 from serve_app.policy.classes import CLASSES
 

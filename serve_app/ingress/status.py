@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,6 +18,7 @@ from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops
 from serve_app.observability.metrics_pages import CONTENT_TYPE, merge_pages, queue_gauges
 from serve_app.observability.snapshots import Snapshots
@@ -37,7 +38,7 @@ class MetricsPage:
         snapshots: Snapshots,
         depths: QueueDepths,
         limits: AdmissionLimits,
-        kept: Callable[[], Awaitable[int]],
+        store: JournalStore,
     ) -> None:
         self._period_s = settings.telemetry.page_period_s
         self._max_waiting = settings.queue.max_waiting
@@ -45,7 +46,7 @@ class MetricsPage:
         self._snapshots = snapshots
         self._depths = depths
         self._limits = limits
-        self._kept = kept
+        self._store = store
         self._page = b""
         self._made_s = -math.inf
         self._making = asyncio.Lock()
@@ -85,9 +86,10 @@ class MetricsPage:
     async def _kept_bytes(self) -> tuple[int, int] | None:
         bound_bytes = self._limits.kept_bound_bytes
         try:
-            return await self._kept(), int(bound_bytes) if math.isfinite(bound_bytes) else 0
+            kept = await self._store.kept("")
         except RedisUnavailable:
             return None
+        return kept.in_all, int(bound_bytes) if math.isfinite(bound_bytes) else 0
 
 
 class Readiness:

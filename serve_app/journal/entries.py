@@ -1,4 +1,5 @@
-"""The storage schema of a journal: encodes and decodes its entries. Pure.
+"""The storage schema of a journal: encodes and decodes its entries, and the wake-ups that carry
+them. Pure.
 
 One Redis Stream per request, `{ns}:j:<request_id>`; `ids.py` defines its ids.
 Fields (one letter each, since they are stored with every entry), and the entries that have them:
@@ -326,3 +327,45 @@ def compress(body: Iterable[bytes], level: int) -> bytes | None:
         if size > timings.ENTRY_BYTES:
             return None
     return b"".join(packed)
+
+
+class Wake(msgspec.Struct, array_like=True):
+    """An accepted entry on its way to the ingress that holds the connection, without the fields
+    that only workers read.
+
+    A message on the pub/sub channel `{ns}:w:<ingress id>` is a MessagePack array of wake-ups, and
+    each is an array of these fields; a newer version may add some. A message may be lost at any
+    time, because the journal has all of its content.
+    """
+
+    request_id: str
+    epoch: int
+    seq: int
+    fields: dict[bytes, bytes]
+
+
+_message_encoder = msgspec.msgpack.Encoder()
+_message_decoder = msgspec.msgpack.Decoder(list[Wake])
+
+
+def wake_of(request_id: str, entry: Entry, after: str | None = None) -> Wake:
+    """The wake-up for an entry.
+
+    Args:
+        after: id of the previously announced entry, if the writer knows it; entries between the two
+            contain nothing that a reader needs. Empty if the writer does not know it; the reader
+            then reads the stream.
+    """
+    return Wake(request_id, entry.id.epoch, entry.id.seq, entry.for_readers(after))
+
+
+def encode_wakes(wakes: list[Wake]) -> bytes:
+    return _message_encoder.encode(wakes)
+
+
+def decode_wakes(payload: bytes) -> list[tuple[str, Entry]]:
+    """`(request id, entry)` pairs of a message."""
+    return [
+        (wake.request_id, Entry(EntryId(wake.epoch, wake.seq), wake.fields))
+        for wake in _message_decoder.decode(payload)
+    ]

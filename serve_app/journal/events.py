@@ -1,10 +1,12 @@
-"""Server-sent events in journal bytes: numbers them, and finds the position after an event. Pure.
+"""Response bytes in a journal, and the server-sent events in them: numbers the events, and skips
+those that a reader has. Pure.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ HEARTBEAT = b": waiting\n"
 """A comment between two events. It has no blank line: after an event with an id, OpenAI's SDK
 (3.52) would treat that as an event and fail on its empty data.
 """
+PIECE_BYTES = 64 * 1024
+_INPUT_BYTES = 16 * 1024
 
 
 def events_in(body: bytes) -> int:
@@ -57,17 +61,35 @@ class EventNumberer:
 def after_event(body: bytes, first: int, seen: int) -> bytes:
     """The part of `body` after event number `seen`; the first event in it has number `first`."""
     skip = seen - first + 1
-    if skip <= 0:
-        return body
-    position = 0
-    while skip:
-        end = body.find(SEPARATOR, position)
-        if end < 0:
-            return b""
-        if not body.startswith(b":", position):  # a comment is no event
-            skip -= 1
-        position = end + len(SEPARATOR)
-    return body[position:]
+    return _Skipper(skip).rest(body) if skip > 0 else body
+
+
+class _Skipper:
+    """Skips the first events of a response that comes in chunks."""
+
+    __slots__ = ("_left", "_tail")
+
+    def __init__(self, events: int) -> None:
+        self._left = events
+        self._tail = b""
+
+    def rest(self, chunk: bytes) -> bytes:
+        """What comes behind these events. One that is split over chunks is held back until it is
+        complete.
+        """
+        if not self._left:
+            return chunk
+        events, position = self._tail + chunk, 0
+        while self._left:
+            end = events.find(SEPARATOR, position)
+            if end < 0:
+                self._tail = events[position:]
+                return b""
+            if not events.startswith(b":", position):  # a comment is no event
+                self._left -= 1
+            position = end + len(SEPARATOR)
+        self._tail = b""
+        return events[position:]
 
 
 def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
@@ -92,3 +114,36 @@ def body_event(body: bytes) -> bytes:
     """A response that is not a stream, as the only event of a stream."""
     lines = b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""])
     return b"id: 1\nevent: response\n%b\n" % lines
+
+
+class Pieces:
+    """The response bytes after the event that the reader already has, decompressed only as fast as
+    they are consumed, because many clients may read long transcripts slowly at the same time.
+
+    Args:
+        packed: the transcript, as in the terminal entry.
+        seen_events: 0 for all of it.
+    """
+
+    def __init__(self, packed: bytes, seen_events: int = 0) -> None:
+        self.done = False
+        self._packed = memoryview(packed)
+        self._position = 0
+        self._inflater = zlib.decompressobj()
+        self._skipper = _Skipper(seen_events)
+
+    def take(self) -> bytes:
+        """The next bytes, about `PIECE_BYTES` at most; empty at the end."""
+        while not self.done:
+            if piece := self._skipper.rest(self._inflate()):
+                return piece
+        return b""
+
+    def _inflate(self) -> bytes:
+        data = self._inflater.unconsumed_tail
+        if not data:
+            data = bytes(self._packed[self._position : self._position + _INPUT_BYTES])
+            self._position += len(data)
+        piece = self._inflater.decompress(data, PIECE_BYTES)
+        self.done = self._inflater.eof or not (piece or data)
+        return piece

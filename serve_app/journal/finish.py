@@ -1,5 +1,6 @@
-"""The one way in which a request ends: a transaction that closes its journal, books what it has
-used, and drops what is no longer needed. Pure.
+"""The commands that append an entry to a journal that exists, and the one way in which a request
+ends: a transaction that closes its journal, books what it has used, and drops what is no longer
+needed. Pure.
 
 A worker that ends its attempt, and whoever ends a request from outside, send the same script. The
 first ending counts: a second one changes nothing, and is not booked.
@@ -11,17 +12,26 @@ from collections.abc import Sequence
 
 from serve_app import timings
 from serve_app.contract import State
-from serve_app.journal.appending import append
-from serve_app.journal.entries import Entry
+from serve_app.journal.entries import Entry, encode_wakes, flatten, wake_of
 from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.kept import keeping, size_of
 from serve_app.journal.usage import STATES, Usage, Whose
-from serve_app.journal.wakes import encode_wakes, wake_of
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key, queue_key, usage_key
 from serve_app.settings import Settings
 
+_THOUGH_FULL = """
+redis.pcall('XDEL', KEYS[1], '0-0')
+local reply = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', unpack(ARGV))
+if type(reply) ~= 'table' then return reply end
+return redis.error_reply((string.gsub(reply.err, '^@user_script: %d+: %-?', '')))
+"""
+"""Appends an entry although Redis has reached its `maxmemory`: of a script's writes it refuses only
+the first one, if that may need memory, and this one deletes what no stream has. Errors are as
+without a script, which Redis 6.2 names in them.
+Source: https://redis.io/docs/latest/develop/programmability/eval-intro
+"""
 _FINISH = """
 redis.pcall('XDEL', KEYS[1], '0-0')
 local at, attempts, used = 8, ARGV[5], ARGV[6]
@@ -82,7 +92,7 @@ return 1
 """
 """Appends the entries that end a request, adds to a row of the ledger, and executes commands.
 
-The first command is what makes a full Redis take all of it, see `appending.py`.
+The first command is what makes a full Redis take all of it, see `_THOUGH_FULL`.
 
 KEYS: the journal; the ledger of the hour. ARGV: how many entries; the row's name; the column of the
 state, from 1; the times in ms, queued and running; the attempts; the usage, empty if the journal
@@ -93,6 +103,18 @@ journal has gone; the error if an entry was refused.
 
 
 _NOTHING = Usage().encode()
+
+
+def append(key: str, entry: Entry) -> Command:
+    """Append an entry, unless the journal has gone."""
+    return ("XADD", key, "NOMKSTREAM", str(entry.id), *flatten(entry))
+
+
+def append_though_full(key: str, entry: Entry) -> Command:
+    """The same for an entry with which a request ends, or that comes before that one, after a full
+    Redis has refused it. The end frees more than it takes.
+    """
+    return ("EVAL", _THOUGH_FULL, 1, key, str(entry.id), *flatten(entry))
 
 
 def by_worker(

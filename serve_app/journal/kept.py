@@ -4,7 +4,6 @@ for them: counted per tenant and in total, by the hour in which they expire.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
@@ -54,24 +53,13 @@ def keeping(settings: Settings, summary: Summary | None, size: int) -> list[Comm
 async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kept:
     """What is kept now; forgets the hours that have passed.
 
-    Raises:
-        RedisUnavailable: Redis cannot be reached.
-    """
-    return Kept(*await _sums(link, namespace, (tenant, _ALL), now_ms))
-
-
-async def kept_in_all(link: RedisLink, namespace: str, now_ms: int) -> int:
-    """The bytes of all tenants that are kept now.
+    Args:
+        tenant: whose share to tell; empty for whoever asks for all only.
 
     Raises:
         RedisUnavailable: Redis cannot be reached.
     """
-    (in_all,) = await _sums(link, namespace, (_ALL,), now_ms)
-    return in_all
-
-
-async def _sums(link: RedisLink, namespace: str, whose: Sequence[str], now_ms: int) -> list[int]:
-    keys = [kept_key(namespace, one) for one in whose]
+    keys = [kept_key(namespace, one) for one in (tenant, _ALL)]
     pages = all_answered(await link.call([("HGETALL", key) for key in keys]))
     sums, passed = [], list[Command]()
     for key, page in zip(keys, pages, strict=True):
@@ -82,4 +70,4 @@ async def _sums(link: RedisLink, namespace: str, whose: Sequence[str], now_ms: i
             passed.append(("HDEL", key, *over))
     if passed:
         await link.call(passed)
-    return sums
+    return Kept(*sums)

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from serve_app.contract import Reason, State
 from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry, decode_facts
-from serve_app.journal.events import after_event, events_in
+from serve_app.journal.events import Pieces, after_event, events_in
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts
 from serve_app.journal.ids import BEGINNING, FIRST_OPENING_ID, REQUEST_ID, EntryId
-from serve_app.journal.pieces import Pieces
 
 _HOLD_BYTES = 256 * 1024
 

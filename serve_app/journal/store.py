@@ -1,22 +1,34 @@
 """Operations on journals outside of a worker's hot path: first entries, reads, endings. What
 reads the entries of many journals, or all of one, uses the connections for large answers.
+
+The outline of a journal is for callers that need neither the request's body nor its output: the few
+entries that determine the request's state. They are the request itself, every opening, every seal,
+and the last two entries. A journal has one opening per attempt, so reading them takes a few small
+ranges, however long the response is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import CHATS, Cause, Reason, State
-from serve_app.journal import opening, outline
-from serve_app.journal.appending import append
-from serve_app.journal.entries import Entry, entry_from_redis, flatten, has_ended
-from serve_app.journal.facts import RequestFacts, RequestLine, Summary
-from serve_app.journal.finish import from_outside
+from serve_app.contract import CHATS, Cause, Reason, State, Written
+from serve_app.journal.entries import (
+    Entry,
+    decode_facts,
+    entry_from_redis,
+    flatten,
+    has_ended,
+    openings,
+)
+from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine, Summary
+from serve_app.journal.finish import append, from_outside
 from serve_app.journal.ids import (
     BEGINNING,
     REQUEST_ID,
@@ -25,9 +37,8 @@ from serve_app.journal.ids import (
     opening_id,
     seal_id,
 )
-from serve_app.journal.kept import Kept, keeping, kept, kept_in_all, size_of
-from serve_app.journal.opening import with_body
-from serve_app.journal.usage import Whose
+from serve_app.journal.kept import Kept, keeping, kept, size_of
+from serve_app.journal.usage import Usage, Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     body_key,
@@ -86,6 +97,46 @@ async def listed(
         first = rank + 1
     (ids,) = all_answered(await link.call([(f"{order}RANGE", key, first, first + at_most - 1)]))
     return [request_id.decode() for request_id in ids]
+
+
+def with_body(entries: Sequence[Entry], body: bytes | None) -> list[Entry]:
+    """The journal with the body put back into the request's entry. `None` as the body: its Redis
+    key is gone.
+    """
+    if not entries or entries[0].id != REQUEST_ID or body is None:
+        return list(entries)
+    return [entries[0].with_body(body), *entries[1:]]
+
+
+def long_questions(key: str, body_key: str) -> list[Command]:
+    """The commands that read all of a journal, and the request's body."""
+    return [("XRANGE", key, "-", "+"), ("GET", body_key)]
+
+
+def used_by_end(last: Entry, summary: Summary) -> Usage:
+    """What a request has used, by the entry that has ended it.
+
+    Raises:
+        ValueError: the entry cannot be decoded.
+    """
+    return Usage.decode(last.used) if last.used else Usage(output=summary.output_tokens)
+
+
+def written(last: Entry) -> Written | None:
+    """What a request has written, by the last entry of its journal.
+
+    Returns:
+        None if the request has not ended, or the entry is unreadable.
+    """
+    try:
+        summary = last.summary
+        used = used_by_end(last, summary) if summary else Usage()
+    except (msgspec.DecodeError, LookupError, ValueError):
+        return None
+    if summary is None:
+        return None
+    whole = last.state is State.COMPLETED and used.output > 0
+    return Written(used.output, whole, summary.attempts > 0, used.prompt)
 
 
 class JournalStore:
@@ -159,8 +210,8 @@ class JournalStore:
         return journals
 
     async def outline(self, request_id: str) -> list[Entry] | None:
-        """The entries that determine a request's state, without any bytes (see `outline`); None if
-        there is no journal.
+        """The entries that determine a request's state, without any bytes; None if there is no
+        journal.
         """
         (found,) = await self.outlines([request_id], large=False)
         return found
@@ -170,13 +221,13 @@ class JournalStore:
     ) -> list[list[Entry] | None]:
         """Like `outline` for many journals, in two round trips at most."""
         keys = [self.key(request_id) for request_id in request_ids]
-        replies = await self._of_each([outline.first_questions(key) for key in keys], large)
-        epochs = [outline.epochs_left(outline.put_together(found)) for found in replies]
+        replies = await self._of_each([_first_questions(key) for key in keys], large)
+        epochs = [_epochs_left(_put_together(found)) for found in replies]
         if any(epochs):
             questions = zip(keys, epochs, strict=True)
-            more = await self._of_each([outline.more_questions(*one) for one in questions], large)
+            more = await self._of_each([_more_questions(*one) for one in questions], large)
             replies = [[*found, *also] for found, also in zip(replies, more, strict=True)]
-        return [outline.put_together(found) or None for found in replies]
+        return [_put_together(found) or None for found in replies]
 
     async def _of_each(self, questions: list[list[Command]], large: bool) -> list[list[Any]]:
         """The replies to several journals' questions, in one round trip."""
@@ -227,23 +278,16 @@ class JournalStore:
         """All of a journal, and the request's body, None if that is not kept (any more). Hold
         `wholes` meanwhile.
         """
-        questions = opening.long_questions(self.key(request_id), self.body_key(request_id))
+        questions = long_questions(self.key(request_id), self.body_key(request_id))
         raw, body = all_answered(await self._link.call(questions, large=True))
         return [entry_from_redis(item) for item in raw], body
-
-    async def kept_in_all(self) -> int:
-        """See `kept.kept_in_all`."""
-        return await kept_in_all(self._link, self._settings.namespace, self._clock.now_ms())
 
     async def read_request(self, request_id: str) -> Entry | None:
         """The request itself, with its body if that still exists; None if there is no such journal
         (any more).
         """
-        first = str(REQUEST_ID)
-        raw, body = await self._link.call(
-            [("XRANGE", self.key(request_id), first, first), ("GET", self.body_key(request_id))],
-            large=True,
-        )
+        questions = [_one(self.key(request_id), REQUEST_ID), ("GET", self.body_key(request_id))]
+        raw, body = await self._link.call(questions, large=True)
         found = with_body([entry_from_redis(item) for item in answered(raw)], answered(body))
         return found[0] if found else None
 
@@ -290,7 +334,7 @@ class JournalStore:
             connection.
         """
         key, opening = self.key(request_id), opening_id(epoch)
-        (raw,) = await self._link.call([("XRANGE", key, str(opening), str(opening))])
+        (raw,) = await self._link.call([_one(key, opening)])
         found = [entry_from_redis(item) for item in answered(raw)]
         if not found or found[0].nonce != nonce:
             return False
@@ -323,7 +367,7 @@ class JournalStore:
         """
         if has_ended(entries):  # nor can a summary be built from a compacted journal
             return None
-        summary = outline.summary_of(entries, self._clock.now_ms())
+        summary = _summary_of(entries, self._clock.now_ms())
         terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
         queued = entries[0].queue_entry if entries else b""
         command = from_outside(self._settings, request_id, terminal, summary, queued, unreadable)
@@ -350,3 +394,50 @@ def _of_one(raw: Reply) -> list[Entry]:
     if is_of_another_type(raw):
         return []
     return [entry_from_redis(item) for item in answered(raw)]
+
+
+def _first_questions(key: str) -> list[Command]:
+    """The commands for the outline of a journal with one attempt, as most have."""
+    return [
+        _one(key, REQUEST_ID),
+        *_more_questions(key, (1,)),
+        # Two, because what stands before an opening or a terminal entry from outside may be a
+        # seal, and says how many events there are.
+        ("XREVRANGE", key, "+", "-", "COUNT", "2"),
+    ]
+
+
+def _more_questions(key: str, epochs: Iterable[int]) -> list[Command]:
+    """The commands for the openings and seals of these attempts."""
+    return [
+        _one(key, entry_id) for epoch in epochs for entry_id in (opening_id(epoch), seal_id(epoch))
+    ]
+
+
+def _epochs_left(entries: Sequence[Entry]) -> range:
+    """The attempts whose openings and seals are missing in the first answers."""
+    return range(2, max((entry.id.epoch for entry in entries if not entry.terminal), default=0) + 1)
+
+
+def _put_together(replies: Sequence[Any]) -> list[Entry]:
+    """The entries in the answers, in order, each once and without its bytes."""
+    found = {entry.id: entry for reply in replies for entry in map(entry_from_redis, reply)}
+    return [found[at].without_bytes() for at in sorted(found)]
+
+
+def _summary_of(entries: Sequence[Entry], ended_ms: int) -> Summary:
+    """The summary in a terminal entry that is written from outside; an outline of the journal is
+    enough for it.
+    """
+    opened = openings(entries)
+    return Summary(
+        request=decode_facts(entries[0], RequestFacts) if entries else None,
+        attempt=decode_facts(opened[-1], AttemptFacts) if opened else None,
+        attempts=opened[-1].id.epoch if opened else 0,
+        ended_ms=ended_ms,
+        began_ms=decode_facts(opened[0], AttemptFacts).opened_ms if opened else 0,
+    )
+
+
+def _one(key: str, entry_id: EntryId) -> Command:
+    return ("XRANGE", key, str(entry_id), str(entry_id))

@@ -16,26 +16,70 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import Enum, auto
 
 from serve_app import timings
 from serve_app.errors import AnswerLost, Fenced, RedisUnavailable
-from serve_app.journal import finish, opening
-from serve_app.journal.appending import append, append_though_full
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import Entry, decode_facts
+from serve_app.journal.entries import (
+    Entry,
+    Wake,
+    decode_facts,
+    encode_wakes,
+    entry_from_redis,
+    flatten,
+    wake_of,
+)
 from serve_app.journal.facts import AttemptFacts, RequestFacts
-from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId
-from serve_app.journal.standing import Standing, last_entries, standing, was_ours
-from serve_app.journal.wakes import Wake, encode_wakes, wake_of
+from serve_app.journal.finish import append, append_though_full, by_worker
+from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId, opening_id
+from serve_app.journal.store import long_questions, with_body
 from serve_app.loops import Loops, backoff
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import body_key, journal_key
 from serve_app.redis.link import RedisLink, SharedConnection
-from serve_app.redis.replies import is_demoted, is_full, is_refused_for_now
+from serve_app.redis.replies import (
+    Reply,
+    all_answered,
+    answered,
+    is_demoted,
+    is_full,
+    is_refused_for_now,
+)
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
+
+_FIRST_ENTRIES = 2
+"""The request and the opening: all that a first attempt finds."""
+
+
+class Standing(Enum):
+    """The state of an attempt that this process works on, according to its journal.
+
+    The writer checks it when Redis rejects an append, after a reconnect (Redis may have come back
+    with older data), and while an attempt appends nothing (otherwise it would not notice that its
+    request was ended).
+    """
+
+    OURS = auto()
+    """The attempt owns the journal, but entries after the last one may be missing."""
+    ENDED = auto()
+    """Its own terminal entry was accepted."""
+    FENCED = auto()
+    """The journal is gone, or somebody else ended the request or works on it."""
+
+
+def standing(attempt: Attempt, last: Entry | None) -> Standing:
+    """The state of an attempt whose journal has this last entry; None: the journal is gone."""
+    if last is None:
+        return Standing.FENCED
+    if last.terminal:
+        return Standing.ENDED if last.nonce == attempt.nonce else Standing.FENCED
+    newer = last.id > attempt.last_built
+    rival = last.id.epoch == attempt.epoch and last.nonce != attempt.nonce
+    return Standing.FENCED if newer or rival else Standing.OURS
 
 
 class JournalWriter:
@@ -98,15 +142,15 @@ class JournalWriter:
         connection = await self._shared.get()
         key = journal_key(self._settings.namespace, request_id)
         its_body = body_key(self._settings.namespace, request_id)
-        questions = opening.questions(key, its_body, epoch, nonce, facts)
+        questions = _opening_questions(key, its_body, epoch, nonce, facts)
         replies = await connection.ask(questions, self._within_s)
-        if not opening.is_whole(replies):
-            long = opening.long_questions(key, its_body)
+        if not _is_whole(replies):
+            long = long_questions(key, its_body)
             replies[1:] = await self._link.call(long, large=True)
             self._check_free(request_id, epoch)
             if not connection.usable:  # what was appended over it may be lost, and not restored
                 raise AnswerLost("connection to Redis lost while reading a long journal")
-        entries = opening.read_answers(request_id, epoch, nonce, replies)
+        entries = _read_answers(request_id, epoch, nonce, replies)
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
@@ -212,7 +256,7 @@ class JournalWriter:
                 else:
                     log.debug("request %s: append refused: %s", attempt.request_id, reply)
                     written = attempt.ending[0] if entry.ends and attempt.ending else entry
-                    mine = await was_ours(connection, attempt, written, self._within_s)
+                    mine = await self._was_ours(connection, attempt, written)
                     self._settle(attempt, entry, mine)
         except BaseException:  # lost while reading back: nobody else would check the others again
             for attempt, _ in batch:
@@ -222,7 +266,7 @@ class JournalWriter:
 
     def _appending(self, attempt: Attempt, entry: Entry) -> Command:
         if entry.ends and attempt.ending:
-            return finish.by_worker(
+            return by_worker(
                 self._settings, attempt.request_id, entry, *attempt.ending, attempt.bytes
             )
         command = append_though_full if attempt.met_full and attempt.finished else append
@@ -286,12 +330,36 @@ class JournalWriter:
                     await self._look_at(await self._shared.get(), silent)
 
     async def _look_at(self, connection: RespConnection, attempts: Sequence[Attempt]) -> None:
-        lasts = await last_entries(connection, attempts, self._within_s)
+        lasts = await self._last_entries(connection, attempts)
         for attempt, last in zip(attempts, lasts, strict=True):
             if isinstance(last, Exception) or attempt.closed.done():
                 continue
             if standing(attempt, last) is Standing.FENCED:
                 self._forget(attempt, fenced=True)
+
+    async def _last_entries(
+        self, connection: RespConnection, attempts: Sequence[Attempt]
+    ) -> list[Entry | Exception | None]:
+        """The last entry of each attempt's journal, in one round trip; None if the journal is gone,
+        an exception if Redis answered with an error.
+        """
+        commands = [("XREVRANGE", attempt.key, "+", "-", "COUNT", "1") for attempt in attempts]
+        return [
+            raw if isinstance(raw, Exception) else entry_from_redis(raw[0]) if raw else None
+            for raw in await connection.ask(commands, self._within_s)
+        ]
+
+    async def _was_ours(self, connection: RespConnection, attempt: Attempt, entry: Entry) -> bool:
+        """Redis rejected an append: was it a retry of our own, or are we fenced? The same nonce
+        (and kind) means our own.
+        """
+        position = str(entry.id)
+        commands = [("XRANGE", attempt.key, position, position)]
+        (raw,) = await connection.ask(commands, self._within_s)
+        if not answered(raw, what=f"reading back {position}"):
+            return False
+        found = entry_from_redis(raw[0])
+        return found.nonce == attempt.nonce and found.state == entry.state
 
     # -- after an entry ---------------------------------------------------------------------------
 
@@ -331,7 +399,7 @@ class JournalWriter:
         """
         if not attempts:
             return
-        lasts = await last_entries(connection, attempts, self._within_s)
+        lasts = await self._last_entries(connection, attempts)
         for attempt, last in zip(attempts, lasts, strict=True):
             if is_demoted(last):
                 raise RedisUnavailable(f"reading {attempt.request_id}: {last}")
@@ -356,3 +424,42 @@ class JournalWriter:
                 self._mark(attempt)  # the loop may sleep, so opening an attempt connects too
             elif last.quit:  # it was accepted, and only the answer was lost
                 self._forget(attempt, fenced=True)
+
+
+def _opening_questions(
+    key: str, body_key: str, epoch: int, nonce: bytes, facts: AttemptFacts
+) -> list[Command]:
+    """The commands that open the attempt, and read a short journal and a small body."""
+    opening = Entry.opening(epoch, nonce, facts)
+    return [
+        ("XADD", key, "NOMKSTREAM", str(opening.id), *flatten(opening)),
+        ("XRANGE", key, "-", "+", "COUNT", _FIRST_ENTRIES + 1),
+        ("GETRANGE", body_key, 0, timings.LARGE_BYTES),
+    ]
+
+
+def _is_whole(replies: Sequence[Reply]) -> bool:
+    """Whether the first answers hold everything. An empty body may be one that is gone."""
+    return not any(isinstance(reply, Exception) for reply in replies[1:]) and (
+        len(replies[1]) <= _FIRST_ENTRIES and 0 < len(replies[2]) <= timings.LARGE_BYTES
+    )
+
+
+def _read_answers(
+    request_id: str, epoch: int, nonce: bytes, replies: Sequence[Reply]
+) -> list[Entry]:
+    """The journal, whose last entry is the opening; its first entry holds the body.
+
+    Raises:
+        Fenced: the journal is gone or has ended, or a newer epoch or another writer owns it.
+        RedisUnavailable: Redis rejects the opening for now.
+    """
+    added, raw, body = replies
+    all_answered((raw, body), what=f"reading {request_id}")
+    entries = with_body([entry_from_redis(item) for item in raw], body)
+    # The journal decides, not the answer to the append: a retry and a rival's get the same error.
+    if not entries or entries[-1].id != opening_id(epoch) or entries[-1].nonce != nonce:
+        if is_refused_for_now(added):
+            answered(added, what=f"opening {request_id}")
+        raise Fenced(f"{request_id}: epoch {epoch} is not ours")
+    return entries

@@ -106,7 +106,7 @@ class IngressProcess:
             base.snapshots,
             self._depths,
             self.limits,
-            base.store.kept_in_all,
+            base.store,
         )
 
     def _build_dispatcher(self, execute: Execute) -> Dispatcher:

@@ -13,7 +13,7 @@ from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
 from serve_app.ingress.api_keys import Caller
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.follower import Follower
+from serve_app.journal.followers import Follower
 from serve_app.processes.ingress import IngressProcess
 from serve_app.settings import Settings
 from tests.journal.in_process import never

@@ -23,8 +23,7 @@ from serve_app.endings import Endings
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry, entry_from_redis
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
-from serve_app.journal.follower import Follower
-from serve_app.journal.followers import Followers
+from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
 from serve_app.journal.writer import JournalWriter

@@ -12,9 +12,9 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import encode_wakes, wake_of
 from serve_app.journal.facts import Head
-from serve_app.journal.follower import Follower
-from serve_app.journal.wakes import encode_wakes, wake_of
+from serve_app.journal.followers import Follower
 from tests.journal.journal_helpers import (
     OPENED,
     SUMMARY,

@@ -151,6 +151,7 @@ async def test_a_web_page_of_a_named_origin_may_call(
         assert [answer.status_code for answer in answers] == [200, 200, 200, 400, 404, 200]
         for answer in answers:
             assert answer.headers["access-control-allow-origin"] == allowed
+        for answer in answers[1:]:
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
         foreign = {**QUESTION, "origin": "https://evil.example.com"}
         refused = await d.http.options(COMPLETIONS, headers=foreign)

@@ -12,8 +12,8 @@ from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt import Attempt
+from serve_app.journal.entries import decode_wakes
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
-from serve_app.journal.wakes import decode_wakes
 from serve_app.journal.writer import JournalWriter
 from tests.journal.journal_helpers import (
     HEAD,

@@ -134,6 +134,10 @@ def on_disk(service: Running) -> None:
     until("Redis has written what it had accepted", written)
 
 
+class TooLate(AssertionError):
+    """The engines were faster than the fault."""
+
+
 class Victims:
     """Finds the process whose death disturbs most of the requests that run.
 
@@ -176,7 +180,8 @@ class Victims:
         ids = [one.request_id for one in told if one.request_id and not one.done]
         states = [self._service.state(request_id) for request_id in ids]
         running = Counter(state["replica"] for state in states if state["ended_at_ms"] is None)
-        assert running, f"every request has ended before the fault: {states}"
+        if not running:
+            raise TooLate(f"every request has ended before the fault: {states}")
         (name, _), *_ = running.most_common(1)
         return self._pids[name]
 

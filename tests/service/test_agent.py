@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from scripts.chaos_testing.traffic import Told
-from tests.service.disturbance import Victims, whole_again
+from tests.service.disturbance import TooLate, Victims, whole_again
 from tests.service.support import Running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.disturbs, pytest.mark.timeout(1800)]
-TURNS, KEPT = 10, 4
+TURNS, KEPT, TRIES = 10, 4, 10
 SEARCH: Any = {
     "type": "function",
     "function": {
@@ -52,6 +53,14 @@ def _turn(service: Running, messages: Any, strike: Strike) -> tuple[str, dict[st
     return request_id, message
 
 
+def _turn_in_time(service: Running, messages: Any, strike: Strike) -> tuple[str, dict[str, Any]]:
+    """One turn that is struck before it has ended. A turn is short, so it is tried again."""
+    for _ in range(TRIES):
+        with suppress(TooLate):
+            return _turn(service, messages, strike)
+    pytest.fail(f"{TRIES} times the turn had ended before the fault")
+
+
 def _follows(message: dict[str, Any], turn: int) -> dict[str, Any]:
     """The tool's result, or the user's next question."""
     if "tool_calls" not in message:
@@ -72,7 +81,7 @@ def _loop(
     messages: list[Any] = [{"role": "user", "content": "Find out why the sky is blue."}]
     said, requests = [], []
     for turn in range(TURNS):
-        request_id, message = _turn(service, messages, prepare(turn))
+        request_id, message = _turn_in_time(service, messages, prepare(turn))
         messages += [message, _follows(message, turn)]
         messages = [messages[0], *messages[1:][-KEPT:]]
         said.append(message)

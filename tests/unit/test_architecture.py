@@ -38,7 +38,7 @@ PURE = (
     "serve_app.cluster.members",
     *(
         f"serve_app.journal.{name}"
-        for name in "ids facts entries wakes events ending reader attempt".split()
+        for name in "ids facts entries events ending reader attempt".split()
     ),
     *(f"serve_app.ingress.validation.{name}" for name in "bodies structure limits headers".split()),
     *(module for module in MODULES if module.startswith("serve_app.policy.")),

@@ -18,7 +18,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id, seal_id
-from serve_app.journal.standing import Standing, standing
+from serve_app.journal.writer import Standing, standing
 from tests.tables import each
 from tests.transcripts import transcript
 

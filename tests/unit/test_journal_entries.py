@@ -8,11 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.journal.entries import Entry, compress
+from serve_app.journal.entries import Entry, compress, decode_wakes, encode_wakes, wake_of
 from serve_app.journal.facts import Head
 from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
-from serve_app.journal.wakes import decode_wakes, encode_wakes, wake_of
 from tests.tables import each
 from tests.transcripts import transcript
 

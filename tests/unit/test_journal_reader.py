@@ -8,12 +8,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.journal.entries import Entry, compress
+from serve_app.journal.entries import Entry, compress, decode_wakes, encode_wakes, wake_of
 from serve_app.journal.events import EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
-from serve_app.journal.wakes import decode_wakes, encode_wakes, wake_of
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)

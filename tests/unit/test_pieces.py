@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from serve_app.journal.events import after_event
-from serve_app.journal.pieces import PIECE_BYTES, Pieces
+from serve_app.journal.events import PIECE_BYTES, Pieces, after_event
 from tests.tables import each
 
 _random = random.Random(7)

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from serve_app.ingress.answer import Answer, Answering
-from serve_app.journal.entries import Entry
+from serve_app.journal.entries import Entry, encode_wakes, wake_of
 from serve_app.journal.events import HEARTBEAT
 from serve_app.journal.facts import AttemptFacts, Head, Summary
-from serve_app.journal.follower import Follower
-from serve_app.journal.followers import Followers
+from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
-from serve_app.journal.wakes import encode_wakes, wake_of
 from serve_app.settings import Settings
 
 HEAD = msgspec.json.encode(Head(200, [("content-type", "text/event-stream")]))
