@@ -69,7 +69,9 @@ def test_a_schema_is_obeyed_across_the_death_of_its_engine(
         for schema, before, journal, after in zip(schemas, whole, left, resumed, strict=True):
             with failures.of(schema):
                 assert not after.recorder.lost
-                assert after.generated_tokens < before.generated_tokens, "a re-run, not a resume"
+                # One that is sampled may end later than the first time.
+                fewer = after.generated_tokens < before.generated_tokens
+                assert temperature or fewer, "a re-run, not a resume"
                 assert after.body.startswith(b"".join(entry.body for entry in journal[1:]))
                 jsonschema.validate(json.loads(_text(after)), schema)
                 assert temperature or _text(after) == _text(before)
