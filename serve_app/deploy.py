@@ -45,11 +45,16 @@ def _replica_id() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-async def _pass(self: Any, scope: Any, receive: Any, send: Any) -> None:
+class _Unchanged:
     """In place of Serve's middleware, which gives requests without an id one of its own, and every
-    answer a second `x-request-id`, which clients join to the journal's.
+    answer a second `x-request-id`: clients show both, separated by a comma.
     """
-    await self._app(scope, receive, send)
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
 
 
 def _cluster() -> str:
@@ -99,7 +104,7 @@ class Ingress:
         # Serve (2.60) reads the same header, and would end the request with a bare 408 before our
         # own answer.
         http_util.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER = "x-ray-serve-request-timeout-seconds"
-        http_util.RequestIdMiddleware.__call__ = _pass
+        http_util.RequestIdMiddleware = _Unchanged
         execute = workers.options(
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )

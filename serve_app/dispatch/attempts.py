@@ -194,7 +194,7 @@ class Attempts:
             return await self._answer(entry, this, call, loss)
         except WorkerLost as error:
             self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
-            return self._told(entry, this, Cause.LOST, f"lost: {error}")
+            return self._logged(entry, this, Cause.LOST, f"lost: {error}")
         finally:
             call.cancel()
             # a duplicate queue entry has its own call
@@ -216,7 +216,7 @@ class Attempts:
             if not await self._is_open(entry, this.epoch):
                 self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
                 what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
-                return self._told(entry, this, Cause.NOT_OPENED, what)
+                return self._logged(entry, this, Cause.NOT_OPENED, what)
             self._waits_for(entry, Waits.ENGINE)
             await _first(left_s, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
@@ -226,14 +226,14 @@ class Attempts:
         if not loss.done():
             return Cause.DEADLINE
         cause = loss.result()
-        return self._told(entry, this, cause, f"moves on: {cause}")
+        return self._logged(entry, this, cause, f"moves on: {cause}")
 
     async def _is_open(self, entry: QueueEntry, epoch: int) -> bool:
         """Whether an attempt has been opened, or the request has ended."""
         last = await self._until_reached(lambda: self._store.last(entry.request_id))
         return last is None or last.id.epoch >= epoch
 
-    def _told(self, entry: QueueEntry, this: Next, cause: Cause, what: str) -> Cause:
+    def _logged(self, entry: QueueEntry, this: Next, cause: Cause, what: str) -> Cause:
         """The cause for which a call has no answer, once it is logged."""
         log.warning(
             "dispatcher: request %s attempt %d %s",

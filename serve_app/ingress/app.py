@@ -106,7 +106,7 @@ def _error_handler(telemetry: Telemetry) -> _Handler:
                 refusal = error if isinstance(error, RequestRefused) else journal_unavailable()
                 note_refusal(telemetry, refusal, request.scope.get("state", {}).get("tenant", ""))
                 return refusal_answer(refusal)
-            case _:  # the guard notes it
+            case _:  # the guard counts and logs it
                 return refusal_answer(internal())
 
     return handle

@@ -25,7 +25,9 @@ log = logging.getLogger("hermes.ingress")
 
 
 class _Reading(Response):
-    """Holds a reader's place while an ASGI application answers; FastAPI returns it unchanged."""
+    """Holds a place among `ingress.max_readers` while an ASGI application answers. FastAPI returns
+    it unchanged.
+    """
 
     def __init__(self, place: AbstractContextManager[None], answer: ASGIApp) -> None:
         super().__init__()

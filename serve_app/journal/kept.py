@@ -54,7 +54,7 @@ async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kep
     """What is kept now; forgets the hours that have passed.
 
     Args:
-        tenant: whose share to tell; empty for whoever asks for all only.
+        tenant: whose share to tell; empty if only the total is wanted.
 
     Raises:
         RedisUnavailable: Redis cannot be reached.

@@ -1,5 +1,5 @@
-"""Looks at what waits in the queues: how much and for how long, and which requests' deadlines have
-passed there, because nobody claims them if no engine has capacity.
+"""Looks at what waits in the queues: how much and for how long, and whose deadlines have passed.
+While no engine has capacity, nobody else notices these.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Overdue(NamedTuple):
 
 
 class QueueDepths:
-    """Measures the queues of one model, and reads their unclaimed part, a few hundred entries at a
+    """Measures the queues of one model, and finds and deletes overdue entries, a few hundred at a
     time. What asks Redis raises `RedisUnavailable` if it cannot be reached.
     """
 
