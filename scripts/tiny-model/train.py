@@ -47,8 +47,7 @@ def encoded(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Targeted]
         else:
             messages, tools = document
             text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
-        tokens: list[int] = []
-        targets: list[int] = []
+        tokens, targets = list[int](), list[int]()
         for i, piece in enumerate(UNSPOKEN.split(text)):
             ids = tokenizer(piece, add_special_tokens=False).input_ids
             tokens += ids
@@ -69,9 +68,7 @@ def batches(
     while True:
         inputs, wanted, places = (torch.empty(rows, length, dtype=torch.long) for _ in range(3))
         for row in range(rows):
-            tokens: list[int] = []
-            targets: list[int] = []
-            positions: list[int] = []
+            tokens, targets, positions = list[int](), list[int](), list[int]()
             spare = rng.choice([0, CONFIG.max_position_embeddings - length])
             while len(tokens) <= length:
                 more = next(stream)
@@ -80,10 +77,8 @@ def batches(
                 begin = positions[-1] + 1 + leap if positions else 0
                 positions += range(begin, begin + len(more[0]))
                 tokens, targets = tokens + more[0], targets + more[1]
-            inputs[row], places[row] = (
-                torch.tensor(tokens[:length]),
-                torch.tensor(positions[:length]),
-            )
+            inputs[row] = torch.tensor(tokens[:length])
+            places[row] = torch.tensor(positions[:length])
             wanted[row] = torch.tensor(targets[1 : length + 1])
         yield inputs, wanted, places
 
