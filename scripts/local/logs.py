@@ -25,18 +25,15 @@ _ECHOES = (
     "ray::",
     "RayTaskError",
 )
-# vLLM's log lines and progress bars.
-_LOADING = re.compile(r"\[\w+\.py:\d+\]\s*(?P<told>.+)|^(?:\(.*?\)\s*)?(?P<bar>\S.*\d%.*)")
+_LOADING = re.compile(r"\[\w+\.py:\d+\]|\d%")  # in vLLM's log lines and progress bars
 _TAIL_BYTES = 4096
-_SHOWN = 110
+_SHOWN = 150
 
 
 def folders(state: Path) -> Iterator[Path]:
     """The log folders of the Ray of a state folder, one per node."""
-    for node in (
-        ray_cluster.short_folder(state),
-        *sorted(ray_cluster.short_folder(state).glob("node-*")),
-    ):
+    first = ray_cluster.short_folder(state)
+    for node in (first, *sorted(first.glob("node-*"))):
         logs = node / "ray" / "session_latest" / "logs"
         if logs.exists():
             yield logs
@@ -50,24 +47,15 @@ def keep(state: Path, kept: Path) -> Path:
     kept.mkdir(parents=True)
     for number, logs in enumerate(folders(state)):
         place = kept / (f"node-{number}" if number else "ray")
-        shutil.copytree(logs, place, ignore=_not_plain, copy_function=_copy)
+        for log in (path for path in logs.rglob("*") if path.is_file() and not path.is_symlink()):
+            target = place / log.relative_to(logs)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Ray renames a process's log when it assigns a role to the process.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(log, target)
     for log in (*state.glob("*.log"), *state.glob("redis/*.log")):
         shutil.copy(log, kept)
     return kept
-
-
-def _copy(source: str, target: str) -> None:
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # Ray renames a process's log when it assigns a role to the process
-        shutil.copy(source, target)
-
-
-def _not_plain(folder: str, names: list[str]) -> list[str]:
-    paths = [Path(folder) / name for name in names]
-    return [
-        path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())
-    ]
 
 
 def cause(kept: Path) -> str:
@@ -82,19 +70,15 @@ def cause(kept: Path) -> str:
     return found.get(True) or found.get(False, "")
 
 
-def hub_folder() -> Path:
-    """The folder for models from the hub, as the hub's own library determines it."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))
-
-
 def loading(state: Path, source: str) -> str:
     """The loading of a service's model as one line, which changes whenever something has moved.
 
     Args:
         source: a folder, a built-in name, or a hub id, whose downloaded bytes are counted.
     """
-    here = hub_folder() / f"models--{source.replace('/', '--')}" / "blobs"
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")  # as the hub's own library has it
+    hub = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))
+    here = hub / f"models--{source.replace('/', '--')}" / "blobs"
     size = 0
     with contextlib.suppress(PermissionError):  # HOME may be closed to this user
         for blob in here.glob("*"):
@@ -103,14 +87,8 @@ def loading(state: Path, source: str) -> str:
     parts = [f"model: {size / 1e9:.2f} GB here"] if size else []
     for folder in folders(state):
         for log in sorted(folder.glob("worker-*.*")):
-            lines = re.split(r"[\r\n]+", _end(log))
-            found = [m["told"] or m["bar"] for line in lines if (m := _LOADING.search(line))]
-            parts += [f"engine: {line[:_SHOWN]}" for line in found[-1:]]
+            with contextlib.suppress(FileNotFoundError), log.open(errors="replace") as file:
+                file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+                found = filter(_LOADING.search, re.split(r"[\r\n]+", file.read()))
+                parts += [f"engine: {line[:_SHOWN]}" for line in [*found][-1:]]
     return "; ".join(parts)
-
-
-def _end(log: Path) -> str:
-    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
-    return ""

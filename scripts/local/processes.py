@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,9 +90,15 @@ def end(pid: int, timeout_s: float = 15.0) -> None:
     remains as a zombie.
     """
     family = list(_processes([pid, *descendants(pid)]))
-    for target, sign in _signals(family, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for first in family[:1]:
+            first.terminate()
+            while _runs(first) and time.monotonic() < deadline:
+                time.sleep(0.05)
+    for member in filter(_runs, family):
         with contextlib.suppress(psutil.NoSuchProcess):
-            target.send_signal(sign)
+            member.kill()
     for member in family:
         reap(member.pid)
 
@@ -106,19 +111,6 @@ def reap(pid: int, within_s: float = 30.0) -> None:
     with contextlib.suppress(ChildProcessError):  # it is not our process
         while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
             time.sleep(0.01)
-
-
-def _signals(
-    family: list[psutil.Process], timeout_s: float
-) -> Iterator[tuple[psutil.Process, signal.Signals]]:
-    for first in family[:1]:
-        yield first, signal.SIGTERM
-        deadline = time.monotonic() + timeout_s
-        while _runs(first) and time.monotonic() < deadline:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(first.pid, os.WNOHANG)
-            time.sleep(0.05)
-    yield from ((process, signal.SIGKILL) for process in family if _runs(process))
 
 
 def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:

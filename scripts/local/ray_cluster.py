@@ -4,20 +4,18 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import shutil
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.local import ports, processes, surroundings
 from scripts.local.environment import ROOT, VENV
-from serve_app.cli import serve_api
 from serve_app.cli.serve_api import ask
 
 # Ray counts logical CPUs: on a small machine replicas would wait forever for CPUs that they hardly
@@ -117,7 +115,7 @@ def start(
             *(f"--dashboard-host={place.address}", f"--dashboard-port={dashboard}"),
             *(f"--ray-client-server-port={ports.free_port()}", *more),
         ]
-        pid = _launch(command, state, log, haproxy, environment, ray, place)
+        pid = _launch(command, state, haproxy, environment, ray, place)
         url = f"http://{place.address}:{dashboard}"
         if _comes_up(pid, f"{url}/api/serve/applications/"):
             return pid, url
@@ -134,7 +132,7 @@ def start(
 def _comes_up(pid: int, url: str) -> bool:
     deadline = time.monotonic() + _STARTED_WITHIN_S
     while processes.is_alive(pid) and time.monotonic() < deadline:
-        if _answers(url):
+        with contextlib.suppress(OSError), ask(url, timeout_s=5):
             return True
         time.sleep(0.2)
     return False
@@ -146,19 +144,15 @@ def join(
     """Start a node that joins a head node (`head`: address and port of its GCS). Returns the pid of
     `ray start`.
     """
-    folder = (
-        short_folder(state) / name / "ray"
-    )  # in one folder, nodes that start together would choose the same sockets
+    # In one folder, nodes that start together would choose the same sockets.
+    folder = short_folder(state) / name / "ray"
     command = [str(RAY), "start", "--address", head, "--temp-dir", str(folder)]
-    return _launch(
-        command, state, state / f"ray-{name}.log", haproxy, environment, RAY, place, name
-    )
+    return _launch(command, state, haproxy, environment, RAY, place, name)
 
 
 def _launch(
     command: list[str],
     state: Path,
-    log: Path,
     haproxy: bool,
     environment: Mapping[str, str],
     ray: Path,
@@ -166,9 +160,8 @@ def _launch(
     name: str = "",
 ) -> int:
     folder = short_folder(state)
-    temporary = (
-        folder / name / "tmp"
-    )  # otherwise vLLM's sockets and other files would remain in the machine's
+    # Otherwise vLLM's sockets and other files would remain in the machine's.
+    temporary = folder / name / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         use_token(state / "ray-token")
@@ -197,6 +190,7 @@ def _launch(
         "PATH": f"{ray.parent}:{os.environ.get('PATH', '')}",
         **environment,
     }
+    log = state / (f"ray-{name}.log" if name else "ray.log")
     return processes.start([*place.prefix, *command, *arguments], log, full, state)
 
 
@@ -227,11 +221,7 @@ def _end_all(state: Path) -> None:
 
 
 def _alive(state: Path) -> list[int]:
-    return [
-        pid
-        for pid in processes.marked("RAY_TMPDIR", str(short_folder(state)))
-        if processes.is_alive(pid)
-    ]
+    return [*filter(processes.is_alive, processes.marked("RAY_TMPDIR", str(short_folder(state))))]
 
 
 def note_shared_memory(state: Path) -> None:
@@ -248,20 +238,7 @@ def use_token(file: Path) -> None:
     """
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
-            new.write(secrets.token_hex())
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_hex())
     os.environ.pop("RAY_AUTH_TOKEN", None)  # it would replace the file
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
-
-
-def alive_nodes(dashboard_url: str) -> int:
-    """How many nodes the cluster has."""
-    return len(serve_api.nodes(dashboard_url))
-
-
-def _answers(url: str) -> bool:
-    try:
-        with ask(url, timeout_s=5) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

@@ -23,7 +23,6 @@ from scripts.local.environment import ROOT, find_redis_server
 
 _LOADED_WITHIN_S = 120  # loading a long append-only file on a busy machine takes long
 _PLACEHOLDER = "REPLACE_WITH_SHA256_OF_THE_PASSWORD"
-_PASSWORD_FILE = "password"
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,8 @@ def start(
     own = {"port": port, "bind": f"127.0.0.1 {bind}".strip(), "dir": folder, "aclfile": users}
     own["set-proc-title"] = "no"  # a title would be written over its environment
     configuration = folder / "redis.conf"
-    configuration.write_text(
-        _with((ROOT / "cluster" / "redis.conf").read_text(), {**own, **(settings or {})})
-    )
+    shipped = (ROOT / "cluster" / "redis.conf").read_text()
+    configuration.write_text(_with(shipped, {**own, **(settings or {})}))
     log = folder / "redis.log"
     pid = processes.start([server, str(configuration)], log, os.environ, folder)
     deadline = time.monotonic() + _LOADED_WITHIN_S
@@ -99,10 +97,10 @@ def start(
 
 
 def _password(folder: Path, wanted: str) -> str:
-    file = folder / _PASSWORD_FILE
+    file = folder / "password"
     if not file.exists():
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
-            new.write(wanted or secrets.token_urlsafe(24))
+        file.touch(mode=0o600)
+        file.write_text(wanted or secrets.token_urlsafe(24))
     return file.read_text()
 
 
@@ -110,11 +108,9 @@ def _users(folder: Path, password: str, namespace: str) -> Path:
     """The shipped users for another namespace, with the password's hash, and the operator."""
     text = (ROOT / "cluster" / "redis.acl").read_text().replace("hermes:*", f"{namespace}:*")
     file = folder / "users.acl"
-    file.write_text(
-        f"{text}user operator on #{_PLACEHOLDER} ~* &* +@all\n".replace(
-            _PLACEHOLDER, hashlib.sha256(password.encode()).hexdigest()
-        )
-    )
+    text += f"user operator on #{_PLACEHOLDER} ~* &* +@all\n"
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    file.write_text(text.replace(_PLACEHOLDER, digest))
     return file
 
 

@@ -13,7 +13,7 @@ import yaml
 from scripts.local import ports, processes, ray_cluster, redis_server
 from scripts.local.ray_cluster import Place
 from scripts.local.service import Service, render, wait_ready
-from serve_app.cli.serve_api import application_status, deploy
+from serve_app.cli.serve_api import application_status, deploy, nodes
 from tests.service.network import Host, Network
 from tests.service.support import kill_all, replicas
 from tests.waiting import until
@@ -113,7 +113,7 @@ class Nodes:
     def _all_joined(self) -> bool:
         joined = [self._joined(number) for number in range(1, len(self.hosts))]
         dashboard = self.service.dashboard_url
-        return all(joined) and ray_cluster.alive_nodes(dashboard) >= len(self.hosts)
+        return all(joined) and len(nodes(dashboard)) >= len(self.hosts)
 
     def _joined(self, number: int) -> bool:
         """Whether a node has started; one that has ended is started again."""
