@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.chaos_testing.streams import load
+from scripts.chaos_testing.failover import load
 from scripts.local import processes
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.client import connect_redis, redis_call

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.chaos_testing.failover import Case, measure, parse
+from scripts.chaos_testing.failover import Case, measure
 from scripts.local.sentinels import Sentinels
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.client import redis_call
@@ -32,8 +32,7 @@ def paused(pid: int) -> Iterator[None]:
 
 @pytest.mark.clock
 async def test_a_successor_that_lacks_entries_gets_them_from_the_workers(tmp_path: Path) -> None:
-    options = parse(["--strikes", "1", "--streams", "16"])
-    outcome = await measure(tmp_path, Case(delay_ms=100, min_replicas=1), options)
+    outcome = await measure(tmp_path, Case(delay_ms=100, min_replicas=1), strikes=1)
     assert (outcome.whole, outcome.streams) == (16, 16)
     (failover,) = outcome.failovers
     assert failover.lacked > 0, "the replicas were late, so there was something to restore"
