@@ -19,12 +19,11 @@ from typing import Any
 
 import httpx
 
-from scripts.chaos_testing import failover, ledger
+from scripts.chaos_testing import failover
 from scripts.chaos_testing.account import Account, Strike, as_json, settle, table
-from scripts.chaos_testing.faults import FAULTS, LASTING, REAL, SIMULATED, choose
-from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.journals import Watchdog, differences
+from scripts.chaos_testing.parts import FAULTS, LASTING, REAL, SIMULATED, Parts, choose
 from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, Unfit, look_up
-from scripts.chaos_testing.watchdog import Watchdog
 from scripts.local import logs, ports, processes, redis_server, service, surroundings
 from scripts.local.environment import ROOT
 
@@ -49,12 +48,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--users", type=int, help="concurrent users (24; vllm: 6)")
     add("--every-s", type=float, help="mean time between faults (7; vllm: 20; with --strikes: 3)")
     add("--faults", help=f"only these faults, separated by commas: {', '.join(FAULTS)}")
-    add(
-        "--apart",
-        action="store_true",
-        help="inject each fault only after the service has recovered completely, to measure the "
-        "recovery time of each kind",
-    )
+    add("--apart", action="store_true", help="each fault only when the service is whole again")
     add(
         "--strikes",
         type=int,
@@ -69,22 +63,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.every_s = options.every_s or (3.0 if options.strikes else 20.0 if real else 7.0)
     options.apart = options.apart or bool(options.strikes)
     options.minutes = options.minutes or (5.0 * options.strikes if options.strikes else 3.0)
-    options.names = (
-        options.faults.split(",") if options.faults else list(REAL if real else SIMULATED)
-    )
-    unknown = [name for name in options.names if name not in FAULTS]
-    if unknown:
+    options.names = options.faults.split(",") if options.faults else REAL if real else SIMULATED
+    if unknown := set(options.names) - set(FAULTS):
         parser.error(f"no such fault: {', '.join(unknown)}")
     return options
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
+    health = {"health_check_period_s": 2.0, "health_check_timeout_s": 5.0}
     args: dict[str, Any] = {
-        "workers": {
-            "max_running_requests": 64,
-            "health_check_period_s": 2.0,
-            "health_check_timeout_s": 5.0,
-        },
+        "workers": {"max_running_requests": 64, **health},
         "ingress": {"heartbeat_s": 2.0, "disconnect_grace_s": 10.0},
         # Every request is read again at the end.
         "journal": {"retention_s": 60.0 * options.minutes + 600},
@@ -114,14 +102,10 @@ async def strike_on(
     lasting: set[asyncio.Task[None]] = set()
 
     async def strike(name: str, pid: int) -> None:
-        one = Strike(
-            name, time.monotonic(), in_flight=sum(not t.done and t.accepted for t in all_told)
-        )
-        strikes.append(one)
-        print(
-            f"{one.at_s - began_s:7.1f} s  {name:<22} pid {pid}, {one.in_flight} streams in flight",
-            flush=True,
-        )
+        in_flight = sum(told.accepted and not told.done for told in all_told)
+        strikes.append(one := Strike(name, time.monotonic(), in_flight=in_flight))
+        when = f"{one.at_s - began_s:7.1f} s"
+        print(f"{when}  {name:<22} pid {pid}, {in_flight} streams in flight", flush=True)
         stopped.add(pid)
         one.from_s = await FAULTS[name].strike(parts, pid)
         stopped.discard(pid)
@@ -176,11 +160,10 @@ async def disorder(
         # httpx's pool takes time quadratic in its waiting requests.
         gate = asyncio.Semaphore(_LOOK_UPS)
         await asyncio.gather(*(look_up(http, told, gate) for told in all_told if told.request_id))
-    misbooked = await ledger.differences(parts, all_told)
     account = settle(all_told, lambda told: texts[told.prompt, told.tokens])
     account.stood_still = [f"{name}: {problem}" for name, problem in watchdog.findings.items()]
     account.longest_still_s = watchdog.longest_s
-    account.misbooked = misbooked
+    account.misbooked = await differences(parts.operator(), all_told)
     return account, strikes, all_told
 
 

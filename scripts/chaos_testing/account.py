@@ -63,9 +63,7 @@ def settle(all_told: Sequence[Told], expected: Callable[[Told], str]) -> Account
         account.attempts[int(told.state.get("attempts") or 0)] += 1
         account.reconnected += bool(told.breaks)
         if told.wrong:
-            (account.duplicated if _twice(told.wrong[0]) else account.lost).append(
-                name + told.wrong[0]
-            )
+            (account.duplicated if told.twice else account.lost).append(name + told.wrong)
         elif told.failure.startswith("client gave up") and told.accepted:
             account.lost.append(name + told.failure)
         elif told.failure:
@@ -81,19 +79,10 @@ def settle(all_told: Sequence[Told], expected: Callable[[Told], str]) -> Account
     return account
 
 
-def _twice(wrong: str) -> bool:
-    match wrong.split():
-        case ["event", number, "after", "event", last]:
-            return int(number) <= int(last)
-    return False
-
-
 def difference(text: str, expected: str) -> str:
     """Where two texts begin to differ."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b),
-        min(len(text), len(expected)),
-    )
+    shorter = min(len(text), len(expected))
+    at = next((i for i in range(shorter) if text[i] != expected[i]), shorter)
     return f"differs at character {at}: {text[at : at + 40]!r} is not {expected[at : at + 40]!r}"
 
 
@@ -111,9 +100,8 @@ def pause_s(strike: Strike, all_told: Sequence[Told]) -> float | None:
         for began_s, ended_s in pairwise(told.arrivals_s)
         if began_s <= from_s + _FLUSHED_S and ended_s > strike.at_s
     ]
-    return max(
-        (max(0.0, ended_s - max(began_s, from_s)) for began_s, ended_s in gaps), default=None
-    )
+    waits = (max(0.0, ended_s - max(began_s, from_s)) for began_s, ended_s in gaps)
+    return max(waits, default=None)
 
 
 def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told]) -> str:
@@ -126,11 +114,9 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
         mine = [strike for strike in strikes if strike.name == name]
         waits = sorted(wait for strike in mine if (wait := pause_s(strike, all_told)) is not None)
         busy = sum(strike.in_flight > 0 for strike in mine)
-        shown = (
-            f"{statistics.median(waits):>17.2f}{p95(waits):>8.2f}{waits[-1]:>8.2f}"
-            if waits
-            else f"{'-':>17}"
-        )
+        shown = f"{'-':>17}"
+        if waits:
+            shown = f"{statistics.median(waits):>17.2f}{p95(waits):>8.2f}{waits[-1]:>8.2f}"
         lines.append(f"{name:<23}{len(mine):>8}{busy:>12}{shown}")
     lines += [
         "",
@@ -146,13 +132,11 @@ def table(account: Account, strikes: Sequence[Strike], all_told: Sequence[Told])
 
 def summary(account: Account) -> list[str]:
     several = sum(count for attempts, count in account.attempts.items() if attempts > 1)
-    failed = (
-        ", ".join(f"{reason} {count}" for reason, count in account.failed.most_common()) or "none"
-    )
+    failed = ", ".join(f"{reason} {count}" for reason, count in account.failed.most_common())
     return [
         f"sent {account.sent}, completed {account.completed}, reconnected {account.reconnected}, "
         f"with two attempts or more {several}",
-        f"failed by reason: {failed}",
+        f"failed by reason: {failed or 'none'}",
     ]
 
 

@@ -107,13 +107,10 @@ class Judge:
             )
 
     async def _ready(self) -> dict[str, Any]:
-        try:
-            answer = await self._http.get("/readyz")
-        except httpx.TransportError:
-            return {}
-        kind = answer.headers.get("content-type", "")
-        found = answer.json() if kind.startswith("application/json") else {}
-        return found if isinstance(found, dict) else {}
+        with contextlib.suppress(httpx.TransportError, ValueError):
+            found = (await self._http.get("/readyz")).json()
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def report(self) -> tuple[str, bool]:
         """The account in words, and whether every stream was whole."""

@@ -49,8 +49,9 @@ class Told:
     breaks: int = 0
     failure: str = ""
     """The reason of an explicit failure."""
-    wrong: list[str] = field(default_factory=list)
+    wrong: str = ""
     """A violation: an event twice, or missing; or no end by the service's own account."""
+    twice: bool = False
     arrivals_s: list[float] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -104,7 +105,7 @@ class Client:
             await asyncio.gather(*map(self.ask, some))
         for told in asked:
             if not told.done:
-                raise Unfit(f"before any fault: {told.failure or told.wrong[0]}")
+                raise Unfit(f"before any fault: {told.failure or told.wrong}")
         return {(told.prompt, told.tokens): told.text for told in asked}
 
     async def read_again(self, told: Told) -> None:
@@ -178,7 +179,8 @@ class Client:
         head, _, data = block.partition(b"\ndata: ")
         number = int(head.removeprefix(b"id: "))
         if number != told.last_id + 1:
-            told.wrong.append(f"event {number} after event {told.last_id}")
+            told.wrong = f"event {number} after event {told.last_id}"
+            told.twice = number <= told.last_id
             return
         told.last_id = number
         told.arrivals_s.append(time.monotonic())
@@ -213,16 +215,13 @@ async def look_up(
         within_s: by then the request must have ended by that record.
     """
     for _ in range(round(within_s / _LOOK_S)):
-        try:
+        with contextlib.suppress(httpx.TransportError):
             async with gate:
                 answer = await http.get(f"/v1/requests/{told.request_id}")
-        except httpx.TransportError:
-            await asyncio.sleep(_LOOK_S)
-            continue
-        if answer.status_code == 404:
-            return  # no longer retained
-        if answer.status_code == 200 and answer.json()["ended_at_ms"]:
-            told.state = answer.json()
-            return
+            if answer.status_code == 404:
+                return  # no longer retained
+            if answer.status_code == 200 and answer.json()["ended_at_ms"]:
+                told.state = answer.json()
+                return
         await asyncio.sleep(_LOOK_S)
-    told.wrong.append("never ended by the service's own account")
+    told.wrong = told.wrong or "never ended by the service's own account"

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from scripts.chaos_testing.in_pod import parse, run
+from scripts.chaos_testing.journals import Watchdog
 from scripts.chaos_testing.traffic import PROMPTS
-from scripts.chaos_testing.watchdog import Watchdog
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.journal.journal_helpers import World
 from tests.tables import each

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scripts.chaos_testing.faults import FAULTS
-from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.parts import FAULTS, Parts
 from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import on_disk, whole_again
 from tests.service.support import Running, openai_client, together

@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scripts.chaos_testing.faults import FAULTS
-from scripts.chaos_testing.parts import Parts
+from scripts.chaos_testing.parts import FAULTS, Parts
 from scripts.chaos_testing.traffic import Told
 from serve_app.client import ReconnectingTransport
 from tests.service.disturbance import attempts, on_disk, simulated_text, under, whole_again
