@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from scripts.local.environment import ROOT
+from scripts.local.preflight import STATE_DIR
 from scripts.local.service import Service
 from serve_app.cli import dead_letters, deploy_code, requests, usage
 
@@ -15,12 +15,11 @@ _COMMANDS = {
     "requests": requests.app,
     "usage": usage.app,
 }
-_QUICKSTART = ROOT / ".hermes" / "quickstart"
 
 
 def main(name: str, words: list[str]) -> None:
     """Run it. Requests and dead letters are those of the running quickstart, where there is one."""
-    running = Service.load(_QUICKSTART) if name != "deploy" else None
+    running = Service.load(STATE_DIR) if name != "deploy" else None
     if running is not None and running.running:
         os.environ.setdefault("HERMES_REDIS_URL", running.redis_url)
         os.environ.setdefault("HERMES_URL", running.url)
