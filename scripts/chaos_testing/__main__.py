@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 import httpx
 
 from scripts.chaos_testing import failover
-from scripts.chaos_testing.account import Account, Strike, as_json, settle, table
+from scripts.chaos_testing.account import Account, Strike, settle, table
 from scripts.chaos_testing.journals import Watchdog, differences
 from scripts.chaos_testing.parts import FAULTS, LASTING, REAL, SIMULATED, Parts, choose
 from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, Unfit, look_up
@@ -56,7 +55,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="like --apart, and stop after N faults, each with streams in flight; --minutes (5 "
         "per fault) is the limit",
     )
-    add("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args(arguments)
     real = options.engine == "vllm"
     options.users = options.users or (6 if real else 24)
@@ -225,8 +223,6 @@ def main() -> int:
             if running is not None:
                 running.down()
     print(table(account, strikes, all_told))
-    if options.json:
-        options.json.write_text(json.dumps(as_json(account, strikes, all_told), indent=2))
     return 0 if account.clean else 1
 
 

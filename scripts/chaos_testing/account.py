@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from scripts.chaos_testing.traffic import Told
 
@@ -148,14 +147,3 @@ def damage(account: Account) -> list[str]:
 def p95(values: Sequence[float]) -> float:
     """The 95th percentile of a sorted sequence (nearest rank)."""
     return values[max(0, -(-len(values) * 95 // 100) - 1)]
-
-
-def as_json(
-    account: Account, strikes: Sequence[Strike], all_told: Sequence[Told]
-) -> dict[str, Any]:
-    """Every figure of the table, and the data behind it."""
-    struck = [
-        {"fault": s.name, "in_flight": s.in_flight, "pause_s": pause_s(s, all_told)}
-        for s in strikes
-    ]
-    return {**vars(account), "strikes": struck}
