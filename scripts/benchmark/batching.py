@@ -11,7 +11,7 @@ from dataclasses import replace
 import uvloop
 
 from scripts.simulation import virtual_time
-from scripts.simulation.engines import EngineParameters, load_engine
+from scripts.simulation.engine_model import EngineParameters, load_engine
 from serve_app.errors import SettingsError
 
 from . import tables

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from scripts.simulation.engine import VirtualEngine
+from scripts.simulation.engine_model import EngineParameters, VirtualEngine
 from scripts.simulation.engine_model import Sequence as EngineSequence
-from scripts.simulation.engines import EngineParameters
 from scripts.simulation.workloads import poisson
 
 from .batchers import Batcher, Job, alike
@@ -176,7 +175,7 @@ class ModelEndpoint(Endpoint):
 
     def __init__(self, parameters: EngineParameters) -> None:
         self._loop = asyncio.get_running_loop()
-        self._engine = VirtualEngine(parameters.name, parameters)
+        self._engine = VirtualEngine(parameters)
         self._answers: dict[EngineSequence, Exchange] = {}
 
     def now_s(self) -> float:
@@ -197,8 +196,9 @@ class ModelEndpoint(Endpoint):
         """See `Endpoint`; also counts the tokens of what runs."""
         for sequence, exchange in self._answers.items():
             exchange.events = sequence.produced
-        found = self._engine.metrics()
-        return Reading(self.now_s(), *(found[f"vllm:{name}"] for name in GAUGES))
+        model = self._engine.model
+        kv_used = model.kv.used / model.kv.total
+        return Reading(self.now_s(), len(model.running), model.waiting, kv_used, model.preemptions)
 
 
 class Occupancy:

@@ -9,11 +9,11 @@ from scripts.benchmark.options import counts, make_parser, positive
 from scripts.benchmark.report import write_document
 from serve_app.errors import SettingsError
 
-from .engines import engine_names
+from .engine_model import engine_names, load_engine
 from .figures import Figures, figures, table
 from .policies import POLICIES
-from .presets import DEFAULT_ENGINE, PRESETS, cluster_of
-from .service import simulate
+from .presets import PRESETS
+from .service import Cluster, simulate
 
 _ABOUT = """\
 The service's order of work in virtual time: its own dispatcher, scheduler and placement on modelled
@@ -33,11 +33,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _simulate(options: Namespace) -> list[Figures]:
     chosen = PRESETS[options.preset]
-    cluster = cluster_of(
-        chosen,
-        options.engine,
+    cluster = Cluster(
+        load_engine(options.engine),
         options.replicas,
-        options.slots,
+        options.slots or chosen.slots,
         options.ingresses,
         options.gather_ms,
     )
@@ -46,7 +45,7 @@ def _simulate(options: Namespace) -> list[Figures]:
         plan = chosen.make(cluster, seed)
         for policy in options.policy or ["hermes"]:
             outcome = simulate(plan.cluster, plan.sources, policy, plan.until_s)
-            found = figures(outcome, seed, dict(plan.slos))
+            found = figures(outcome, seed)
             title = f"{options.preset} · {policy} · seed {seed}"
             print(table(found, f"{title} · {cluster.engine.name}"), flush=True)
             runs.append(found)
@@ -86,14 +85,14 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         help="the order of work: what runs live (hermes), by arrival (fcfs), hermes with every "
         "length known (oracle), and that without ageing (shortest); may be repeated",
     )
-    cluster("--engine", default=DEFAULT_ENGINE, metavar="NAME", help="the engine (%(default)s)")
+    cluster("--engine", default="tiny-cpu", metavar="NAME", help="the engine (%(default)s)")
     cluster("--replicas", type=positive, default=1, metavar="N", help="engines (%(default)s)")
     cluster(
         "--slots",
         type=positive,
         default=0,
         metavar="N",
-        help="requests that one engine runs at a time (the preset's, or 128)",
+        help="requests that one engine runs at a time (the preset's)",
     )
     cluster("--ingresses", type=positive, default=1, metavar="N", help="ingresses (%(default)s)")
     cluster(

@@ -4,17 +4,87 @@ As vLLM's scheduler: running sequences come first and get one token each, or the
 prompt; what is left of `max_num_batched_tokens` goes to waiting ones. A sequence that finds no
 block preempts the one that came last (or has the least priority), which begins again later. A block
 whose owner has ended keeps its content until the block is needed again; the least recently used
-goes first, and of one sequence its end before its beginning. It has no clock and does no I/O.
+goes first, and of one sequence its end before its beginning.
+
+What the model must know of an engine, limits under vLLM's names and times, is a file in `engines`.
 """
 
+import asyncio
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from serve_app.contract import EngineReport
+import msgspec
 
-from .engines import EngineParameters
+from serve_app.contract import EngineReport
+from serve_app.errors import SettingsError
+
+_FOLDER = Path(__file__).parent / "engines"
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a step takes: the sum of these, each times what the step holds."""
+
+    step_ms: float
+    """For the step itself, whatever it holds."""
+    prefill_token_us: float = 0.0
+    """For each token of a prompt that the step computes."""
+    decode_sequence_us: float = 0.0
+    """For each sequence that gets its next token."""
+    context_token_ns: float = 0.0
+    """For each token of context that those sequences read."""
+    prefill_context_token_ps: float = 0.0
+    """For each pair of a computed token of a prompt and a token that it attends to."""
+    new_sequence_us: float = 0.0
+    """For each sequence that begins in the step."""
+    request_ms: float = 0.0
+    """From a request's arrival until the engine knows it, and the way of its first token back."""
+
+
+class EngineParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine. The defaults of the limits are vLLM's own."""
+
+    name: str
+    timing: Timing
+    num_gpu_blocks: int
+    """Blocks of KV cache."""
+    block_size: int = 16
+    """Tokens of one block."""
+    max_num_seqs: int = 256
+    """Sequences in a step."""
+    max_num_batched_tokens: int = 2048
+    """Tokens that a step computes; longer prompts are computed in chunks."""
+    max_model_len: int = 4096
+    """Tokens of a prompt and its answer together."""
+    priority_scheduling: bool = False
+    """vLLM's `scheduling_policy: priority`; a lower number goes first."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def longest(self) -> int:
+        """Tokens that one sequence may have: what the model and the KV cache both allow."""
+        return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
+
+
+def engine_names() -> list[str]:
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def load_engine(name: str) -> EngineParameters:
+    """One of them, or a file of one's own.
+
+    Raises:
+        SettingsError: there is no such engine, or its file is wrong.
+    """
+    path = Path(name) if name.endswith(".json") else _FOLDER / f"{name}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineParameters)
+    except (OSError, msgspec.DecodeError) as error:
+        known = ", ".join(engine_names())
+        raise SettingsError(f"no engine {name}: {error}. There are: {known}") from None
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +102,7 @@ class Sequence:
     """For vLLM's priority scheduling; lower goes first."""
     base: int = 0
     """A number that no other text uses for its blocks."""
-    prefix: tuple[int, ...] = ()
+    prefix: range = range(0)
     """Ids of the blocks at the beginning, which the sequences of its request share."""
     arrived: int = 0
     """Position in the order of arrival."""
@@ -44,14 +114,8 @@ class Sequence:
     """Blocks of KV that it occupies."""
     held: list[int] = field(default_factory=list)
     """Content of those blocks that others can use, in order."""
-    private: int = 0
-    """Number of the other blocks."""
     registered: int = 0
     """Blocks at the beginning whose content is known to the cache, or is a duplicate there."""
-    running: bool = False
-    started: bool = False
-    hit_tokens: int = 0
-    """Tokens that the prefix cache held when it began."""
     preemptions: int = 0
 
     @property
@@ -61,7 +125,7 @@ class Sequence:
     @property
     def missing(self) -> int:
         """Tokens to compute before the next can be generated."""
-        return self.prompt_tokens + self.produced - self.computed
+        return self.tokens - self.computed
 
     @property
     def ended(self) -> bool:
@@ -138,7 +202,6 @@ class KvBlocks:
             for _ in range(more - fresh):
                 self._unused.popitem(last=False)
             sequence.blocks += more
-            sequence.private += more
         self._register(sequence, tokens // self.block_tokens)
         return True
 
@@ -154,10 +217,9 @@ class KvBlocks:
                 self._empty += 1
             self._users[name] = 1
             sequence.held.append(name)
-            sequence.private -= 1
 
     def release(self, sequence: Sequence) -> None:
-        self._empty += sequence.private
+        self._empty += sequence.blocks - len(sequence.held)
         for name in reversed(sequence.held):
             if self._users[name] == 1:
                 del self._users[name]
@@ -165,7 +227,7 @@ class KvBlocks:
             else:
                 self._users[name] -= 1
         sequence.held.clear()
-        sequence.blocks = sequence.private = sequence.registered = 0
+        sequence.blocks = sequence.registered = 0
 
 
 class Step(NamedTuple):
@@ -180,7 +242,7 @@ class Step(NamedTuple):
 
 class EngineModel:
     """An engine between two steps: `add` what arrives, `schedule` a step, then say that it has
-    ended (`complete`).
+    ended (`complete`). It has no clock.
     """
 
     def __init__(self, parameters: EngineParameters) -> None:
@@ -189,27 +251,13 @@ class EngineModel:
         self.running: list[Sequence] = []
         self._waiting: list[tuple[int, int, Sequence]] = []
         self._arrivals = 0
-        self._preemptions = 0
-        self._queries = self._hits = 0
+        self.preemptions = 0
+        self.queries = self.hits = 0
+        """Tokens that were looked up in the prefix cache, and found there."""
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def idle(self) -> bool:
-        return not self.running and not self._waiting
-
-    def metrics(self) -> dict[str, float]:
-        """Some of vLLM's gauges and counters, under vLLM's names."""
-        return {
-            "vllm:num_requests_running": len(self.running),
-            "vllm:num_requests_waiting": len(self._waiting),
-            "vllm:kv_cache_usage_perc": self.kv.used / self.kv.total,
-            "vllm:num_preemptions_total": self._preemptions,
-            "vllm:prefix_cache_queries_total": self._queries,
-            "vllm:prefix_cache_hits_total": self._hits,
-        }
 
     def report(self, name: str) -> EngineReport:
         block_tokens = self.kv.block_tokens
@@ -220,7 +268,7 @@ class EngineModel:
             self.kv.used * block_tokens,
             len(self.running),
             len(self._waiting),
-            self._preemptions,
+            self.preemptions,
         )
 
     def add(self, sequence: Sequence) -> None:
@@ -265,9 +313,8 @@ class EngineModel:
         ended += [one for one, _ in step.chunks if one.ended]
         for sequence in ended:
             self.kv.release(sequence)
-            sequence.running = False
         if ended:
-            self.running = [sequence for sequence in self.running if sequence.running]
+            self.running = [sequence for sequence in self.running if not sequence.ended]
         return ended
 
     def _duration_s(
@@ -352,10 +399,9 @@ class EngineModel:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.kv.release(sequence)
-        sequence.running = False
         sequence.computed = 0
         sequence.preemptions += 1
-        self._preemptions += 1
+        self.preemptions += 1
         self._queue(sequence)
 
     def _queue(self, sequence: Sequence) -> None:
@@ -379,17 +425,60 @@ class EngineModel:
             self.kv.use(sequence, found)
             sequence.computed = known
             self.kv.grow(sequence, known + tokens)
-            self._count_hits(sequence, known)
-            sequence.running = sequence.started = True
+            if not sequence.preemptions:
+                self.queries += sequence.tokens
+                self.hits += known
             self.running.append(sequence)
             chunks.append((sequence, tokens))
             budget -= tokens
             fresh += 1
         return fresh
 
-    def _count_hits(self, sequence: Sequence, known: int) -> None:
-        if sequence.started:
-            return  # begun again after a preemption
-        sequence.hit_tokens = known
-        self._queries += sequence.tokens
-        self._hits += known
+
+class VirtualEngine:
+    """An engine on the virtual event loop, which makes step after step while it has sequences."""
+
+    def __init__(self, parameters: EngineParameters) -> None:
+        self.model = EngineModel(parameters)
+        self.samples: list[tuple[float, float, int, int]] = []
+        """After each step: seconds, share of the KV cache used, sequences running and waiting."""
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[Sequence, tuple[asyncio.Future[None], Callable[[], None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self, sequence: Sequence, on_first_token: Callable[[], None]) -> None:
+        """Generate all tokens of a sequence.
+
+        Raises:
+            ValueError: the sequence can never fit.
+        """
+        await asyncio.sleep(self.model.parameters.timing.request_ms / 1e3)
+        self.model.add(sequence)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._calls[sequence] = future, on_first_token
+        if self._timer is None:
+            self._begin()
+        await future
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
+        step = self.model.schedule()
+        if step is not None:
+            self._timer = self._loop.call_later(step.duration_s, self._end, step)
+
+    def _end(self, step: Step) -> None:
+        self._timer = None
+        ended = self.model.complete(step)
+        for sequence, _ in step.chunks:
+            if sequence.produced == 1 and sequence.missing == 1:
+                self._calls[sequence][1]()
+        kv, running, waiting = self.model.kv, len(self.model.running), self.model.waiting
+        self.samples.append((self._loop.time(), kv.used / kv.total, running, waiting))
+        for sequence in ended:
+            future, _ = self._calls.pop(sequence)
+            if not future.done():
+                future.set_result(None)
+        self._begin()

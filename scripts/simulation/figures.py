@@ -4,7 +4,7 @@ table that shows them.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -37,6 +37,9 @@ class Slo:
 
     ttft_s: float
     per_token_s: float
+
+
+SLOS = {"realtime": Slo(1.0, 0.05), "standard": Slo(3.0, 0.1), "batch": Slo(120.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -79,41 +82,44 @@ class Figures:
     idle_slot_s: float
     """Time for which slots were free while requests waited, summed over the slots."""
     kv_used_max: float
-    engine: dict[str, float]
-    """vLLM's counters, summed over the engines."""
+    preemptions: int
+    cached: float
+    """The part of the prompts' tokens that prefix caches held."""
     claims: int
 
 
-def figures(outcome: Outcome, seed: int, slos: Mapping[str, Slo]) -> Figures:
+def figures(outcome: Outcome, seed: int) -> Figures:
     records = outcome.records
-    total = sum(record.tokens for record in records) or 1
-    of_tenants = Counter(outcome.served).most_common(_TENANTS)
+    served: Counter[str] = Counter()
+    for record in records:
+        served[record.work.tenant] += record.tokens
+    total = served.total() or 1
     parts = [("all", records)]
     parts += [(c, [one for one in records if one.work.request_class == c]) for c in CLASSES]
-    if len(outcome.served) > 1:
-        names = sorted(name for name, _ in of_tenants)
+    if len(served) > 1:
+        names = sorted(name for name, _ in served.most_common(_TENANTS))
         parts += [(name, [one for one in records if one.work.tenant == name]) for name in names]
     end_s = outcome.end_s or 1e-9
     busy_s, idle_s = slot_times(outcome)
-    engine: Counter[str] = Counter()
-    for metrics in (one.metrics() for one in outcome.engines):
-        engine.update({name: n for name, n in metrics.items() if name.endswith("_total")})
+    models = [engine.model for engine in outcome.engines]
+    queries = sum(model.queries for model in models)
     return Figures(
         outcome.policy,
         seed,
         outcome.end_s,
         outcome.wall_s,
-        [_group(name, some, total, slos) for name, some in parts if some],
+        [_group(name, some, total) for name, some in parts if some],
         total / end_s,
         busy_s / end_s / outcome.cluster.slots,
         idle_s,
         max((sample[1] for one in outcome.engines for sample in one.samples), default=0.0),
-        dict(engine),
+        sum(model.preemptions for model in models),
+        sum(model.hits for model in models) / (queries or 1),
         outcome.round_trips,
     )
 
 
-def _group(name: str, records: Sequence[Record], total: int, slos: Mapping[str, Slo]) -> Group:
+def _group(name: str, records: Sequence[Record], total: int) -> Group:
     answered = [record for record in records if record.answered]
 
     def times(measure: Callable[[Record], float], scale: float = 1.0) -> tuple[float, float]:
@@ -121,8 +127,8 @@ def _group(name: str, records: Sequence[Record], total: int, slos: Mapping[str, 
         return percentile(values, 50), percentile(values, 99)
 
     tokens = sum(record.tokens for record in records)
-    judged = [record for record in records if record.work.request_class in slos]
-    good = sum(_keeps(record, slos[record.work.request_class]) for record in judged)
+    judged = [record for record in records if record.work.request_class in SLOS]
+    good = sum(map(_is_good, judged))
     refused = sum(record.refused for record in records)
     return Group(
         name,
@@ -140,25 +146,16 @@ def _group(name: str, records: Sequence[Record], total: int, slos: Mapping[str, 
     )
 
 
-def _keeps(record: Record, slo: Slo) -> bool:
+def _is_good(record: Record) -> bool:
+    slo = SLOS[record.work.request_class]
     return record.answered and record.ttft_s <= slo.ttft_s and record.per_token_s <= slo.per_token_s
 
 
 def slot_times(outcome: Outcome) -> tuple[float, float]:
     """Seconds for which slots were used, and free while requests waited; summed over the slots."""
-    changes = waiting_and_running(outcome.records, outcome.end_s)
-    busy_s = idle_s = 0.0
-    for (now_s, waiting, running), (next_s, _, _) in pairwise(changes):
-        free = outcome.cluster.slots - running
-        busy_s += running * (next_s - now_s)
-        idle_s += max(0, min(waiting, free)) * (next_s - now_s)
-    return busy_s, idle_s
-
-
-def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[float, int, int]]:
-    """At every change: the time, and how many sequences wait and run from then on."""
-    changes: list[tuple[float, int, int]] = [(end_s, 0, 0)]
-    for record in records:
+    changes: list[tuple[float, int, int]] = [(outcome.end_s, 0, 0)]
+    """Times, and how many sequences more wait and run from then on."""
+    for record in outcome.records:
         if record.refused:
             continue
         count = record.work.sequences
@@ -167,15 +164,13 @@ def waiting_and_running(records: Sequence[Record], end_s: float) -> list[tuple[f
             changes.append((record.started_s, -count, count))
             if record.ended_s is not None:
                 changes.append((record.ended_s, 0, -count))
-    changes.sort()
-    found: list[tuple[float, int, int]] = []
+    busy_s = idle_s = 0.0
     waiting = running = 0
-    for now_s, more_waiting, more_running in changes:
+    for (now_s, more_waiting, more_running), (next_s, _, _) in pairwise(sorted(changes)):
         waiting, running = waiting + more_waiting, running + more_running
-        if found and found[-1][0] == now_s:
-            found.pop()
-        found.append((now_s, waiting, running))
-    return found
+        busy_s += running * (next_s - now_s)
+        idle_s += max(0, min(waiting, outcome.cluster.slots - running)) * (next_s - now_s)
+    return busy_s, idle_s
 
 
 def table(found: Figures, title: str) -> str:
@@ -209,7 +204,6 @@ def _short(value: float) -> str:
 
 
 def _caption(found: Figures) -> str:
-    queries = found.engine["vllm:prefix_cache_queries_total"] or 1.0
     everyone = found.groups[0]
     parts = [
         "times are p50 / p99",
@@ -218,14 +212,10 @@ def _caption(found: Figures) -> str:
         f"slots used {found.slots_used:.1%}",
         f"free slots while requests waited {found.idle_slot_s:.2f} slot s",
         f"KV used at most {found.kv_used_max:.1%}",
-        f"preemptions {found.engine['vllm:num_preemptions_total']:,.0f}",
-        f"prefix cache {found.engine['vllm:prefix_cache_hits_total'] / queries:.1%}",
+        f"preemptions {found.preemptions:,}",
+        f"prefix cache {found.cached:.1%}",
         f"claims {found.claims:,}",
+        f"too long for the engine {everyone.refused:,}",
+        f"still open at the end {everyone.open:,}",
     ]
-    for count, what in (
-        (everyone.refused, "too long for the engine"),
-        (everyone.open, "still open at the end"),
-    ):
-        if count:
-            parts.append(f"{count:,} requests {what}")
     return " · ".join(parts)

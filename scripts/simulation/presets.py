@@ -1,22 +1,19 @@
 """Named workloads. To add one: a function that makes its sources from a seed, with `@preset`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
 
 import msgspec
 
-from . import traces
-from .engines import load_engine
-from .figures import Slo
 from .service import Cluster, Source, simulate
-from .work import Work
 from .workloads import (
     Kind,
     Lengths,
     Make,
     Talk,
+    azure,
     bursts,
     closed_loop,
     conversations,
@@ -29,7 +26,6 @@ from .workloads import (
 CHAT = Kind(Lengths(180, 2.0, 1500), Lengths(120, 2.0, 800))
 BATCH = Kind(Lengths(400, 1.8, 1500), Lengths(250, 1.8, 1000), "batch")
 REALTIME = replace(CHAT, request_class="realtime")
-SLOS = {"realtime": Slo(1.0, 0.05), "standard": Slo(3.0, 0.1), "batch": Slo(120.0, 1.0)}
 _CAPACITY_SLOTS = 2.0
 _CAPACITY_S = 40.0
 _CAPACITY_WORKS = 500
@@ -41,30 +37,28 @@ class Plan(NamedTuple):
     cluster: Cluster
     sources: Sequence[Source]
     until_s: float | None = None
-    slos: Mapping[str, Slo] = SLOS
 
 
-@dataclass(frozen=True)
-class Preset:
+MakePlan = Callable[[Cluster, int], Plan]
+"""From a cluster and a seed."""
+
+
+class Preset(NamedTuple):
     """A named workload."""
 
-    name: str
     about: str
-    make: Callable[[Cluster, int], Plan]
-    slots: int = 32
+    make: MakePlan
+    slots: int
     """Slots of each engine, unless the command line says otherwise."""
 
 
 PRESETS: dict[str, Preset] = {}
 
 
-def preset(
-    name: str, about: str, slots: int = 32
-) -> Callable[[Callable[[Cluster, int], Plan]], Callable[[Cluster, int], Plan]]:
+def preset(name: str, about: str, slots: int = 32) -> Callable[[MakePlan], None]:
 
-    def named(make: Callable[[Cluster, int], Plan]) -> Callable[[Cluster, int], Plan]:
-        PRESETS[name] = Preset(name, about, make, slots)
-        return make
+    def named(make: MakePlan) -> None:
+        PRESETS[name] = Preset(about, make, slots)
 
     return named
 
@@ -80,20 +74,18 @@ def capacity_per_s(cluster: Cluster, make: Make) -> float:
     return len(late) / half_s
 
 
-def loaded(
-    cluster: Cluster, make: Make, load: float, duration_s: float, seed: str, begin_s: float = 0.0
-) -> Source:
+def loaded(cluster: Cluster, make: Make, load: float, duration_s: float, seed: str) -> Source:
     """Independent clients who cause `load` times what the cluster can do."""
     rate_per_s = capacity_per_s(cluster, make) * load
-    return open_loop(poisson(rate_per_s, duration_s, seed, begin_s), make, seed)
+    return open_loop(poisson(rate_per_s, duration_s, seed), make, seed)
 
 
-def speed_for(timed: Sequence[tuple[float, Work]], cluster: Cluster, load: float) -> float:
-    """How many times as fast a trace must arrive to be `load` times what the cluster can do."""
-    every = max(1, len(timed) // _CAPACITY_WORKS)
-    works = cycle(work for _, work in timed[::every])
-    rate_per_s = len(timed) / (timed[-1][0] - timed[0][0])
-    return load * capacity_per_s(cluster, lambda _: next(works)) / rate_per_s
+def _by_priority(cluster: Cluster, blocks: int) -> Cluster:
+    """The same cluster with so much KV, and by priority, as workers have vLLM do."""
+    engine = msgspec.structs.replace(
+        cluster.engine, num_gpu_blocks=blocks, priority_scheduling=True
+    )
+    return replace(cluster, engine=engine)
 
 
 @preset("interactive-and-batch", "realtime and batch requests, both always waiting")
@@ -143,8 +135,7 @@ def _many_requests(cluster: Cluster, seed: int) -> Plan:
 
 def _beside_chats(cluster: Cluster, seed: int, sequences: int) -> Plan:
     """Four times as many answers as there are slots for all, and chats of 10 % load."""
-    engine = msgspec.structs.replace(cluster.engine, priority_scheduling=True)
-    cluster = replace(cluster, engine=engine)
+    cluster = _by_priority(cluster, cluster.engine.num_gpu_blocks)
     users = 4 * (cluster.slots * 7 // 8) // sequences
     many = Kind(Lengths(200, 1.5, 800), Lengths(2000, 1.0), tenant="many", sequences=sequences)
     chats = [(1.0, replace(CHAT, tenant=f"chat-{number}", name="chat")) for number in range(5)]
@@ -203,30 +194,22 @@ def _clients(cluster: Cluster, seed: int) -> Plan:
     "azure", "3,000 requests of Azure's trace, all of one tenant and class; 90 % load", slots=128
 )
 def _azure(cluster: Cluster, seed: int) -> Plan:
-    timed = traces.azure(seed, 3000, cluster.engine.longest())
-    speed = speed_for(timed, cluster, 0.9)
-    return Plan(cluster, [schedule(lambda: ((at_s / speed, work) for at_s, work in timed))])
-
-
-def _short_of_memory(cluster: Cluster, blocks: int) -> Cluster:
-    """The same cluster, whose engines have so little KV that it is full before the slots are. They
-    go by priority, as workers have vLLM do.
-    """
-    engine = msgspec.structs.replace(
-        cluster.engine, num_gpu_blocks=blocks, priority_scheduling=True
-    )
-    return replace(cluster, engine=engine)
+    timed = azure(seed, 3000, cluster.engine.longest())
+    works = cycle(work for _, work in timed[:: max(1, len(timed) // _CAPACITY_WORKS)])
+    rate_per_s = len(timed) / (timed[-1][0] - timed[0][0])
+    speed = 0.9 * capacity_per_s(cluster, lambda _: next(works)) / rate_per_s
+    return Plan(cluster, [schedule([(at_s / speed, work) for at_s, work in timed])])
 
 
 @preset("kv-bound", "chats that always wait, on engines whose KV is full before their slots", 128)
 def _kv_bound(cluster: Cluster, seed: int) -> Plan:
-    cluster = _short_of_memory(cluster, 900)
+    cluster = _by_priority(cluster, 900)
     return Plan(cluster, [closed_loop(2 * cluster.slots, CHAT, 240, f"{seed}/chat")], 240)
 
 
 @preset("long-prompts", "prompts that share nothing and always wait; `kv-bound` engines", 128)
 def _long_prompts(cluster: Cluster, seed: int) -> Plan:
-    cluster = _short_of_memory(cluster, 1200)
+    cluster = _by_priority(cluster, 1200)
     kind = Kind(Lengths(1200, 1.6, 3000), Lengths(80, 2.0, 600), name="long")
     return Plan(cluster, [closed_loop(cluster.slots, kind, 300, f"{seed}/long")], 300)
 
@@ -235,7 +218,7 @@ def _long_prompts(cluster: Cluster, seed: int) -> Plan:
     "held-batch", "prompts of a third of an engine's KV always wait, beside urgent requests", 128
 )
 def _held_batch(cluster: Cluster, seed: int) -> Plan:
-    cluster = _short_of_memory(cluster, 300)
+    cluster = _by_priority(cluster, 300)
     long = Kind(Lengths(3000, 1.1, 3400), Lengths(200, 1.5, 600), "batch", "long")
     urgent = [replace(CHAT, request_class=name, name=name) for name in ("critical", "realtime")]
     rate_per_s = 0.25 * capacity_per_s(cluster, CHAT)
@@ -258,19 +241,3 @@ def _steady(cluster: Cluster, seed: int) -> Plan:
 def _conversations(cluster: Cluster, seed: int) -> Plan:
     talk = Talk(Lengths(5, 1.6), Lengths(120, 2.0), Lengths(150, 1.8), 10.0, 3500, tenants=4)
     return Plan(cluster, [conversations(poisson(1.5, 300, f"{seed}"), talk, f"{seed}")])
-
-
-DEFAULT_ENGINE = "tiny-cpu"
-
-
-def cluster_of(
-    chosen: Preset | None,
-    engine: str,
-    replicas: int,
-    slots: int,
-    ingresses: int,
-    gather_ms: float = 0.0,
-) -> Cluster:
-    """The cluster that the command line asks for."""
-    default = chosen.slots if chosen else 128
-    return Cluster(load_engine(engine), replicas, slots or default, ingresses, gather_ms=gather_ms)

@@ -7,10 +7,11 @@ Ray (the call to a replica) and the engine.
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -26,13 +27,12 @@ from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.placement import Placement
 from serve_app.policy.work import Work as Asked
-from serve_app.request_queue.entry import QueueEntry, decode_entry, encode_entry
+from serve_app.request_queue.entry import QueueEntry
 from workers.window import Window
 
 from . import virtual_time
-from .engine import VirtualEngine
+from .engine_model import EngineParameters, VirtualEngine
 from .engine_model import Sequence as EngineSequence
-from .engines import EngineParameters
 from .policies import POLICIES
 from .virtual_time import VirtualClock
 from .work import Record, Work
@@ -41,6 +41,10 @@ _TEXTS_APART = 1 << 32
 """Distance between the identities of two texts: more than one has blocks."""
 _DEADLINE_MS = 3_600_000
 """From the arrival. No request of a preset waits so long."""
+_CLAIM_S = 0.3e-3
+"""A round trip to Redis."""
+_CALL_S = 1e-3
+"""A call to a replica, until its engine has the request."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,8 @@ class Cluster:
     max_running_requests: int = 128
     """The setting `workers.max_running_requests`: slots of each engine."""
     ingresses: int = 1
-    load_factor: float = 1.25
-    virtual_nodes: int = 128
-    claim_ms: float = 0.3
-    """A round trip to Redis."""
     gather_ms: float = 0.0
     """How long a claim that waited for an arrival waits for more; live: not at all."""
-    call_ms: float = 1.0
-    """A call to a replica, until its engine has the request."""
 
     @property
     def slots(self) -> int:
@@ -80,24 +78,21 @@ class Outcome:
     """When the last request had ended, or the simulation was stopped."""
     round_trips: int
     """Claims."""
-    served: dict[str, int] = field(default_factory=dict)
-    """Tokens generated, by tenant."""
 
 
 class VirtualQueue:
     """The queue of each class in memory, with the promises of the live one: oldest first, up to so
     many of each class in one claim, and a claim that waits is answered by the first arrival.
 
-    All ingresses share it. A claim takes `claim_s`, as a round trip to Redis does. One that may
-    wait for arrivals and has some waits another `gather_s` for more.
+    All ingresses share it. A claim that may wait for arrivals and has some waits another `gather_s`
+    for more.
     """
 
-    def __init__(self, claim_s: float, gather_s: float = 0.0) -> None:
-        self._claim_s = claim_s
+    def __init__(self, gather_s: float) -> None:
         self._gather_s = gather_s
         self._waiting: dict[str, deque[QueueEntry]] = {name: deque() for name in CLASSES}
         self._blocked: deque[tuple[Sequence[str], asyncio.Future[list[QueueEntry]]]] = deque()
-        self._last_ids = dict.fromkeys(CLASSES, (0, 0))
+        self._numbers = count()
         self.round_trips = 0
 
     def __len__(self) -> int:
@@ -105,21 +100,21 @@ class VirtualQueue:
 
     def enqueue(self, request_id: str, work: Work, now_ms: int) -> None:
         name = work.request_class
-        last_ms, last = self._last_ids[name]
-        self._last_ids[name] = entry_id = (now_ms, last + 1 if now_ms == last_ms else 0)
-        fields = encode_entry(
+        kind = f"chat/completions {work.kind}"
+        asked = Asked(work.prompt_tokens, kind=kind, sequences=work.sequences)
+        entry = QueueEntry(
+            f"queue:{name}",
+            f"{now_ms}-{next(self._numbers)}",
+            name,
             request_id,
             work.tenant,
             work.session,
             now_ms + _DEADLINE_MS,
-            Asked(
-                work.prompt_tokens,
-                kind=f"chat/completions {work.kind}",
-                sequences=work.sequences,
-            ),
+            asked.cost_tokens,
+            prompt_tokens=asked.prompt_tokens,
+            kind=asked.kind,
+            sequences=asked.sequences,
         )
-        raw = {key.encode(): str(value).encode() for key, value in fields.items()}
-        entry = decode_entry(f"queue:{name}", name, b"%d-%d" % entry_id, raw)
         for place, (classes, answer) in enumerate(self._blocked):
             if name in classes:
                 del self._blocked[place]
@@ -128,19 +123,15 @@ class VirtualQueue:
         self._waiting[name].append(entry)
 
     async def claim(
-        self,
-        of_each: int,
-        classes: Sequence[str] = CLASSES,
-        wait: bool = True,
+        self, of_each: int, classes: Sequence[str] = CLASSES, wait: bool = True
     ) -> list[QueueEntry]:
         """See `RequestQueue.claim`."""
         self.round_trips += 1
-        await asyncio.sleep(self._claim_s)
+        await asyncio.sleep(_CLAIM_S)
         taken = self._take(of_each, classes)
         if not wait or (taken and not self._gather_s):
             return taken
-        block_ms = timings.CLAIM_BLOCK_MS
-        taken = taken or await self._first(classes, block_ms)
+        taken = taken or await self._first(classes)
         if taken and self._gather_s:
             await asyncio.sleep(self._gather_s)
             taken += self._take(max(0, of_each - len(taken)), classes)
@@ -153,12 +144,12 @@ class VirtualQueue:
             taken += [waiting.popleft() for _ in range(min(of_each, len(waiting)))]
         return taken
 
-    async def _first(self, classes: Sequence[str], block_ms: int) -> list[QueueEntry]:
+    async def _first(self, classes: Sequence[str]) -> list[QueueEntry]:
         answer: asyncio.Future[list[QueueEntry]] = asyncio.get_running_loop().create_future()
         blocked = (classes, answer)
         self._blocked.append(blocked)
         try:
-            async with asyncio.timeout(block_ms / 1000):
+            async with asyncio.timeout(timings.CLAIM_BLOCK_MS / 1000):
                 return await answer
         except TimeoutError:
             return []
@@ -181,7 +172,7 @@ class VirtualIngress:
         self.replicas = Replicas()
         self.waits = WhyItWaits()
         self._version = -1
-        self._placement = Placement(cluster.load_factor, cluster.virtual_nodes)
+        self._placement = Placement(load_factor=1.25, virtual_nodes=128)
         clock = RedisClock(VirtualClock(self._loop))
         # The queue, its depths and the attempts are those of this file.
         queue: Any = service.queue
@@ -203,7 +194,6 @@ class VirtualIngress:
         sequences = self.replicas.sequences(entry.request_id)
         self._placement.slots = self.replicas.slots
         name = self._placement.choose(entry.session or entry.request_id, sequences)
-        record.engine = name
         self._placement.began(entry.request_id, name, sequences)
         self.replicas.place(entry.request_id, name)
         try:
@@ -216,39 +206,39 @@ class VirtualIngress:
 
 
 class VirtualService:
-    """Ingresses, queue and engines. Use it as an asynchronous context manager under
-    `virtual_time.run`; `submit` work, and read the `outcome` at the end.
-    """
+    """Ingresses, queue and engines; sources `submit` work while it runs."""
 
-    def __init__(self, cluster: Cluster, policy: str = "hermes") -> None:
+    def __init__(self, cluster: Cluster, policy: str) -> None:
         self.cluster = cluster
         self.policy = policy
-        self.queue = VirtualQueue(cluster.claim_ms / 1e3, cluster.gather_ms / 1e3)
+        self.queue = VirtualQueue(cluster.gather_ms / 1e3)
         self.records: dict[str, Record] = {}
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
         self._texts = 0
-        self.members = Members()
         most = min(cluster.engine.max_num_seqs, cluster.max_running_requests)
         parameters = msgspec.structs.replace(cluster.engine, max_num_seqs=most)
         names = sorted(f"replica-{number}" for number in range(cluster.replicas))
-        self._engines = {name: VirtualEngine(name, parameters) for name in names}
+        self._engines = {name: VirtualEngine(parameters) for name in names}
         self._windows = {name: Window(cluster.max_running_requests) for name in names}
         self._ingresses = [
             VirtualIngress(self, f"ingress-{number}", policy) for number in range(cluster.ingresses)
         ]
-        self._leases: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "VirtualService":
+    async def run(self, sources: Sequence["Source"], until_s: float | None) -> None:
+        """Until all work has ended, or until `until_s`."""
         self._read_members()
         for ingress in self._ingresses:
             await ingress.dispatcher.start()
-        self._leases = asyncio.create_task(self._keep_reading())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._leases is not None
-        self._leases.cancel()
+        leases = asyncio.create_task(self._keep_reading())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until_s):
+                async with asyncio.TaskGroup() as group:
+                    for source in sources:
+                        group.create_task(source(self))
+                while self._ends:
+                    await next(iter(self._ends.values()))
+        leases.cancel()
         for engine in self._engines.values():
             engine.stop()
         for ingress in self._ingresses:
@@ -282,59 +272,36 @@ class VirtualService:
     async def generate(self, record: Record, replica: str) -> None:
         """As the worker's `execute`."""
         engine, work = self._engines[replica], record.work
-        priority, prompt = (
-            engine_priority(work.request_class, work.sequences > 1),
-            self._prompt(work),
-        )
+        priority = engine_priority(work.request_class, work.sequences > 1)
+        blocks = work.prompt_tokens // self.cluster.engine.block_size
+        prompt = range(work.base, work.base + blocks)  # which the sequences share
+        bases = [work.base + number * _TEXTS_APART for number in range(work.sequences)]
         sequences = [
-            EngineSequence(
-                work.prompt_tokens,
-                work.output_tokens,
-                priority,
-                work.base + number * _TEXTS_APART,
-                prompt,
-            )
-            for number in range(work.sequences)
+            EngineSequence(work.prompt_tokens, work.output_tokens, priority, base, prompt)
+            for base in bases
         ]
-        await asyncio.sleep(self.cluster.call_ms / 1e3)
+        await asyncio.sleep(_CALL_S)
         runs = [engine.run(one, lambda: self._first_token(record)) for one in sequences]
         try:
             await (asyncio.gather(*runs) if len(runs) > 1 else runs[0])
         finally:
             record.tokens = sum(one.produced for one in sequences)
-            record.hit_tokens = sum(one.hit_tokens for one in sequences)
             record.preemptions = sum(one.preemptions for one in sequences)
 
     def ended(self, record: Record) -> None:
         record.ended_s = self.now_s
         self._ends.pop(record.request_id).set_result(record)
 
-    async def all_ended(self) -> None:
-        while self._ends:
-            await next(iter(self._ends.values()))
-
     def outcome(self, wall_s: float) -> Outcome:
-        served: Counter[str] = Counter()
-        for record in self.records.values():
-            served[record.work.tenant] += record.tokens
-        records = list(self.records.values())
         return Outcome(
             self.cluster,
             self.policy,
-            records,
+            list(self.records.values()),
             list(self._engines.values()),
             wall_s,
             self.now_s,
             self.queue.round_trips,
-            dict(served),
         )
-
-    def _prompt(self, work: Work) -> tuple[int, ...]:
-        """The blocks that the sequences of a request share."""
-        if work.sequences == 1:
-            return ()
-        blocks = work.prompt_tokens // self.cluster.engine.block_size
-        return tuple(range(work.base, work.base + blocks))
 
     def _first_token(self, record: Record) -> None:
         if record.first_token_s is None:
@@ -356,12 +323,12 @@ class VirtualService:
     def _read_members(self) -> None:
         unclaimed = len(self.queue)
         leases = tuple(one.dispatcher.lease(True, unclaimed) for one in self._ingresses)
-        reports = tuple(engine.report() for engine in self._engines.values())
+        reports = tuple(engine.model.report(name) for name, engine in self._engines.items())
         workers = tuple(self._lease(one) for one in reports)
-        self.members = Members(leases, workers, trusted=True, engines=reports)
+        members = Members(leases, workers, trusted=True, engines=reports)
         for ingress in self._ingresses:
             ingress.replicas.serving(self._engines)
-            ingress.dispatcher.on_members(self.members)
+            ingress.dispatcher.on_members(members)
 
 
 Source = Callable[[VirtualService], Coroutine[Any, Any, None]]
@@ -377,17 +344,9 @@ def simulate(
     """Run until all work has ended, or until `until_s`; what waits or runs then stays open."""
     began_s = time.perf_counter()
 
-    async def work(service: VirtualService) -> None:
-        async with asyncio.TaskGroup() as group:
-            for source in sources:
-                group.create_task(source(service))
-        await service.all_ended()
-
     async def main() -> Outcome:
-        async with VirtualService(cluster, policy) as service:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(until_s):
-                    await work(service)
+        service = VirtualService(cluster, policy)
+        await service.run(sources, until_s)
         return service.outcome(time.perf_counter() - began_s)
 
     return virtual_time.run(main())

@@ -32,10 +32,8 @@ class Record:
     """When an ingress sent it to an engine."""
     first_token_s: float | None = None
     ended_s: float | None = None
-    engine: str = ""
     tokens: int = 0
     """Generated so far, by all sequences together."""
-    hit_tokens: int = 0
     preemptions: int = 0
     refused: bool = False
     """Too long for the engine."""

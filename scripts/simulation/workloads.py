@@ -1,13 +1,23 @@
-"""Work over time, equal for equal seeds: arrivals, users who wait for answers, conversations."""
+"""Work over time, equal for equal seeds: arrivals, users who wait for answers, conversations, and a
+public trace.
+"""
 
 import asyncio
+import csv
 import math
+import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from serve_app.errors import SettingsError
 
 from .service import Source, VirtualService
 from .work import Work
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 Make = Callable[[random.Random], Work]
 
@@ -54,13 +64,11 @@ def mixed(*kinds: tuple[float, Make]) -> Make:
     return lambda rng: rng.choices(kinds, weights)[0][1](rng)
 
 
-def poisson(rate_per_s: float, duration_s: float, seed: str, begin_s: float = 0.0) -> list[float]:
-    return bursts(rate_per_s, 1.0, duration_s, seed, begin_s)
+def poisson(rate_per_s: float, duration_s: float, seed: str) -> list[float]:
+    return bursts(rate_per_s, 1.0, duration_s, seed)
 
 
-def bursts(
-    rate_per_s: float, cv: float, duration_s: float, seed: str, begin_s: float = 0.0
-) -> list[float]:
+def bursts(rate_per_s: float, cv: float, duration_s: float, seed: str) -> list[float]:
     """Arrivals with Gamma-distributed times between them.
 
     Args:
@@ -71,7 +79,7 @@ def bursts(
     arrivals_s: list[float] = []
     now_s = rng.gammavariate(shape, 1 / (rate_per_s * shape))
     while now_s < duration_s:
-        arrivals_s.append(begin_s + now_s)
+        arrivals_s.append(now_s)
         now_s += rng.gammavariate(shape, 1 / (rate_per_s * shape))
     return arrivals_s
 
@@ -79,18 +87,15 @@ def bursts(
 def open_loop(arrivals_s: Iterable[float], make: Make, seed: str) -> Source:
     """Clients who do not wait for each other."""
 
-    def timed() -> Iterator[tuple[float, Work]]:
-        rng = random.Random(seed)
-        for arrival_s in arrivals_s:
-            yield arrival_s, make(rng)
-
-    return schedule(timed)
+    rng = random.Random(seed)
+    return schedule([(arrival_s, make(rng)) for arrival_s in arrivals_s])
 
 
-def schedule(timed: Callable[[], Iterator[tuple[float, Work]]]) -> Source:
+def schedule(timed: Iterable[tuple[float, Work]]) -> Source:
+    """Each work at its time."""
 
     async def source(service: VirtualService) -> None:
-        for arrival_s, work in timed():
+        for arrival_s, work in timed:
             if arrival_s > service.now_s:
                 await asyncio.sleep(arrival_s - service.now_s)
             service.submit(work)
@@ -157,3 +162,28 @@ def conversations(begins_s: Iterable[float], talk: Talk, seed: str) -> Source:
                 group.create_task(speak(service, number))
 
     return source
+
+
+def azure(seed: int, count: int, most_tokens: int) -> list[tuple[float, Work]]:
+    """Arrivals and lengths of so many requests in a row of Azure's conversation trace of 2023, from
+    a place that the seed chooses. Those with more than `most_tokens` are left out. The trace lies
+    in `$HERMES_DATA/traces` and is never copied into the project.
+
+    Raises:
+        SettingsError: the trace is not there.
+    """
+    folder = Path(os.environ.get("HERMES_DATA", _ROOT / ".hermes" / "data"))
+    path = folder / "traces" / "azure2023_conv.csv"
+    if not path.exists():
+        raise SettingsError(f"{path} is absent: scripts/fetch-data brings it (or set HERMES_DATA)")
+    timed = []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            # Seven digits, of which Python reads six.
+            at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+            prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            if prompt + output <= most_tokens:
+                timed.append((at_s, Work(max(1, prompt), max(1, output))))
+    first = random.Random(f"{seed}/azure").randrange(max(1, len(timed) - count))
+    part = timed[first : first + count]
+    return [(at_s - part[0][0], work) for at_s, work in part]

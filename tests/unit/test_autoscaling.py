@@ -27,7 +27,7 @@ from ray.serve._private.version import DeploymentVersion
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema
 
-from scripts.simulation.engines import load_engine
+from scripts.simulation.engine_model import load_engine
 from serve_app.cli import serve_api
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, WorkerLease

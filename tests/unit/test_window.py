@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -10,8 +9,9 @@ import msgspec
 import pytest
 
 from scripts.benchmark.stats import percentile
-from scripts.simulation.presets import PRESETS, Plan, cluster_of
-from scripts.simulation.service import Outcome, simulate
+from scripts.simulation.engine_model import load_engine
+from scripts.simulation.presets import PRESETS, Plan
+from scripts.simulation.service import Cluster, Outcome, simulate
 from scripts.simulation.workloads import Kind, Lengths, open_loop, poisson
 from serve_app.contract import EngineReport
 from tests.unit.virtual_order import seeds
@@ -86,7 +86,7 @@ def test_an_engine_that_is_started_again_or_keeps_no_kv_has_its_slots() -> None:
 
 def plan(name: str, seed: int, ingresses: int = 1, engine: str = "tiny-cpu") -> Plan:
     chosen = PRESETS[name]
-    return chosen.make(cluster_of(chosen, engine, 1, 0, ingresses), seed)
+    return chosen.make(Cluster(load_engine(engine), 1, chosen.slots, ingresses), seed)
 
 
 def run(its: Plan, policy: str = "hermes") -> Outcome:
@@ -167,9 +167,9 @@ def among_long(seed: int, rate_per_s: float, long_tokens: int) -> tuple[Plan, Pl
     """Half as many long answers again as there are slots, and short requests of half a second; and
     the short ones alone.
     """
-    cluster = cluster_of(None, "estimate-h100-llama-8b", 1, 64, 1)
-    engine = msgspec.structs.replace(cluster.engine, num_gpu_blocks=600_000, max_model_len=110_000)
-    cluster = replace(cluster, engine=engine)
+    engine = load_engine("estimate-h100-llama-8b")
+    engine = msgspec.structs.replace(engine, num_gpu_blocks=600_000, max_model_len=110_000)
+    cluster = Cluster(engine, 1, 64)
     long = Kind(Lengths(100, 1.0), Lengths(long_tokens, 1.0), tenant="long")
     short = Kind(Lengths(60, 1.5, 300), Lengths(40, 1.5, 200), tenant="short")
     long_ones = open_loop([0.01 * number for number in range(96)], long, f"{seed}/long")
