@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from .batching import compare_batchers
-from .client import SystemFailed
 from .compare import compare
 from .idle import measure_idle
 from .long_among_short import measure_long_among_short
 from .micro import measure_micro
 from .options import parse
+from .run import SystemFailed
 from .systems import PEERS, System, existing, start_own
 
 
@@ -53,11 +53,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _start(options: Namespace, folder: Path, stack: ExitStack) -> list[System]:
-    starts = [existing] if options.url else [start_own] if options.serve else []
-    systems: list[System] = []
-    for start in (*starts, *(PEERS[name] for name in options.against)):
-        systems.append(system := start(options, folder))
-        stack.callback(system.end)
+    systems = [existing(options)] if options.url else []
+    if options.serve:
+        systems.append(start_own(options, folder, stack))
+    systems += [PEERS[name](options, folder, stack) for name in options.against]
+    for system in systems:
         print(f"{system.name} serves {system.model} on {system.url}", file=sys.stderr)
     return systems
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-import re
+from argparse import ArgumentTypeError
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import accumulate, count
@@ -172,7 +172,7 @@ class Tuned(Batcher):
 class Hybrid(Batcher):
     """Two queues in front of ``slots`` slots, none of which stays free while anything waits."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int = _HYBRID_SLOTS) -> None:
         super().__init__(slots)
         self._shared = slots
         self._queues: dict[bool, deque[Job]] = {True: deque(), False: deque()}
@@ -230,7 +230,7 @@ class Specification(NamedTuple):
 
     name: str
     kind: str
-    numbers: tuple[int, ...]
+    numbers: list[int]
 
     def make(self, users: int | None) -> Batcher:
         """A batcher in which nothing waits yet.
@@ -240,43 +240,48 @@ class Specification(NamedTuple):
         """
         if self.kind == "static" and users is not None:
             return Batches(min(self.numbers[0], users), None, None)
-        return _KINDS[self.kind][1](*self.numbers)
+        return _KINDS[self.kind](*self.numbers)
 
 
 def _dynamic(size: int, wait_ms: int, tokens: int) -> Batches:
     return Batches(size, wait_ms / 1e3, tokens)
 
 
-_KINDS: dict[str, tuple[tuple[int, ...], Callable[..., Batcher]]] = {
-    "serial": ((0,), lambda: Batcher(1)),
-    "static": ((1,), lambda size: Batches(size, None, None)),
-    "dynamic": ((3,), _dynamic),
-    "async": ((1,), Batcher),
-    "continuous": ((0,), lambda: Batcher(None)),
-    "tuned": ((0,), Tuned),
-    "hybrid": ((0, 1), lambda slots=_HYBRID_SLOTS: Hybrid(slots)),
-    "split": ((4,), lambda window, *batches: Split(window, _dynamic(*batches))),
+def _split(window: int, size: int, wait_ms: int, tokens: int) -> Split:
+    return Split(window, _dynamic(size, wait_ms, tokens))
+
+
+_KINDS: dict[str, Callable[..., Batcher]] = {
+    "serial": lambda: Batcher(1),
+    "static": lambda size: Batches(size, None, None),
+    "dynamic": _dynamic,
+    "async": Batcher,
+    "continuous": lambda: Batcher(None),
+    "tuned": Tuned,
+    "hybrid": Hybrid,
+    "split": _split,
 }
-"""How many numbers each kind takes, and what makes one of them."""
-_FORM = re.compile(r"(?P<kind>[a-z]+)(?::(?P<numbers>[1-9]\d*(?:/[1-9]\d*)*))?")
 
 
-def parse(text: str) -> tuple[Specification, ...]:
+def parse(text: str) -> list[Specification]:
     """Batchers from `serial,static:4,…`, each once.
 
     Raises:
-        ValueError: names the part that is no batcher, and the forms that are.
+        ArgumentTypeError: names the part that is no batcher, and the forms that are.
     """
-    return tuple(dict.fromkeys(_parse_one(part) for part in text.split(",")))
+    return [_parse_one(part) for part in dict.fromkeys(text.split(","))]
 
 
 def _parse_one(part: str) -> Specification:
-    found = _FORM.fullmatch(part)
-    kind, written = (found["kind"], found["numbers"]) if found else ("", None)
-    numbers = tuple(int(number) for number in written.split("/")) if written else ()
-    if kind not in _KINDS or len(numbers) not in _KINDS[kind][0]:
-        raise ValueError(
+    kind, _, written = part.partition(":")
+    try:
+        one = Specification(part, kind, [int(n) for n in written.split("/") if n])
+        one.make(None)
+        if min(one.numbers, default=1) < 1:
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise ArgumentTypeError(
             f"'{part}' is no batcher: serial, static:N, dynamic:N/wait_ms/tokens, async:N, "
             "continuous, tuned, hybrid, hybrid:N or split:N/size/wait_ms/tokens"
-        )
-    return Specification(part, kind, numbers)
+        ) from None
+    return one

@@ -5,8 +5,6 @@
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 
 import uvloop
 
@@ -14,20 +12,26 @@ from scripts.simulation import virtual_time
 from scripts.simulation.engine_model import EngineParameters, load_engine
 from serve_app.errors import SettingsError
 
-from . import tables
+from . import report
 from .batchers import Specification, mix, parse
-from .client import RequestMaker, Shape, SystemFailed
-from .measurement import Row, describe, maker_for, measure, take_turns, wanted_shape, warm_up
-from .report import write_document
-from .run import EnginePage, HttpEndpoint, Load, ModelEndpoint, Ran, Run, one_exchange
-from .stats import Ratio, median, names_of, ratios
+from .measurement import Row, describe, maker_for, measure, take_turns, wanted_chars, warm_up
+from .report import Column, median, names_of
+from .run import (
+    HttpEndpoint,
+    Load,
+    ModelEndpoint,
+    Ran,
+    RequestMaker,
+    Run,
+    SystemFailed,
+    one_exchange,
+    read_page,
+)
 from .systems import System
-from .tables import Column
 
 _CAPACITY_RUNS = 3
 _SETTLE_TOKENS = 2
 _SETTLE_TRIES = 100
-
 
 COLUMNS = (
     Column("req/s", lambda row: row.requests_per_s, ",.1f"),
@@ -72,37 +76,34 @@ def virtually(parameters: EngineParameters, prompt_tokens: int, max_tokens: int)
     )
 
 
-def really(options: Namespace, system: System, shape: Shape) -> Measure:
+def really(options: Namespace, system: System, chars: int) -> Measure:
     """On a system."""
-    page: EnginePage | None = None
-    with suppress(SystemFailed):
-        page = EnginePage(system.page)
+    page = system.page if read_page(system.page) else ""
 
-    def maker(seed: str, max_tokens: int) -> RequestMaker:
-        one_shape = replace(shape, max_tokens=max_tokens)
-        return maker_for(options, system, one_shape, zlib.crc32(seed.encode()))
+    def maker(seed: str) -> RequestMaker:
+        return maker_for(options, system, chars, zlib.crc32(seed.encode()))
 
     async def run(specification: Specification, load: Load, number: int) -> Row:
         batcher = specification.make(load.users or None)
         # The same lengths and arrivals for every batcher of a round, but no prompt twice: the
         # prefix cache would answer.
-        own_maker = maker(f"{load.seed}/{specification.name}", options.max_tokens)
+        own_maker = maker(f"{load.seed}/{specification.name}")
         jobs = mix(load.seed, options.max_tokens, options.prompt_tokens)
         one = Run(batcher, HttpEndpoint(own_maker, page), load, jobs)
         row = await measure(number, one, system, name=specification.name)
-        if page is not None and row.unfinished:
-            await _settle(maker("settle", _SETTLE_TOKENS), page)
+        if page and row.unfinished:
+            await _settle(maker("settle"), page)
         return row
 
     return lambda specification, load, number: uvloop.run(run(specification, load, number))
 
 
-async def _settle(maker: RequestMaker, page: EnginePage) -> None:
+async def _settle(maker: RequestMaker, page: str) -> None:
     """Return when the engine has dropped what was broken off; it must not cost the next run."""
     for _ in range(_SETTLE_TRIES):
         # An engine updates its page when it makes a step.
-        await one_exchange(maker)
-        reading = await page.read()
+        await one_exchange(maker, _SETTLE_TOKENS)
+        reading = read_page(page)
         if reading is None or reading.running + reading.waiting == 0:
             return
     raise SystemFailed("the engine goes on with requests that were broken off")
@@ -119,16 +120,16 @@ def compare_batchers(options: Namespace, arguments: Sequence[str], systems: list
             raise SystemFailed(str(wrong)) from None
         measures = virtually(parameters, options.prompt_tokens, options.max_tokens)
     else:
-        shape = wanted_shape(options, systems[0])
-        warm_up(options, systems[0], shape, max(options.concurrency))
-        measures = really(options, systems[0], shape)
+        chars = wanted_chars(options, systems[0])
+        warm_up(options, systems[0], chars, max(options.concurrency))
+        measures = really(options, systems[0], chars)
 
     def load(label: str, users: int = 0, rate_per_s: float = 0.0) -> Load:
         """What is sent gets as long to end as the window was."""
         window_s, seed = options.duration_s, f"{options.seed}/{label}"
         return Load(users, rate_per_s, window_s, grace_s=window_s, seed=seed, label=label)
 
-    print(tables.heading(COLUMNS), flush=True)
+    print(report.heading(COLUMNS), flush=True)
     loads = [load(str(users), users) for users in options.concurrency]
     capacity_per_s = 0.0
     if options.load_percent:
@@ -139,13 +140,17 @@ def compare_batchers(options: Namespace, arguments: Sequence[str], systems: list
             for percent in options.load_percent
         ]
     rows = take_turns(COLUMNS, loads, options.rounds, options.batching, measures)
-    found = against_the_others(rows)
-    print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}")
+    # Tokens/s of `continuous`, or without it of the last batcher, over those of each other.
+    names = names_of(rows)
+    ours = "continuous" if "continuous" in names else names[-1]
+    pairs = [(ours, name) for name in names if name != ours]
+    found = report.ratios(rows, pairs, {"tokens/s": lambda row: row.tokens_per_s})
+    print(f"{_LEGEND}\n\n{report.summary(COLUMNS, rows)}")
     if found:
-        print(f"\n{tables.ratio_table(found)}")
+        print(f"\n{report.ratio_table(found)}")
     if capacity_per_s:
         print(f"\n100 %: {capacity_per_s:.1f} requests/s")
-    write_document(
+    report.write_document(
         options,
         ["scripts/bench", *arguments],
         capacity_requests_per_s=capacity_per_s or None,
@@ -162,12 +167,3 @@ def _capacity_per_s(measures: Measure, load: Load) -> float:
     if not found:
         raise SystemFailed(f"the system has no capacity: {runs[-1].error_kinds}")
     return found
-
-
-def against_the_others(rows: Sequence[Row]) -> list[Ratio]:
-    """Tokens/s of `continuous`, or without it of the last batcher, over those of each other."""
-    *others, ours = names_of(rows)
-    if "continuous" in others:
-        others, ours = [name for name in (*others, ours) if name != "continuous"], "continuous"
-    pairs = [(ours, name) for name in others]
-    return ratios(rows, pairs, {"tokens/s": lambda row: row.tokens_per_s})

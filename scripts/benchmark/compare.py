@@ -1,32 +1,36 @@
-"""Systems side by side: who is measured when, the ratios of the first to its peers, and what a
-token and a request cost. The systems take turns at every load, so that noise meets all alike.
+"""Systems side by side: who is measured when, the ratios of the first to its peers, what a token
+and a request cost, and what clients lose when a process that makes tokens is killed halfway. The
+systems take turns at every load, so that noise meets all alike.
 """
 
 import asyncio
+import os
+import signal
+import time
 import zlib
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import psutil
 import uvloop
 
-from . import tables
+from . import report
 from .batchers import Batcher, alike
-from .client import Shape
-from .kills import Kills, kill_halfway
-from .measurement import Row, maker_for, measure, take_turns, wanted_shape, warm_up
-from .processes import GENERATOR, Kind
-from .report import write_document
-from .run import HttpEndpoint, Load, Run
-from .stats import Measure, loads_of, median, names_of, ratios, select, split_cost
+from .measurement import Row, maker_for, measure, take_turns, wanted_chars, warm_up
+from .processes import GENERATOR, Kind, apart, read_processes
+from .report import Column, Measure, loads_of, median, names_of, select
+from .run import HttpEndpoint, Load, Run, SystemFailed, fetch
 from .systems import System
-from .tables import Column
 
 # One token is no stream, and engines answer it on a path of its own; two are the shortest true
 # stream.
 SHORT_TOKENS = 2
 TOTAL: Kind = "all of it"
 _WARM_UP_USERS = 8
+_MAKERS = ("engine core", "worker replica", "ingress replica")
+"""The kinds of process that make tokens: of a system, the first kind that it has."""
+_WHOLE_WITHIN_S = 120.0
 
 MEASURES: dict[str, Measure] = {
     "tokens/s": lambda row: row.tokens_per_s,
@@ -58,7 +62,7 @@ CPU used; idle: cores that the systems waiting for their turn used meanwhile"""
 
 def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[System]) -> int:
     """Measure, print and write; the command's exit status."""
-    shape = wanted_shape(options, systems[0])
+    chars = wanted_chars(options, systems[0])
     # At least one answer for every user.
     loads = [
         Load(users, window_s=options.duration_s, least=2 * users, seed=str(options.seed))
@@ -67,43 +71,45 @@ def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[Syst
     if options.rate:
         loads = [replace(loads[0], users=0, rate_per_s=options.rate, least=0)]
     for system in systems:
-        warm_up(options, system, shape, max(load.users for load in loads) or _WARM_UP_USERS)
-    kills = Kills(systems) if options.kill else None
-    print(tables.heading(COLUMNS), flush=True)
+        warm_up(options, system, chars, max(load.users for load in loads) or _WARM_UP_USERS)
+    at_first = {system.name: len(makers_of_tokens(system, systems)) for system in systems}
+    print(report.heading(COLUMNS), flush=True)
 
-    def run(subject: tuple[Shape, System], load: Load, number: int) -> Row:
-        shape, system = subject
+    def run(subject: tuple[int, System], load: Load, number: int) -> Row:
+        max_tokens, system = subject
         # Every system gets the same prompts in a round; no round repeats another's, or caches would
         # answer.
-        seed = zlib.crc32(f"{load.seed}/{load.users}/{shape.max_tokens}".encode())
-        maker = maker_for(options, system, shape, seed)
+        seed = zlib.crc32(f"{load.seed}/{load.users}/{max_tokens}".encode())
+        maker = maker_for(options, system, chars, seed)
         others = [own for own in systems if own != system]
-        pids = kills.until_whole(system) if kills else []
+        victims = until_whole(system, systems, at_first[system.name]) if options.kill else []
 
         async def measured() -> Row:
-            one = Run(Batcher(None), HttpEndpoint(maker), load, alike(shape.max_tokens))
+            one = Run(Batcher(None), HttpEndpoint(maker), load, alike(max_tokens))
             async with asyncio.TaskGroup() as group:
-                if pids:
-                    group.create_task(kill_halfway(pids, options.duration_s))
+                if victims:
+                    group.create_task(kill_halfway(victims[0].pid, options.duration_s))
                 return await measure(number, one, system, others)
 
         return uvloop.run(measured())
 
-    rows = take_turns(COLUMNS, loads, options.rounds, [(shape, one) for one in systems], run)
+    subjects = [(options.max_tokens, system) for system in systems]
+    rows = take_turns(COLUMNS, loads, options.rounds, subjects, run)
     cost_rows: list[Row] = []
     if options.cost_model:
         long_tokens = max(options.max_tokens, 2 * SHORT_TOKENS)
-        shapes = [replace(shape, max_tokens=tokens) for tokens in (SHORT_TOKENS, long_tokens)]
-        subjects = [(shape, system) for shape in shapes for system in systems]
+        subjects = [
+            (tokens, system) for tokens in (SHORT_TOKENS, long_tokens) for system in systems
+        ]
         cost_rows = take_turns(COLUMNS, loads[-1:], options.rounds, subjects, run)
-    print(f"{_LEGEND}\n\n{tables.summary(COLUMNS, rows)}\n\n{cpu_by_kind(rows)}")
+    print(f"{_LEGEND}\n\n{report.summary(COLUMNS, rows)}\n\n{cpu_by_kind(rows)}")
     pairs = [(systems[0].name, peer.name) for peer in systems[1:]]
-    found, costs = ratios(rows, pairs, MEASURES), cost_model(cost_rows)
+    found, costs = report.ratios(rows, pairs, MEASURES), cost_model(cost_rows)
     if found:
-        print(f"\n{tables.ratio_table(found)}")
+        print(f"\n{report.ratio_table(found)}")
     if costs:
         print(f"\n{_cost_table(costs)}")
-    write_document(
+    report.write_document(
         options,
         ["scripts/bench", *arguments],
         rows=rows,
@@ -123,7 +129,7 @@ def cpu_by_kind(rows: Sequence[Row]) -> str:
             cells = [_cost_cell(select(rows, name, load), kind) for load in loads]
             lines.append([name, kind, *cells])
     head = ["CPU per token in µs (per request in ms)", "", *(f"load {load}" for load in loads)]
-    return tables.markdown(head, lines)
+    return report.markdown(head, lines)
 
 
 def _cost_cell(rows: Sequence[Row], kind: Kind) -> str:
@@ -144,8 +150,10 @@ class Cost:
 
 
 def cost_model(rows: Sequence[Row]) -> list[Cost]:
-    """What a token and a request cost, from runs of two lengths: medians over the rounds of the
-    split, by system and kind, the sum over a system's kinds last.
+    """What a token and a request cost, from runs of two lengths, by system and kind, the sum over a
+    system's kinds last: medians over the rounds of ``cpu = fixed + tokens * per_token``, solved for
+    the two. Noise can make either slightly negative; it is left so, because clipping would hide how
+    noisy the measurement was.
     """
     costs: list[Cost] = []
     for system in names_of(rows):
@@ -156,14 +164,15 @@ def cost_model(rows: Sequence[Row]) -> list[Cost]:
             for long in mine
             if short.round == long.round and _point(short, TOTAL)[0] < _point(long, TOTAL)[0]
         ]
-        for kind in [*sorted({kind for row in mine for kind in row.cpu_s}), TOTAL]:
-            splits = [
-                split_cost(*_point(short, kind), *_point(long, kind)) for short, long in pairs
-            ]
-            if splits:
-                per_token_us = median([per_token_s * 1e6 for _, per_token_s in splits])
-                per_request_ms = median([fixed_s * 1e3 for fixed_s, _ in splits])
-                costs.append(Cost(system, kind, round(per_token_us, 1), round(per_request_ms, 3)))
+        for kind in [*sorted({kind for row in mine for kind in row.cpu_s}), TOTAL] if pairs else ():
+            tokens_us, requests_ms = [], []
+            for short, long in pairs:
+                (few, few_s), (many, many_s) = _point(short, kind), _point(long, kind)
+                per_token_s = (many_s - few_s) / (many - few)
+                tokens_us.append(per_token_s * 1e6)
+                requests_ms.append((few_s - few * per_token_s) * 1e3)
+            per_token_us, per_request_ms = median(tokens_us), median(requests_ms)
+            costs.append(Cost(system, kind, round(per_token_us, 1), round(per_request_ms, 3)))
     return costs
 
 
@@ -178,4 +187,34 @@ def _cost_table(found: Iterable[Cost]) -> str:
         [cost.system, cost.kind, f"{cost.per_token_us:.1f}", f"{cost.per_request_ms:.3f}"]
         for cost in found
     ]
-    return tables.markdown(["system", "kind of process", "µs per token", "ms per request"], lines)
+    return report.markdown(["system", "kind of process", "µs per token", "ms per request"], lines)
+
+
+def makers_of_tokens(system: System, systems: Sequence[System]) -> list[psutil.Process]:
+    """The processes of a system that make tokens."""
+    table = read_processes()
+    others = [one.marks for one in systems if one is not system]
+    mine, _ = apart(table, system.marks, others)
+    maker = next((kind for kind in _MAKERS if any(table[one].kind == kind for one in mine)), None)
+    return [one for one in table if one in mine and table[one].kind == maker]
+
+
+def until_whole(system: System, systems: Sequence[System], count: int) -> list[psutil.Process]:
+    """The processes of a system that make tokens, once they are as many as at first.
+
+    Raises:
+        SystemFailed: they do not come back.
+    """
+    deadline_s = time.monotonic() + _WHOLE_WITHIN_S
+    while time.monotonic() < deadline_s:
+        makers = makers_of_tokens(system, systems)
+        if len(makers) == count and fetch(f"{system.url}/models"):
+            return makers
+        time.sleep(0.5)  # a replica tells nobody outside that it is ready
+    raise SystemFailed(f"{system.name} has not come back after a kill")
+
+
+async def kill_halfway(pid: int, duration_s: float) -> None:
+    """`kill -9` in the middle of a run."""
+    await asyncio.sleep(duration_s / 2)
+    os.kill(pid, signal.SIGKILL)

@@ -2,23 +2,20 @@
 that Redis executes.
 """
 
-import re
 import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from redis import Redis
 
-from . import tables
 from .processes import Kind, apart, cpu_by_kind, read_processes
-from .report import write_document
-from .stats import median
+from .report import markdown, median, write_document
 from .systems import System
 
 _OFTEN_PER_S = 0.05
 """Rarer commands are not shown."""
-_COMMAND = re.compile(r"^cmdstat_(\S+?):calls=(\d+)", re.MULTILINE)
 
 
 def measure_idle(options: Namespace, arguments: Sequence[str], systems: Sequence[System]) -> int:
@@ -41,9 +38,15 @@ def measure_idle(options: Namespace, arguments: Sequence[str], systems: Sequence
             commands[name].append((count - called.get(name, 0)) / took_s)
     cores = {key: median(per_round) for key, per_round in cpu.items()}
     per_s = {name: median(per_round) for name, per_round in commands.items()}
-    print(_cpu_table(cores))
-    if often := {name: rate for name, rate in per_s.items() if rate >= _OFTEN_PER_S}:
-        print(f"\n{_command_table(often)}")
+    of_cpu = [
+        [system, kind, f"{100 * used:.2f}", f"{3600 * used:.0f}"]
+        for (system, kind), used in sorted(cores.items())
+    ]
+    print(markdown(["system", "kind of process", "% of a core", "CPU s per hour"], of_cpu))
+    often = {name: rate for name, rate in per_s.items() if rate >= _OFTEN_PER_S}
+    of_redis = [[name, f"{often[name]:.1f}"] for name in sorted(often, key=often.__getitem__)]
+    of_redis.append(["all of them", f"{sum(often.values()):.1f}"])
+    print(f"\n{markdown(['Redis command', 'per s'], of_redis)}")
     write_document(
         options, ["scripts/bench", *arguments], commands_per_s=per_s, cores=[*cores.items()]
     )
@@ -56,23 +59,5 @@ def _commands(systems: Sequence[System]) -> Mapping[str, int]:
     if not url:
         return {}
     with Redis.from_url(url) as redis:
-        redis.set_response_callback("INFO", lambda reply, **_: reply)
-        page = redis.execute_command("INFO", "commandstats")
-    return {name: int(calls) for name, calls in _COMMAND.findall(page.decode())}
-
-
-def _cpu_table(cores: Mapping[tuple[str, Kind], float]) -> str:
-    lines = [
-        [system, kind, f"{100 * used:.2f}", f"{3600 * used:.0f}"]
-        for (system, kind), used in sorted(cores.items())
-    ]
-    return tables.markdown(["system", "kind of process", "% of a core", "CPU s per hour"], lines)
-
-
-def _command_table(per_s: Mapping[str, float]) -> str:
-    lines = [
-        [name, f"{rate:.1f}"]
-        for name, rate in sorted(per_s.items(), key=lambda item: item[1], reverse=True)
-    ]
-    lines.append(["all of them", f"{sum(per_s.values()):.1f}"])
-    return tables.markdown(["Redis command", "per s"], lines)
+        page: Any = redis.info("commandstats")
+    return {name.removeprefix("cmdstat_"): said["calls"] for name, said in page.items()}

@@ -6,34 +6,22 @@ import asyncio
 import math
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import uvloop
 
-from . import tables
 from .batchers import Batcher, alike
-from .client import RequestMaker
-from .measurement import Row, describe, maker_for, wanted_shape, warm_up
+from .measurement import Row, describe, maker_for, wanted_chars, warm_up
 from .options import SLOTS
-from .report import write_document
-from .run import HttpEndpoint, Load, Run, put
-from .stats import ratios
+from .report import Column, heading, line, ratio_table, ratios, summary, write_document
+from .run import HttpEndpoint, Load, RequestMaker, Run, put
 from .systems import System
-from .tables import Column
 
 _SHORT_PER_S = 6.0
 _LONG_TOKENS = 3500
 _LOOK_EVERY_S = 0.02
 _ALONE, _BESIDE = "short alone", "short beside long"
-
-
-@dataclass
-class ShortRow(Row):
-    """One round of short requests, alone or beside long generations."""
-
-    long_s: float = math.nan
-    """How long the slowest of the long generations took."""
 
 
 COLUMNS = (
@@ -53,29 +41,20 @@ MEASURES = {
 
 
 async def measure_round(
-    number: int,
-    short: RequestMaker,
-    long: RequestMaker,
-    load: Load,
-    slots: int = SLOTS,
-    long_tokens: int = _LONG_TOKENS,
-) -> list[ShortRow]:
-    """Short requests of ``load`` alone, and the same once each of ``slots`` long generations has
-    begun.
-    """
+    number: int, short: RequestMaker, long: RequestMaker, load: Load, max_tokens: int
+) -> list[Row]:
+    """Short requests of ``load`` alone, and the same once each long generation has begun."""
 
-    async def short_ones(name: str) -> ShortRow:
-        return ShortRow(**vars(describe(name, number, await put(short, load))))
+    async def short_ones(name: str) -> Row:
+        return describe(name, number, await put(short, load, max_tokens))
 
     alone = await short_ones(_ALONE)
-    jobs = islice(alike(long_tokens), slots)
-    run = Run(Batcher(None), HttpEndpoint(long), Load(users=slots, window_s=None), jobs)
+    jobs = islice(alike(_LONG_TOKENS), SLOTS)
+    run = Run(Batcher(None), HttpEndpoint(long), Load(users=SLOTS, window_s=None), jobs)
     async with asyncio.TaskGroup() as group:
         long_ones = group.create_task(run.measure())
         # Nothing tells when each has its first token, or has ended without one.
-        while (
-            sum(bool(one.first_token_s or one.finished_s) for one in run.exchanges.values()) < slots
-        ):
+        while sum(bool(one.events or one.finished_s) for one in run.exchanges.values()) < SLOTS:
             await asyncio.sleep(_LOOK_EVERY_S)
         beside = await short_ones(_BESIDE)
     answers = long_ones.result().exchanges
@@ -88,19 +67,19 @@ async def measure_round(
 
 def measure_long_among_short(options: Namespace, arguments: Sequence[str], system: System) -> int:
     """Measure it round by round on ``system``; the command's exit status."""
-    shape = wanted_shape(options, system)
-    warm_up(options, system, shape, SLOTS)
-    short, long = (maker_for(options, system, shape, options.seed + more) for more in (0, 1))
+    chars = wanted_chars(options, system)
+    warm_up(options, system, chars, SLOTS)
+    short, long = (maker_for(options, system, chars, options.seed + more) for more in (0, 1))
     load = Load(rate_per_s=options.rate or _SHORT_PER_S, window_s=options.duration_s)
-    print(tables.heading(COLUMNS), flush=True)
-    rows: list[ShortRow] = []
+    print(heading(COLUMNS), flush=True)
+    rows: list[Row] = []
     for number in range(1, options.rounds + 1):
         # The same arrivals in both turns of a round.
         seeded = replace(load, seed=f"{options.seed}/{number}")
-        rows += uvloop.run(measure_round(number, short, long, seeded))
+        rows += uvloop.run(measure_round(number, short, long, seeded, options.max_tokens))
         for row in rows[-2:]:
-            print(tables.line(COLUMNS, row), flush=True)
+            print(line(COLUMNS, row), flush=True)
     found = ratios(rows, [(_BESIDE, _ALONE)], MEASURES)
-    print(f"\n{tables.summary(COLUMNS, rows)}\n\n{tables.ratio_table(found)}")
+    print(f"\n{summary(COLUMNS, rows)}\n\n{ratio_table(found)}")
     write_document(options, ["scripts/bench", *arguments], rows=rows)
     return 1 if any(row.errors for row in rows) else 0

@@ -11,13 +11,10 @@ from typing import TypeVar
 
 import uvloop
 
-from . import tables
-from .client import Exchange, RequestMaker, Shape, SystemFailed
 from .processes import GENERATOR, Kind, apart, cpu_by_kind, read_processes
-from .run import Load, Ran, Run, one_exchange, put
-from .stats import Latency, median
+from .report import Column, Latency, line, median
+from .run import Exchange, Load, Ran, RequestMaker, Run, SystemFailed, one_exchange, put
 from .systems import System
-from .tables import Column
 
 
 @dataclass
@@ -55,6 +52,8 @@ class Row:
     cpu_s: dict[Kind, float] = field(default_factory=dict)
     generator_share: float = math.nan
     others_cores: float = math.nan
+    long_s: float = math.nan
+    """How long the slowest of the long generations beside it took."""
 
     @property
     def slots_used(self) -> float:
@@ -101,7 +100,7 @@ def take_turns(
             seeded = replace(load, seed=f"{load.seed}/{number}")
             for subject in subjects:
                 rows.append(measure(subject, seeded, number))
-                print(tables.line(columns, rows[-1]), flush=True)
+                print(line(columns, rows[-1]), flush=True)
     return rows
 
 
@@ -117,7 +116,7 @@ async def measure(
 
     mine, strangers = apart(after, system.marks, [one.marks for one in others])
     row = describe(name or system.name, round_number, ran)
-    row.rss_mib = round(sum(after[pid].rss_bytes for pid in mine) / 2**20, 1)
+    row.rss_mib = round(sum(after[process].rss_bytes for process in mine) / 2**20, 1)
     row.cpu_s = cpu_by_kind(before, after, mine)
     row.others_cores = round(sum(cpu_by_kind(before, after, strangers).values()) / row.wall_s, 3)
     row.generator_share = round(generator_s / max(generator_s + row.server_cpu_s, 1e-9), 4)
@@ -184,39 +183,31 @@ def _waits(ran: Ran, exchanges: Sequence[Exchange]) -> Latency:
     )
 
 
-def warm_up(options: Namespace, system: System, shape: Shape, users: int) -> None:
+def warm_up(options: Namespace, system: System, prompt_chars: int, users: int) -> None:
     """First requests pay for lazy imports, connections and kernels; nobody's row should."""
-    seed = random.Random().randrange(2**31)
-    maker = maker_for(options, system, replace(shape, max_tokens=16), seed)
+    maker = maker_for(options, system, prompt_chars, random.Random().randrange(2**31))
     load = Load(users=users, window_s=None)
-    row = describe(system.name, 0, uvloop.run(put(maker, load, requests=2 * users)))
+    row = describe(system.name, 0, uvloop.run(put(maker, load, 16, requests=2 * users)))
     if row.errors == row.requests:
         raise SystemFailed(f"{system.name}: every request of the warm-up failed: {row.error_kinds}")
 
 
-def maker_for(options: Namespace, system: System, shape: Shape, seed: int) -> RequestMaker:
-    """Makes requests of ``shape`` for a system's own model."""
-    return RequestMaker(system.url, options.api_key, replace(shape, model=system.model), seed)
+def maker_for(options: Namespace, system: System, prompt_chars: int, seed: int) -> RequestMaker:
+    """Makes requests for a system's own model."""
+    return RequestMaker(system.url, system.model, options.api_key, prompt_chars, seed)
 
 
-def wanted_shape(options: Namespace, system: System) -> Shape:
-    """The run's shape, with the prompt's length in characters that makes the wanted number of
-    tokens.
-    """
-    base = Shape(system.model, options.max_tokens, prompt_chars=0)
+def wanted_chars(options: Namespace, system: System) -> int:
+    """A prompt's length in characters that makes the wanted number of tokens."""
 
     async def tokens_of(chars: int) -> int:
-        shape = replace(base, prompt_chars=chars, max_tokens=2)
-        return (await one_exchange(maker_for(options, system, shape, options.seed))).prompt_tokens
+        maker = maker_for(options, system, chars, options.seed)
+        return (await one_exchange(maker, max_tokens=2)).prompt_tokens
 
-    async def both() -> tuple[int, int]:
-        return await tokens_of(100), await tokens_of(300)
-
-    few, many = uvloop.run(both())
+    few, many = (uvloop.run(tokens_of(chars)) for chars in (100, 300))
     per_char = (many - few) / 200
     if per_char <= 0:
         # No usage in the answers: four characters a token is what English text has.
-        return replace(base, prompt_chars=4 * options.prompt_tokens)
+        return 4 * int(options.prompt_tokens)
     template_tokens = few - 100 * per_char
-    chars = round((options.prompt_tokens - template_tokens) / per_char)
-    return replace(base, prompt_chars=max(1, chars))
+    return max(1, round((int(options.prompt_tokens) - template_tokens) / per_char))

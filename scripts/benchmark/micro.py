@@ -26,7 +26,7 @@ from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.settings import Settings
 
-from .client import SystemFailed
+from .run import SystemFailed
 
 _WORKER = "worker-1"
 _READY_S = 60.0

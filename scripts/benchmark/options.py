@@ -5,9 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .batchers import ABOUT as ABOUT_BATCHERS
-from .batchers import DEFAULT, Specification
-from .batchers import parse as parse_batchers
+from . import batchers
 
 PEERS = ("bare-vllm", "ray-serve-llm", "ray-direct")
 SLOTS = 4
@@ -43,7 +41,7 @@ examples:
     scripts/bench --serve --batching continuous --concurrency 160 --max-tokens 512 \\
       --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64
 
-{ABOUT_BATCHERS}
+{batchers.ABOUT}
 
 how to read the figures:
   Throughput counts the tokens of the time in which load was kept up (at least one response for
@@ -64,16 +62,9 @@ def positive(text: str) -> int:
     return number
 
 
-def counts(text: str) -> tuple[int, ...]:
+def counts(text: str) -> list[int]:
     """Such numbers with commas between them."""
-    return tuple(positive(part) for part in text.split(","))
-
-
-def _batchers(text: str) -> tuple[Specification, ...]:
-    try:
-        return parse_batchers(text)
-    except ValueError as unknown:
-        raise argparse.ArgumentTypeError(str(unknown)) from None
+    return [positive(part) for part in text.split(",")]
 
 
 def make_parser(program: str, about: str, epilog: str) -> argparse.ArgumentParser:
@@ -124,17 +115,10 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
         default=[],
         dest="settings",
         metavar="NAME=VALUE",
-        help="with --serve: a setting of the service, such as engine.args.max_model_len=1024; may "
-        "be repeated",
+        help="with --serve: a setting, such as engine.args.max_model_len=1024; may be repeated",
     )
-    add(
-        "--against",
-        action="append",
-        default=[],
-        choices=PEERS,
-        metavar="PEER",
-        help=f"start it too: {', '.join(PEERS)}",
-    )
+    peers = f"start it too: {', '.join(PEERS)}"
+    add("--against", action="append", default=[], choices=PEERS, metavar="PEER", help=peers)
     add("--replicas", type=positive, default=1, help="of each kind, --serve and ray-direct (1)")
     add(
         "--micro",
@@ -145,41 +129,32 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--concurrency",
-        type=counts,
-        default=(1, 8, 32, 128),
-        metavar="N,N",
-        help="closed loops of N users (1,8,32,128)",
-    )
+    add, users = group.add_argument, "closed loops of N users (1,8,32,128)"
+    add("--concurrency", type=counts, default=[1, 8, 32, 128], metavar="N,N", help=users)
     add("--rate", type=float, default=0.0, help="open loop: Poisson arrivals/s")
     add("--duration-s", type=float, default=10.0, help="minimum length of each run (10)")
     add("--max-tokens", type=positive, default=128, help="output tokens per response (128)")
     add("--prompt-tokens", type=positive, default=64, help="approximate prompt length (64)")
     add("--seed", type=int, default=0, help="seed of prompts and arrivals (0)")
-    add(
-        "--rounds",
-        type=positive,
-        help="runs of every system and load (3 with peers, 7 with --micro, else 1)",
-    )
+    rounds = "runs of every system and load (3 with peers, 7 with --micro, else 1)"
+    add("--rounds", type=positive, help=rounds)
 
 
 def _add_comparisons(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--batching",
-        type=_batchers,
+        type=batchers.parse,
         nargs="?",
-        const=_batchers(DEFAULT),
-        default=(),
+        const=batchers.parse(batchers.DEFAULT),
+        default=[],
         metavar="B,B",
-        help=f"compare batchers in front of one system ({DEFAULT})",
+        help=f"compare batchers in front of one system ({batchers.DEFAULT})",
     )
     add(
         "--load-percent",
         type=counts,
-        default=(),
+        default=[],
         metavar="P,P",
         help="with --batching: open loops at P %% of the capacity, which is measured first at the "
         "highest --concurrency, instead of closed loops",
@@ -200,11 +175,8 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
         f"each of the engine's {SLOTS} slots has a generation of 3,500 tokens (--set "
         "workers.max_running_requests=N gives it more slots, not more long ones)",
     )
-    add(
-        "--cost-model",
-        action="store_true",
-        help="split CPU into µs per token and ms per request (last load)",
-    )
+    cost = "split CPU into µs per token and ms per request (last load)"
+    add("--cost-model", action="store_true", help=cost)
     add(
         "--kill",
         action="store_true",
@@ -217,18 +189,14 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
         help="no load: the CPU of each kind of process, and the commands that Redis executes, over "
         "--rounds of --duration-s",
     )
-    add(
-        "--json",
-        type=Path,
-        dest="json_path",
-        metavar="FILE",
-        help="write machine, versions, command and every row",
-    )
+    written = "write machine, versions, command and every row"
+    add("--json", type=Path, dest="json_path", metavar="FILE", help=written)
 
 
 def _contradiction(given: argparse.Namespace) -> str | None:
     """What does not go together, in words for the user."""
     systems = len(given.against) + given.serve + bool(given.url)
+    kinds = (given.micro, given.idle, given.kill, given.batching, given.long_among_short)
     rules = {
         "--serve starts the service and --url names a running one: give only one of them": (
             given.serve and given.url
@@ -236,22 +204,25 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         "nothing to measure: give --url, --serve, --against or --micro": not (
             systems or given.virtual or given.micro
         ),
+        "of --micro, --idle, --kill, --batching and --long-among-short give only one": (
+            sum(map(bool, kinds)) > 1
+        ),
         "--micro starts what it measures, and nothing beside it": given.micro and systems,
-        "--kill needs systems that this command starts, and no other comparison": given.kill
-        and (given.url or given.micro or given.batching or given.long_among_short),
-        "--idle needs systems that this command starts, and no other comparison": given.idle
-        and (given.url or given.micro or given.batching or given.long_among_short or given.kill),
-        "--cost-model needs a closed loop": given.cost_model and given.rate,
-        "--load-percent needs --batching": given.load_percent and not given.batching,
-        "--virtual needs --batching": given.virtual and not given.batching,
+        "--idle and --kill need systems that this command starts": (
+            (given.idle or given.kill) and given.url
+        ),
+        "--load-percent and --virtual need --batching": (
+            (given.load_percent or given.virtual) and not given.batching
+        ),
         "--batching compares batchers in front of one system: give one": (
             given.batching and systems + bool(given.virtual) != 1
         ),
-        "--batching has no --rate or --cost-model": (
-            given.batching and (given.rate or given.cost_model)
+        "--cost-model needs closed loops of requests that are alike": given.cost_model
+        and (given.rate or given.batching or given.long_among_short),
+        "--batching has no --rate": given.batching and given.rate,
+        "--long-among-short needs --serve, and nothing to compare with": (
+            given.long_among_short and (not given.serve or given.against)
         ),
-        "--long-among-short needs --serve, and nothing to compare with": given.long_among_short
-        and (not given.serve or given.against or given.batching or given.cost_model),
         "--set needs --serve: it is for the service that this command starts": (
             given.settings and not given.serve
         ),

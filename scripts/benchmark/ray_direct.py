@@ -4,15 +4,12 @@ HAProxy, whose replicas stream the simulated engine's tokens to their own client
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from ray import serve
 from ray.serve import Application
 
-from scripts.local import ray_cluster
-from scripts.local.environment import ROOT
 from serve_app.cli.serve_api import deploy
 from workers.simulated_engine import ResponseFormat, body_part, start, text_of
 
@@ -91,11 +88,8 @@ def build(args: dict[str, Any]) -> Application:
     return Ingress.options(num_replicas=args["replicas"]).bind()  # type: ignore[attr-defined]
 
 
-def start_ray(state: Path, port: int, replicas: int) -> int:
-    """Start a private Ray with this application; returns the pid for `ray_cluster.end`."""
-    pid, dashboard_url = ray_cluster.start(
-        state, haproxy=True, environment={"PYTHONPATH": str(ROOT)}
-    )
+def start_serving(dashboard_url: str, port: int, replicas: int) -> None:
+    """Deploy this application on a private Ray."""
     application = {
         "name": "direct",
         "route_prefix": "/",
@@ -111,4 +105,3 @@ def start_ray(state: Path, port: int, replicas: int) -> int:
             "applications": [application],
         },
     )
-    return pid

@@ -1,74 +1,178 @@
-"""One run: a load on an endpoint, through a batcher. The endpoint is a server or, in virtual time,
-the model of an engine.
+"""One run: a load on an endpoint, through a batcher. The endpoint is a server, whose streamed chats
+are read token by token, or, in virtual time, the model of an engine.
 """
 
 import asyncio
+import random
 import re
 import time
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.request import ProxyHandler, Request, build_opener
 
 import aiohttp
+import msgspec
 
 from scripts.simulation.engine_model import EngineParameters, VirtualEngine
 from scripts.simulation.engine_model import Sequence as EngineSequence
 from scripts.simulation.workloads import poisson
 
 from .batchers import Batcher, Job, alike
-from .client import Exchange, RequestMaker, SystemFailed, fetch
 
 TIMEOUT_S = 120.0
 """For each request."""
 # Servers close idle connections (uvicorn after 5 s); one that is older is not worth the race.
 _REUSE_WITHIN_S = 2.0
 _PAUSE_S = 0.2
-
-GAUGES = (
+_FETCH_TIMEOUT_S = 5.0
+_WORDS = (
+    "the river carries a letter from every harbour while seven clocks argue about rain and "
+    "bread copper lanterns remember quiet engines under green mountains where nobody counts"
+).split()
+# Which field carries the first tokens of a reasoning model differs between servers.
+_TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
+_GAUGES = (
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
     "num_preemptions_total",
 )
 """vLLM's names for what a `Reading` has after its time."""
-_LINE = re.compile(rf"^vllm:({'|'.join(GAUGES)})(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
+_LINE = re.compile(rf"^vllm:({'|'.join(_GAUGES)})(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
+
+
+class SystemFailed(RuntimeError):
+    """A system cannot be measured: it did not start or does not answer; the message says why. It is
+    the one error that a user is told without a traceback.
+    """
+
+
+def fetch(url: str, api_key: str = "") -> str:
+    """What a GET answers now; empty if that is not a 200. Not by httpx, which takes tens of
+    milliseconds of CPU for a client, and this reads an engine's page while it is measured.
+    """
+    request = Request(url, headers={"authorization": f"Bearer {api_key}"} if api_key else {})
+    try:
+        # No proxy: what is measured is on this machine, or named by its own address.
+        with build_opener(ProxyHandler({})).open(request, timeout=_FETCH_TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+class RequestMaker:
+    """Makes one request after another for one server, equal for equal seeds, but for its words of
+    one shape.
+    """
+
+    def __init__(self, url: str, model: str, api_key: str, prompt_chars: int, seed: int) -> None:
+        self.url = f"{url.rstrip('/')}/chat/completions"
+        self.headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+        self._model = model
+        self._prompt_chars = prompt_chars
+        self._rng = random.Random(seed)
+
+    def next(self, max_tokens: int) -> bytes:
+        """The next request's body."""
+        words = self._rng.choices(_WORDS, k=self._prompt_chars // 3 + 1)
+        content = " ".join(words)[: self._prompt_chars]
+        return msgspec.json.encode(
+            {
+                "model": self._model,
+                "temperature": 0,
+                "messages": [{"role": "user", "content": content}],
+                "max_tokens": max_tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                # vLLM's own extension: every request then has one length, on every system.
+                "ignore_eos": True,
+            }
+        )
+
+
+@dataclass
+class Exchange:
+    """One job and what came of it. Times are those of the endpoint's clock. It is fed the body of
+    the response in pieces of any size, and takes the number of tokens from the ``usage`` event at
+    the end.
+    """
+
+    job: Job
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has its whole answer, or an error."""
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finished_s: float | None = None
+    gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
+    events: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    done: bool = False
+    error: str | None = None
+    _rest: bytes = b""
+
+    def feed(self, piece: bytes, now_s: float) -> None:
+        """The next bytes of the body have come."""
+        *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            lines = (line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+            if data := b"".join(lines):
+                self._take(data, now_s)
+
+    def _take(self, data: bytes, now_s: float) -> None:
+        if data == b"[DONE]":
+            self.done = True
+            return
+        event = msgspec.json.decode(data)
+        if error := event.get("error"):
+            self.error = f"error event: {str(error)[:200]}"
+        if usage := event.get("usage"):
+            self.tokens, self.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+        choices = event.get("choices") or ()
+        if not choices or (not self.events and not any(map(_is_made_by_token, choices))):
+            return
+        if self.last_token_s is None:
+            self.first_token_s = now_s
+        else:
+            self.gaps_s.append(now_s - self.last_token_s)
+        self.last_token_s = now_s
+        self.events += 1
+
+    def end(self) -> None:
+        self.tokens = self.tokens or self.events
+        if not self.done:
+            self.error = self.error or "stream ended without its last event"
+
+
+def _is_made_by_token(choice: dict[str, Any]) -> bool:
+    """Whether a token caused this event: all do but the one that opens a chat with the role alone.
+
+    An empty text counts: the bytes of one character can be spread over several tokens.
+    """
+    delta = choice.get("delta")
+    return delta is None or "role" not in delta or any(delta.get(name) for name in _TEXT_FIELDS)
 
 
 class Reading(NamedTuple):
-    """One reading; ``preemptions`` counts since the engine's start."""
+    """What an engine does at a time; ``preemptions`` counts since its start."""
 
-    at_s: float
     running: float
     waiting: float
     kv_used: float
     preemptions: float
 
 
-def parse_page(page: str, at_s: float) -> Reading | None:
-    """The values on a metrics page, those of several engines added; None if it has none of
-    vLLM's.
+def read_page(url: str) -> Reading | None:
+    """The values on a metrics page, those of several engines added; None if it has none of vLLM's
+    or does not answer.
     """
     found: dict[str, float] = {}
-    for name, value in _LINE.findall(page):
+    for name, value in _LINE.findall(fetch(url)):
         found[name] = found.get(name, 0.0) + float(value)
-    if GAUGES[0] not in found:
-        return None
-    return Reading(at_s, *(found.get(name, 0.0) for name in GAUGES))
-
-
-class EnginePage:
-    """A page with vLLM's metrics."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        if parse_page(fetch(url), 0.0) is None:
-            raise SystemFailed(f"{url} has none of vLLM's metrics")
-
-    async def read(self) -> Reading | None:
-        """Read it now; None if it does not answer."""
-        page = await asyncio.to_thread(fetch, self._url)
-        return parse_page(page, time.perf_counter())
+    return Reading(*(found.get(name, 0.0) for name in _GAUGES)) if found else None
 
 
 @dataclass(frozen=True)
@@ -99,6 +203,7 @@ class Endpoint:
     """What answers, with a clock of its own, and says what its engine does."""
 
     every_s = 0.2
+    """Its engine is read so often."""
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -109,39 +214,29 @@ class Endpoint:
 
     async def read(self) -> Reading | None:
         """What the engine does now; None if nobody knows."""
-        return None
-
-    async def watch(self, duration_s: float) -> list[Reading]:
-        """Read for ``duration_s``; the first and the last reading are at its ends."""
-        ends_s = self.now_s() + duration_s
-        readings = [await self.read()]
-        while (left_s := ends_s - self.now_s()) > 0:
-            await asyncio.sleep(min(self.every_s, left_s))
-            readings.append(await self.read())
-        return [one for one in readings if one is not None]
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Close its connections."""
 
 
 class HttpEndpoint(Endpoint):
-    """A server, and its engine's metrics if it has any. Each request has a connection of its own
-    while it is under way.
+    """A server, and the page of its engine's metrics if it has one. Each request has a connection
+    of its own while it is under way.
     """
 
-    def __init__(self, maker: RequestMaker, page: EnginePage | None = None) -> None:
+    def __init__(self, maker: RequestMaker, page: str = "") -> None:
         self._maker = maker
         self._page = page
-        self._session: aiohttp.ClientSession | None = None
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_REUSE_WITHIN_S),
+            timeout=aiohttp.ClientTimeout(TIMEOUT_S),
+            headers=maker.headers,
+        )
 
     async def answer(self, exchange: Exchange) -> None:
         """See `Endpoint`; what went wrong is in ``exchange.error``."""
         request = self._maker.next(exchange.job.output_tokens)
-        self._session = self._session or aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_REUSE_WITHIN_S),
-            timeout=aiohttp.ClientTimeout(TIMEOUT_S),
-            headers=self._maker.headers,
-        )
         try:
             async with self._session.post(self._maker.url, data=request) as answer:
                 if answer.status != 200:
@@ -152,20 +247,18 @@ class HttpEndpoint(Endpoint):
                     exchange.end()
         except TimeoutError:
             exchange.error = f"no end within {TIMEOUT_S:g} s"
-        except aiohttp.ClientConnectorError as refused:
-            exchange.error = f"cannot connect: {refused}"
-            # A refusal comes at once: without a pause a closed loop would turn into a busy loop.
-            await asyncio.sleep(_PAUSE_S)
         except aiohttp.ClientError as broken:
-            exchange.error = f"broken response: {broken}"
+            exchange.error = f"{type(broken).__name__}: {broken}"
+            # A refusal comes at once: without a pause a closed loop would turn into a busy loop.
+            if isinstance(broken, aiohttp.ClientConnectorError):
+                await asyncio.sleep(_PAUSE_S)
         exchange.finished_s = time.perf_counter()
 
     async def read(self) -> Reading | None:
-        return None if self._page is None else await self._page.read()
+        return await asyncio.to_thread(read_page, self._page) if self._page else None
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
 
 class ModelEndpoint(Endpoint):
@@ -198,7 +291,7 @@ class ModelEndpoint(Endpoint):
             exchange.events = sequence.produced
         model = self._engine.model
         kv_used = model.kv.used / model.kv.total
-        return Reading(self.now_s(), len(model.running), model.waiting, kv_used, model.preemptions)
+        return Reading(len(model.running), model.waiting, kv_used, model.preemptions)
 
 
 class Occupancy:
@@ -215,10 +308,9 @@ class Occupancy:
         self._changed_s, self._value = now_s, value
 
     def mean(self, now_s: float) -> float:
-        """The mean from the start to ``now_s``; 0 if no time has passed."""
-        passed_s = now_s - self._started_s
-        area = self._area + self._value * (now_s - self._changed_s)
-        return area / passed_s if passed_s > 0 else 0.0
+        """The mean from the start to ``now_s``."""
+        self.note(now_s, self._value)
+        return self._area / (now_s - self._started_s or 1.0)
 
 
 @dataclass
@@ -234,7 +326,7 @@ class Ran:
     window_events: int
     in_flight: float
     slots: float
-    ended_s: float = 0.0
+    ended_s: float
 
 
 class Run:
@@ -262,40 +354,49 @@ class Run:
         self._slots = Occupancy(endpoint.now_s())
 
     async def measure(self) -> Ran:
+        load, endpoint, started_s = self._load, self._endpoint, self._endpoint.now_s()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                coming = [group.create_task(self._user()) for _ in range(self._load.users)]
-                if self._load.rate_per_s:
-                    coming.append(group.create_task(self._arrivals(self._endpoint.now_s())))
-                ran = await self._window(coming)
+                coming = [group.create_task(self._user()) for _ in range(load.users)]
+                if load.rate_per_s:
+                    coming.append(group.create_task(self._arrivals(started_s)))
+                readings = await self._window(coming)
+                now_s, events = endpoint.now_s(), self._events()
+                means = self._running.mean(now_s), self._slots.mean(now_s)
                 self._closing = True
                 self._set_alarm(None)
                 for task in coming:
                     task.cancel()
                 if self._tasks:
-                    _, late = await asyncio.wait(self._tasks, timeout=self._load.grace_s)
+                    _, late = await asyncio.wait(self._tasks, timeout=load.grace_s)
                     for task in late:
                         task.cancel()
         finally:
-            await self._endpoint.close()
-        ran.ended_s = self._endpoint.now_s()
-        ran.exchanges = list(self.exchanges.values())
-        return ran
+            await endpoint.close()
+        exchanges, window_s = list(self.exchanges.values()), now_s - started_s
+        return Ran(load, exchanges, readings, started_s, window_s, events, *means, endpoint.now_s())
 
-    async def _window(self, coming: list[asyncio.Task[None]]) -> Ran:
-        load, endpoint, readings = self._load, self._endpoint, list[Reading]()
-        started_s, events_before = endpoint.now_s(), self._events()
+    async def _window(self, coming: list[asyncio.Task[None]]) -> list[Reading]:
+        """Keep up the load, and read the engine meanwhile."""
+        load = self._load
         if load.window_s is None:
             await asyncio.wait(coming)
-        else:
-            readings = await endpoint.watch(load.window_s)
-            while len(self.exchanges) < load.least and not all(task.done() for task in coming):
-                readings += await endpoint.watch(endpoint.every_s)
-        now_s = endpoint.now_s()
-        events, window_s = self._events() - events_before, now_s - started_s
-        means = self._running.mean(now_s), self._slots.mean(now_s)
-        return Ran(load, [], readings, started_s, window_s, events, *means)
+            return []
+        readings = await self._watch(load.window_s)
+        while len(self.exchanges) < load.least and not all(task.done() for task in coming):
+            readings += await self._watch(self._endpoint.every_s)
+        return readings
+
+    async def _watch(self, duration_s: float) -> list[Reading]:
+        """Read for ``duration_s``; the first and the last reading are at its ends."""
+        endpoint = self._endpoint
+        ends_s = endpoint.now_s() + duration_s
+        readings = [await endpoint.read()]
+        while (left_s := ends_s - endpoint.now_s()) > 0:
+            await asyncio.sleep(min(endpoint.every_s, left_s))
+            readings.append(await endpoint.read())
+        return [one for one in readings if one is not None]
 
     def _events(self) -> int:
         return sum(one.events for one in self.exchanges.values())
@@ -350,21 +451,22 @@ class Run:
         self._turn()
 
 
-async def put(maker: RequestMaker, load: Load, requests: int | None = None) -> Ran:
+async def put(maker: RequestMaker, load: Load, max_tokens: int, requests: int | None = None) -> Ran:
     """Put ``load`` of requests that are all alike on a server, straight to its engine's own
     batching; ``requests`` bounds their number.
     """
-    jobs = islice(alike(maker.shape.max_tokens), requests)
+    jobs = islice(alike(max_tokens), requests)
     return await Run(Batcher(None), HttpEndpoint(maker), load, jobs).measure()
 
 
-async def one_exchange(maker: RequestMaker) -> Exchange:
+async def one_exchange(maker: RequestMaker, max_tokens: int) -> Exchange:
     """A single request on a connection of its own.
 
     Raises:
         SystemFailed: it has no good answer.
     """
-    (exchange,) = (await put(maker, Load(users=1, window_s=None), requests=1)).exchanges
+    load = Load(users=1, window_s=None)
+    (exchange,) = (await put(maker, load, max_tokens, requests=1)).exchanges
     if exchange.error is not None:
         raise SystemFailed(f"{maker.url} does not answer: {exchange.error}")
     return exchange

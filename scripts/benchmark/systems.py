@@ -1,5 +1,6 @@
 """Who is measured: the service itself, and the peers it is measured against. What is started here
-is always ended: exactly that and what descends from it, by pid, never by name.
+is always ended, by the stack it is given to: exactly that and what descends from it, by pid, never
+by name.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,12 +23,13 @@ from scripts.local.environment import ROOT
 from scripts.local.ports import free_port, is_taken
 
 from . import ray_direct
-from .client import SystemFailed, fetch
+from .run import SystemFailed, fetch
 
 _LOCK = Path(__file__).with_name("ray-serve-llm.lock")
 _MODEL = str(ROOT / "workers" / "tiny_model")
 _TORCH = "torch==2.13.0"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_NAME = "bench-model"
 _FOLDER = "HERMES_BENCH_FOLDER"
 _CPU_ENGINE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -41,15 +44,12 @@ _INSTALL_TIMEOUT_S = 1800
 
 @dataclass
 class System:
-    """An endpoint, and what its processes have in their arguments or environment; ``end`` ends what
-    the bench started, and nothing else.
-    """
+    """An endpoint, and what its processes have in their arguments or environment."""
 
     name: str
     url: str
     model: str
     marks: tuple[str, ...]
-    end: Callable[[], None] = lambda: None
     redis_url: str = ""
 
     @property
@@ -58,13 +58,13 @@ class System:
         return f"{parts.scheme}://{parts.netloc}/metrics"
 
 
-def existing(options: Namespace, _: Path) -> System:
+def existing(options: Namespace) -> System:
     """The service that runs already under ``--url``."""
     model = options.model or _served_model(options.url, options.api_key)
     return System("hermes-serve", options.url, model, tuple(options.match))
 
 
-def start_own(options: Namespace, folder: Path) -> System:
+def start_own(options: Namespace, folder: Path, stack: ExitStack) -> System:
     """This repository's service, as `scripts/quickstart` starts it; beside ray-direct with the
     simulated engine, whose tokens that peer has, too.
     """
@@ -83,9 +83,9 @@ def start_own(options: Namespace, folder: Path) -> System:
         running = service.start(state, config, free_port(), changes, kept_logs=kept_logs)
     except RuntimeError as failed:
         raise SystemFailed(f"hermes-serve: {failed}") from None
+    stack.callback(running.down)
     marks = (str(state), str(ray_cluster.short_folder(state)))
-    url = f"{running.url}/v1"
-    return System("hermes-serve", url, running.model, marks, running.down, running.redis_url)
+    return System("hermes-serve", f"{running.url}/v1", running.model, marks, running.redis_url)
 
 
 class Peer:
@@ -93,7 +93,7 @@ class Peer:
     daemonised.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, stack: ExitStack) -> None:
         self.name = name
         self.folder = folder / name
         self.folder.mkdir()
@@ -102,6 +102,7 @@ class Peer:
         own = {_FOLDER: str(self.folder), "VLLM_RPC_BASE_PATH": str(folder)}
         self._environment = surroundings.kept(os.environ) | _CPU_ENGINE | own
         self._started: list[int] = []
+        stack.callback(self._end)
 
     def start(self, command: Sequence[str], **more: str) -> None:
         """Start ``command`` with ``more`` in its environment."""
@@ -112,41 +113,37 @@ class Peer:
         """Return when ``is_ready``; fail when the newest process ends or the time is over."""
         _wait(f"{self.name}: {what}", is_ready, self._started[-1], self._log)
 
-    def end(self) -> None:
+    def serving(self, port: int, model: str) -> System:
+        """The peer, once it lists its models."""
+        url = f"http://127.0.0.1:{port}/v1"
+        self.wait(url, lambda: bool(fetch(f"{url}/models")))
+        return System(self.name, url, model, (str(self.folder),))
+
+    def _end(self) -> None:
         for pid in (*reversed(self._started), *processes.marked(_FOLDER, str(self.folder))):
             processes.end(pid)
 
-    def serving(self, start: Callable[[], None], port: int, model: str) -> System:
-        """Start it; it is ready when it lists its models."""
-        url = f"http://127.0.0.1:{port}/v1"
-        try:
-            start()
-            self.wait(url, lambda: bool(fetch(f"{url}/models")))
-        except BaseException:
-            self.end()
-            raise
-        return System(self.name, url, model, (str(self.folder),), self.end)
 
-
-def start_bare_vllm(options: Namespace, folder: Path) -> System:
+def start_bare_vllm(options: Namespace, folder: Path, stack: ExitStack) -> System:
     """vLLM's own server, alone."""
-    peer, port, model = Peer("bare-vllm", folder), free_port(), options.model or "bench-model"
+    peer, port, model = Peer("bare-vllm", folder, stack), free_port(), options.model or _NAME
     # The module and not the `vllm` command, which fails under the CPU distribution's other name.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", _MODEL, "--served-model-name", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--dtype=float32", "--enforce-eager", "--max-model-len=4096"]
-    return peer.serving(lambda: peer.start(command), port, model)
+    peer.start(command)
+    return peer.serving(port, model)
 
 
-def start_ray_serve_llm(options: Namespace, folder: Path) -> System:
+def start_ray_serve_llm(options: Namespace, folder: Path, stack: ExitStack) -> System:
     """Ray Serve LLM with its defaults, on a Ray head of its own."""
     python = _ensure_ray_serve_llm(ROOT / ".hermes/peers/ray-serve-llm")
-    peer = Peer("ray-serve-llm", folder)
+    peer = Peer("ray-serve-llm", folder, stack)
     # A socket's path has 107 characters at most, and Ray adds some 70 to this folder's.
     ray_dir = folder / "d"
     ray_dir.mkdir()
     own_token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-    gcs_port, port, model = free_port(), free_port(), options.model or "bench-model"
+    gcs_port, port, model = free_port(), free_port(), options.model or _NAME
     head = [str(python.parent / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     head += [f"--port={gcs_port}", f"--temp-dir={ray_dir}", f"--num-cpus={_RAY_CPUS}"]
     head += ["--include-dashboard=false", "--disable-usage-stats"]
@@ -164,33 +161,30 @@ def start_ray_serve_llm(options: Namespace, folder: Path) -> System:
     }
     script = str(Path(__file__).with_name("ray_serve_llm_app.py"))
 
-    def start() -> None:
-        peer.start(head, **own_token)
-        peer.wait(f"port {gcs_port}", lambda: is_taken(gcs_port))
-        address = {"RAY_ADDRESS": f"127.0.0.1:{gcs_port}"}
-        peer.start([str(python), "-P", script, json.dumps(app)], **own_token, **address)
-
-    return peer.serving(start, port, model)
+    peer.start(head, **own_token)
+    peer.wait(f"port {gcs_port}", lambda: is_taken(gcs_port))
+    address = {"RAY_ADDRESS": f"127.0.0.1:{gcs_port}"}
+    peer.start([str(python), "-P", script, json.dumps(app)], **own_token, **address)
+    return peer.serving(port, model)
 
 
-def start_ray_direct(options: Namespace, folder: Path) -> System:
+def start_ray_direct(options: Namespace, folder: Path, stack: ExitStack) -> System:
     """Ray Serve's direct shape with the simulated engine's tokens, on a Ray of its own."""
     state, port = folder / "direct", free_port()
     state.mkdir()
     ray_cluster.use_token(state / "ray-token")  # another system's names that system's folder
-    pid = ray_direct.start_ray(state, port, options.replicas)
-    marks = (str(state), str(ray_cluster.short_folder(state)))
+    pid, dashboard_url = ray_cluster.start(
+        state, haproxy=True, environment={"PYTHONPATH": str(ROOT)}
+    )
+    stack.callback(ray_cluster.end, state, pid)
+    ray_direct.start_serving(dashboard_url, port, options.replicas)
     url = f"http://127.0.0.1:{port}/v1"
-    system = System("ray-direct", url, ray_direct.MODEL, marks, lambda: ray_cluster.end(state, pid))
-    try:
-        _wait(f"ray-direct: {url}", lambda: bool(fetch(f"{url}/models")), pid, state / "ray.log")
-    except BaseException:
-        system.end()
-        raise
-    return system
+    _wait(f"ray-direct: {url}", lambda: bool(fetch(f"{url}/models")), pid, state / "ray.log")
+    marks = (str(state), str(ray_cluster.short_folder(state)))
+    return System("ray-direct", url, ray_direct.MODEL, marks)
 
 
-PEERS: Mapping[str, Callable[[Namespace, Path], System]] = {
+PEERS: Mapping[str, Callable[[Namespace, Path, ExitStack], System]] = {
     "bare-vllm": start_bare_vllm,
     "ray-serve-llm": start_ray_serve_llm,
     "ray-direct": start_ray_direct,

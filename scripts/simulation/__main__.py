@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser = make_parser("scripts/simulate", _ABOUT, _epilog())
     work = parser.add_argument_group("the work").add_argument
     work("--preset", choices=sorted(PRESETS), metavar="NAME", required=True, help="a workload")
-    work("--seeds", type=counts, default=(1,), metavar="N,N", help="one simulation for each (1)")
+    work("--seeds", type=counts, default=[1], metavar="N,N", help="one simulation for each (1)")
     cluster = parser.add_argument_group("the service").add_argument
     cluster(
         "--policy",

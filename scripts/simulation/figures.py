@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from scripts.benchmark.stats import percentile
-from scripts.benchmark.tables import markdown
+from scripts.benchmark.report import markdown, percentile
 from serve_app.policy.classes import CLASSES
 
 from .service import Outcome

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 import pytest
 
-from scripts.benchmark.stats import percentile
+from scripts.benchmark.report import percentile
 from scripts.simulation.engine_model import load_engine
 from scripts.simulation.presets import PRESETS, Plan
 from scripts.simulation.service import Cluster, Outcome, simulate
