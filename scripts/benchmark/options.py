@@ -17,26 +17,12 @@ CPU by kind of process. Against peers the runs alternate (A B C A B C …) and t
 round by round, so that they hold on a noisy machine. Whatever this command starts, it ends."""
 
 _EPILOG = f"""\
-examples:
-  a service that runs already:
+examples, beside those of docs/performance.md:
+  a service that runs already, and the same under 20 arrivals a second for half a minute:
     scripts/bench --url http://127.0.0.1:8000/v1
-  the same under 20 arrivals a second for half a minute:
     scripts/bench --url http://127.0.0.1:8000/v1 --rate 20 --duration-s 30
-  start everything, compare three systems, keep the figures:
-    scripts/bench --serve --against bare-vllm --against ray-serve-llm --json out.json
-  what a token and a request cost, by kind of process:
-    scripts/bench --serve --concurrency 32 --cost-model
-  what the queue and the journal cost, on the simulated engine: beside Ray Serve alone:
-    scripts/bench --serve --against ray-direct --replicas 2 --max-tokens 64 --cost-model
-  what clients lose when a replica is killed, here and there:
-    scripts/bench --serve --against ray-direct --replicas 2 --concurrency 64 --kill
-  what the service uses while nobody asks:
-    scripts/bench --serve --replicas 2 --idle --rounds 5 --duration-s 20
   what a change of the code changes, without load:
     scripts/bench --micro --concurrency 8,64
-  batchers side by side, in front of the engine alone, and in virtual time:
-    scripts/bench --against bare-vllm --batching --rounds 7 --max-tokens 64 --duration-s 2
-    scripts/bench --virtual --batching --rounds 7 --max-tokens 64
   what waits and is preempted in an engine whose KV cache is too small for all:
     scripts/bench --serve --batching continuous --concurrency 160 --max-tokens 512 \\
       --set engine.args.max_model_len=1024 --set engine.args.num_gpu_blocks_override=64

@@ -15,6 +15,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import aiohttp
 import msgspec
+import numpy
 
 from scripts.simulation.engine_model import EngineParameters, VirtualEngine
 from scripts.simulation.engine_model import Sequence as EngineSequence
@@ -59,7 +60,7 @@ def fetch(url: str, api_key: str = "") -> str:
         # No proxy: what is measured is on this machine, or named by its own address.
         with build_opener(ProxyHandler({})).open(request, timeout=_FETCH_TIMEOUT_S) as answer:
             return str(answer.read().decode())
-    except OSError:
+    except (OSError, ValueError):  # no answer, or no URL
         return ""
 
 
@@ -294,25 +295,6 @@ class ModelEndpoint(Endpoint):
         return Reading(len(model.running), model.waiting, kv_used, model.preemptions)
 
 
-class Occupancy:
-    """Fed with every change of a number; knows its mean over time from the first change on."""
-
-    def __init__(self, now_s: float) -> None:
-        self._started_s = self._changed_s = now_s
-        self._value = 0.0
-        self._area = 0.0
-
-    def note(self, now_s: float, value: float) -> None:
-        """The number is ``value`` from ``now_s`` on."""
-        self._area += self._value * (now_s - self._changed_s)
-        self._changed_s, self._value = now_s, value
-
-    def mean(self, now_s: float) -> float:
-        """The mean from the start to ``now_s``."""
-        self.note(now_s, self._value)
-        return self._area / (now_s - self._started_s or 1.0)
-
-
 @dataclass
 class Ran:
     """A run; all but ``exchanges`` and ``ended_s`` holds for the window."""
@@ -350,8 +332,8 @@ class Run:
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
         self._in_flight = 0
-        self._running = Occupancy(endpoint.now_s())
-        self._slots = Occupancy(endpoint.now_s())
+        self._levels: list[tuple[float, int, int]] = []
+        """At every turn: the time, and the requests under way and the slots from then on."""
 
     async def measure(self) -> Ran:
         load, endpoint, started_s = self._load, self._endpoint, self._endpoint.now_s()
@@ -363,7 +345,6 @@ class Run:
                     coming.append(group.create_task(self._arrivals(started_s)))
                 readings = await self._window(coming)
                 now_s, events = endpoint.now_s(), self._events()
-                means = self._running.mean(now_s), self._slots.mean(now_s)
                 self._closing = True
                 self._set_alarm(None)
                 for task in coming:
@@ -375,6 +356,8 @@ class Run:
         finally:
             await endpoint.close()
         exchanges, window_s = list(self.exchanges.values()), now_s - started_s
+        times_s, *levels = numpy.array([*self._levels, (now_s, 0, 0)]).T
+        means = (float(numpy.diff(times_s) @ level[:-1]) / window_s for level in levels)
         return Ran(load, exchanges, readings, started_s, window_s, events, *means, endpoint.now_s())
 
     async def _window(self, coming: list[asyncio.Task[None]]) -> list[Reading]:
@@ -432,8 +415,7 @@ class Run:
             task.add_done_callback(self._tasks.discard)
             self._in_flight += 1
         self._set_alarm(self._batcher.wake_s())
-        self._running.note(now_s, self._in_flight)
-        self._slots.note(now_s, self._batcher.slots or 0)
+        self._levels.append((now_s, self._in_flight, self._batcher.slots or 0))
 
     def _set_alarm(self, wake_s: float | None) -> None:
         if self._alarm is not None:

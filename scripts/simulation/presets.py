@@ -12,7 +12,6 @@ from .workloads import (
     Kind,
     Lengths,
     Make,
-    Talk,
     azure,
     bursts,
     closed_loop,
@@ -239,5 +238,4 @@ def _steady(cluster: Cluster, seed: int) -> Plan:
 
 @preset("conversations", "conversations with thinking in between; their beginning is in the cache")
 def _conversations(cluster: Cluster, seed: int) -> Plan:
-    talk = Talk(Lengths(5, 1.6), Lengths(120, 2.0), Lengths(150, 1.8), 10.0, 3500, tenants=4)
-    return Plan(cluster, [conversations(poisson(1.5, 300, f"{seed}"), talk, f"{seed}")])
+    return Plan(cluster, [conversations(poisson(1.5, 300, f"{seed}"), f"{seed}")])

@@ -18,6 +18,8 @@ from .service import Source, VirtualService
 from .work import Work
 
 _ROOT = Path(__file__).resolve().parents[2]
+_LONGEST_TALK_TOKENS = 3500
+_THINK_S = 10.0
 
 Make = Callable[[random.Random], Work]
 
@@ -119,41 +121,23 @@ def closed_loop(users: int, make: Make, duration_s: float, seed: str) -> Source:
     return source
 
 
-@dataclass(frozen=True)
-class Talk:
-    """A conversation: each turn's prompt is all that was said before, and something new."""
-
-    turns: Lengths
-    question: Lengths
-    answer: Lengths
-    think_s: float
-    most_tokens: int
-    """A conversation ends before it has more tokens."""
-    tenants: int = 1
-
-
-def conversations(begins_s: Iterable[float], talk: Talk, seed: str) -> Source:
-    """Conversations that begin at given times; a turn follows the answer to the one before it."""
+def conversations(begins_s: Iterable[float], seed: str) -> Source:
+    """Conversations of four tenants that begin at given times: each turn's prompt is all that was
+    said before, and something new, some seconds after the answer to the turn before it.
+    """
+    turns, question, reply = Lengths(5, 1.6), Lengths(120, 2.0), Lengths(150, 1.8)
 
     async def speak(service: VirtualService, number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
-        tenant = f"tenant-{rng.randrange(talk.tenants)}"
+        tenant, session, base = f"tenant-{rng.randrange(4)}", f"{seed}-{number}", (number + 1) << 32
         said = 0
-        for _ in range(talk.turns.draw(rng)):
-            prompt, answer = said + talk.question.draw(rng), talk.answer.draw(rng)
+        for _ in range(turns.draw(rng)):
+            prompt, answer = said + question.draw(rng), reply.draw(rng)
             said = prompt + answer
-            if said > talk.most_tokens:
+            if said > _LONGEST_TALK_TOKENS:
                 return
-            await service.submit(
-                Work(
-                    prompt,
-                    answer,
-                    tenant=tenant,
-                    session=f"{seed}-{number}",
-                    base=(number + 1) << 32,
-                )
-            )
-            await asyncio.sleep(rng.expovariate(1 / talk.think_s))
+            await service.submit(Work(prompt, answer, tenant, session, base=base))
+            await asyncio.sleep(rng.expovariate(1 / _THINK_S))
 
     async def source(service: VirtualService) -> None:
         async with asyncio.TaskGroup() as group:
