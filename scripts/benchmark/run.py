@@ -290,9 +290,9 @@ class ModelEndpoint(Endpoint):
         """See `Endpoint`; also counts the tokens of what runs."""
         for sequence, exchange in self._answers.items():
             exchange.events = sequence.produced
-        model = self._engine.model
-        kv_used = model.kv.used / model.kv.total
-        return Reading(len(model.running), model.waiting, kv_used, model.preemptions)
+        engine = self._engine
+        kv_used = engine.kv.used / engine.kv.total
+        return Reading(len(engine.running), engine.waiting, kv_used, engine.preemptions)
 
 
 @dataclass
@@ -357,8 +357,18 @@ class Run:
             await endpoint.close()
         exchanges, window_s = list(self.exchanges.values()), now_s - started_s
         times_s, *levels = numpy.array([*self._levels, (now_s, 0, 0)]).T
-        means = (float(numpy.diff(times_s) @ level[:-1]) / window_s for level in levels)
-        return Ran(load, exchanges, readings, started_s, window_s, events, *means, endpoint.now_s())
+        in_flight, slots = (float(numpy.diff(times_s) @ level[:-1]) / window_s for level in levels)
+        return Ran(
+            load,
+            exchanges,
+            readings,
+            started_s,
+            window_s,
+            events,
+            in_flight,
+            slots,
+            endpoint.now_s(),
+        )
 
     async def _window(self, coming: list[asyncio.Task[None]]) -> list[Reading]:
         """Keep up the load, and read the engine meanwhile."""

@@ -240,20 +240,23 @@ class Step(NamedTuple):
     duration_s: float
 
 
-class EngineModel:
-    """An engine between two steps: `add` what arrives, `schedule` a step, then say that it has
-    ended (`complete`). It has no clock.
-    """
+class VirtualEngine:
+    """An engine on the virtual event loop, which makes step after step while it has sequences."""
 
     def __init__(self, parameters: EngineParameters) -> None:
         self.parameters = parameters
         self.kv = KvBlocks(parameters.num_gpu_blocks, parameters.block_size)
         self.running: list[Sequence] = []
-        self._waiting: list[tuple[int, int, Sequence]] = []
-        self._arrivals = 0
         self.preemptions = 0
         self.queries = self.hits = 0
         """Tokens that were looked up in the prefix cache, and found there."""
+        self.samples: list[tuple[float, float, int, int]] = []
+        """After each step: seconds, share of the KV cache used, sequences running and waiting."""
+        self._waiting: list[tuple[int, int, Sequence]] = []
+        self._arrivals = 0
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[Sequence, tuple[asyncio.Future[None], Callable[[], None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
@@ -271,33 +274,60 @@ class EngineModel:
             self.preemptions,
         )
 
-    def add(self, sequence: Sequence) -> None:
-        """A sequence arrives.
+    async def run(self, sequence: Sequence, on_first_token: Callable[[], None]) -> None:
+        """Generate all tokens of a sequence.
 
         Raises:
-            ValueError: it can never fit.
+            ValueError: the sequence can never fit.
         """
+        await asyncio.sleep(self.parameters.timing.request_ms / 1e3)
         tokens = sequence.prompt_tokens + sequence.output_tokens
         if tokens > self.parameters.longest() or min(sequence.prompt_tokens, tokens) < 1:
             raise ValueError(f"{tokens} tokens do not fit: at most {self.parameters.longest()}")
         self._arrivals += 1
         sequence.arrived = self._arrivals
         self._queue(sequence)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._calls[sequence] = future, on_first_token
+        if self._timer is None:
+            self._begin()
+        await future
 
-    def schedule(self) -> Step | None:
-        """The next step; None if there is nothing to do. `complete` must follow; sequences may be
-        added meanwhile.
-        """
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
+        step = self._schedule()
+        if step is not None:
+            self._timer = self._loop.call_later(step.duration_s, self._end, step)
+
+    def _end(self, step: Step) -> None:
+        self._timer = None
+        ended = self._complete(step)
+        for sequence, _ in step.chunks:
+            if sequence.produced == 1 and sequence.missing == 1:
+                self._calls[sequence][1]()
+        used = self.kv.used / self.kv.total
+        self.samples.append((self._loop.time(), used, len(self.running), self.waiting))
+        for sequence in ended:
+            future, _ = self._calls.pop(sequence)
+            if not future.done():
+                future.set_result(None)
+        self._begin()
+
+    def _schedule(self) -> Step | None:
+        """The next step; None if there is nothing to do. Sequences may come until it has ended."""
         chunks: list[tuple[Sequence, int]] = []
         decoding: list[Sequence] = []
         preempted, budget = self._continue_running(chunks, decoding)
         fresh = 0 if preempted else self._begin_waiting(chunks, budget)
         if not chunks and not decoding:
             # The only one whose turn came was preempted; vLLM makes an empty step.
-            return self.schedule() if preempted else None
+            return self._schedule() if preempted else None
         return Step(chunks, decoding, self._duration_s(chunks, decoding, fresh))
 
-    def complete(self, step: Step) -> list[Sequence]:
+    def _complete(self, step: Step) -> list[Sequence]:
         """A step has ended. Returns the sequences that ended with it."""
         for sequence, tokens in step.chunks:
             sequence.computed += tokens
@@ -433,52 +463,3 @@ class EngineModel:
             budget -= tokens
             fresh += 1
         return fresh
-
-
-class VirtualEngine:
-    """An engine on the virtual event loop, which makes step after step while it has sequences."""
-
-    def __init__(self, parameters: EngineParameters) -> None:
-        self.model = EngineModel(parameters)
-        self.samples: list[tuple[float, float, int, int]] = []
-        """After each step: seconds, share of the KV cache used, sequences running and waiting."""
-        self._loop = asyncio.get_running_loop()
-        self._calls: dict[Sequence, tuple[asyncio.Future[None], Callable[[], None]]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def run(self, sequence: Sequence, on_first_token: Callable[[], None]) -> None:
-        """Generate all tokens of a sequence.
-
-        Raises:
-            ValueError: the sequence can never fit.
-        """
-        await asyncio.sleep(self.model.parameters.timing.request_ms / 1e3)
-        self.model.add(sequence)
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._calls[sequence] = future, on_first_token
-        if self._timer is None:
-            self._begin()
-        await future
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _begin(self) -> None:
-        step = self.model.schedule()
-        if step is not None:
-            self._timer = self._loop.call_later(step.duration_s, self._end, step)
-
-    def _end(self, step: Step) -> None:
-        self._timer = None
-        ended = self.model.complete(step)
-        for sequence, _ in step.chunks:
-            if sequence.produced == 1 and sequence.missing == 1:
-                self._calls[sequence][1]()
-        kv, running, waiting = self.model.kv, len(self.model.running), self.model.waiting
-        self.samples.append((self._loop.time(), kv.used / kv.total, running, waiting))
-        for sequence in ended:
-            future, _ = self._calls.pop(sequence)
-            if not future.done():
-                future.set_result(None)
-        self._begin()

@@ -16,18 +16,10 @@ from .work import Record
 
 _TENANTS = 8
 """Of more tenants, the ones with the most tokens are shown."""
-_COLUMNS = (
-    "",
-    "requests",
-    "answered",
-    "tokens",
-    "share",
-    "wait s",
-    "TTFT s",
-    "token ms",
-    "whole s",
-    "in SLO",
-)
+_COLUMNS = ("", "requests", "answered", "tokens", "share")
+_TIMES = ("wait s", "TTFT s", "token ms", "whole s")
+Pair = tuple[float, float]
+"""p50 and p99."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +46,10 @@ class Group:
     tokens: int
     share: float
     """Of all generated tokens."""
-    wait_p50_s: float
-    wait_p99_s: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    per_token_p50_ms: float
-    per_token_p99_ms: float
-    whole_p50_s: float
-    whole_p99_s: float
+    wait_s: Pair
+    ttft_s: Pair
+    per_token_ms: Pair
+    whole_s: Pair
     good: float
     """Share of the requests that arrived and kept their SLO; NaN without one."""
 
@@ -100,8 +88,8 @@ def figures(outcome: Outcome, seed: int) -> Figures:
         parts += [(name, [one for one in records if one.work.tenant == name]) for name in names]
     end_s = outcome.end_s or 1e-9
     busy_s, idle_s = slot_times(outcome)
-    models = [engine.model for engine in outcome.engines]
-    queries = sum(model.queries for model in models)
+    engines = outcome.engines
+    queries = sum(one.queries for one in engines)
     return Figures(
         outcome.policy,
         seed,
@@ -111,9 +99,9 @@ def figures(outcome: Outcome, seed: int) -> Figures:
         total / end_s,
         busy_s / end_s / outcome.cluster.slots,
         idle_s,
-        max((sample[1] for one in outcome.engines for sample in one.samples), default=0.0),
-        sum(model.preemptions for model in models),
-        sum(model.hits for model in models) / (queries or 1),
+        max((sample[1] for one in engines for sample in one.samples), default=0.0),
+        sum(one.preemptions for one in engines),
+        sum(one.hits for one in engines) / (queries or 1),
         outcome.round_trips,
     )
 
@@ -121,7 +109,7 @@ def figures(outcome: Outcome, seed: int) -> Figures:
 def _group(name: str, records: Sequence[Record], total: int) -> Group:
     answered = [record for record in records if record.answered]
 
-    def times(measure: Callable[[Record], float], scale: float = 1.0) -> tuple[float, float]:
+    def times(measure: Callable[[Record], float], scale: float = 1.0) -> Pair:
         values = [measure(record) * scale for record in answered]
         return percentile(values, 50), percentile(values, 99)
 
@@ -137,10 +125,10 @@ def _group(name: str, records: Sequence[Record], total: int) -> Group:
         len(records) - len(answered) - refused,
         tokens,
         tokens / total,
-        *times(lambda one: one.wait_s),
-        *times(lambda one: one.ttft_s),
-        *times(lambda one: one.per_token_s, 1e3),
-        *times(lambda one: one.whole_s),
+        times(lambda one: one.wait_s),
+        times(lambda one: one.ttft_s),
+        times(lambda one: one.per_token_s, 1e3),
+        times(lambda one: one.whole_s),
         good / len(judged) if judged else math.nan,
     )
 
@@ -180,20 +168,16 @@ def table(found: Figures, title: str) -> str:
             f"{group.answered:,}",
             f"{group.tokens:,}",
             f"{group.share:.1%}",
-            _pair(group.wait_p50_s, group.wait_p99_s),
-            _pair(group.ttft_p50_s, group.ttft_p99_s),
-            _pair(group.per_token_p50_ms, group.per_token_p99_ms),
-            _pair(group.whole_p50_s, group.whole_p99_s),
+            *map(_pair, (group.wait_s, group.ttft_s, group.per_token_ms, group.whole_s)),
             "-" if math.isnan(group.good) else f"{group.good:.1%}",
         ]
         for group in found.groups
     ]
-    return f"{title}\n\n{markdown(_COLUMNS, lines)}\n\n{_caption(found)}\n"
+    return f"{title}\n\n{markdown([*_COLUMNS, *_TIMES, 'in SLO'], lines)}\n\n{_caption(found)}\n"
 
 
-def _pair(middle: float, tail: float) -> str:
-    """p50 / p99."""
-    return f"{_short(middle)} / {_short(tail)}"
+def _pair(times: Pair) -> str:
+    return " / ".join(map(_short, times))
 
 
 def _short(value: float) -> str:

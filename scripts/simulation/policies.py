@@ -2,7 +2,7 @@
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from serve_app.policy.capacity import Claim
@@ -31,9 +31,6 @@ class ArrivalOrder:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[QueueEntry]:
-        return iter(self._waiting)
-
     @property
     def waiting_sequences(self) -> int:
         """See `Scheduler.waiting_sequences`."""
@@ -57,24 +54,17 @@ class ArrivalOrder:
         """The oldest."""
         if not self._waiting or self.full:
             return None
-        return self._run(self._waiting.pop(0), now_ms)
-
-    def adopt(self, entries: Iterable[QueueEntry]) -> list[Running[QueueEntry]]:
-        """See `Scheduler.adopt`."""
-        return [self._run(entry, None) for entry in entries]
+        running = Running(self._waiting.pop(0), Prediction(0.0, 0.0))
+        running.sequences = 1
+        running.started_ms = now_ms
+        self.running[running] = None
+        return running
 
     def give_back(self, _: Iterable[Running[QueueEntry]]) -> None:
         """Nothing is ever in quarantine here."""
 
     def ended(self, running: Running[QueueEntry], *_: object) -> None:
         del self.running[running]
-
-    def _run(self, entry: QueueEntry, now_ms: int | None) -> Running[QueueEntry]:
-        running = Running(entry, Prediction(0.0, 0.0))
-        running.sequences = 1
-        running.started_ms = now_ms
-        self.running[running] = None
-        return running
 
 
 class KnownLengths(Lengths):

@@ -323,7 +323,7 @@ class VirtualService:
     def _read_members(self) -> None:
         unclaimed = len(self.queue)
         leases = tuple(one.dispatcher.lease(True, unclaimed) for one in self._ingresses)
-        reports = tuple(engine.model.report(name) for name, engine in self._engines.items())
+        reports = tuple(engine.report(name) for name, engine in self._engines.items())
         workers = tuple(self._lease(one) for one in reports)
         members = Members(leases, workers, trusted=True, engines=reports)
         for ingress in self._ingresses:
