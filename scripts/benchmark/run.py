@@ -355,20 +355,11 @@ class Run:
                         task.cancel()
         finally:
             await endpoint.close()
-        exchanges, window_s = list(self.exchanges.values()), now_s - started_s
+        exchanges, ended_s = list(self.exchanges.values()), endpoint.now_s()
+        window_s = now_s - started_s
         times_s, *levels = numpy.array([*self._levels, (now_s, 0, 0)]).T
-        in_flight, slots = (float(numpy.diff(times_s) @ level[:-1]) / window_s for level in levels)
-        return Ran(
-            load,
-            exchanges,
-            readings,
-            started_s,
-            window_s,
-            events,
-            in_flight,
-            slots,
-            endpoint.now_s(),
-        )
+        used, slots = (float(numpy.diff(times_s) @ level[:-1]) / window_s for level in levels)
+        return Ran(load, exchanges, readings, started_s, window_s, events, used, slots, ended_s)
 
     async def _window(self, coming: list[asyncio.Task[None]]) -> list[Reading]:
         """Keep up the load, and read the engine meanwhile."""
