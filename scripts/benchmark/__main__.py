@@ -53,11 +53,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _start(options: Namespace, folder: Path, stack: ExitStack) -> list[System]:
-    systems = [existing(options)] if options.url else []
-    if options.serve:
-        systems.append(start_own(options, folder, stack))
-    systems += [PEERS[name](options, folder, stack) for name in options.against]
-    for system in systems:
+    starts = [existing] if options.url else [start_own] if options.serve else []
+    systems: list[System] = []
+    for start in (*starts, *(PEERS[name] for name in options.against)):
+        systems.append(system := start(options, folder, stack))
         print(f"{system.name} serves {system.model} on {system.url}", file=sys.stderr)
     return systems
 

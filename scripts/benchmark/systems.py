@@ -58,7 +58,7 @@ class System:
         return f"{parts.scheme}://{parts.netloc}/metrics"
 
 
-def existing(options: Namespace) -> System:
+def existing(options: Namespace, _: Path, __: ExitStack) -> System:
     """The service that runs already under ``--url``."""
     model = options.model or _served_model(options.url, options.api_key)
     return System("hermes-serve", options.url, model, tuple(options.match))
@@ -160,7 +160,6 @@ def start_ray_serve_llm(options: Namespace, folder: Path, stack: ExitStack) -> S
         "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096},
     }
     script = str(Path(__file__).with_name("ray_serve_llm_app.py"))
-
     peer.start(head, **own_token)
     peer.wait(f"port {gcs_port}", lambda: is_taken(gcs_port))
     address = {"RAY_ADDRESS": f"127.0.0.1:{gcs_port}"}
