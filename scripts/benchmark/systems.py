@@ -172,6 +172,7 @@ def start_ray_direct(options: Namespace, folder: Path, stack: ExitStack) -> Syst
     state, port = folder / "direct", free_port()
     state.mkdir()
     ray_cluster.use_token(state / "ray-token")  # another system's names that system's folder
+    stack.callback(ray_cluster.sweep, state)  # what an interrupted start leaves
     pid, dashboard_url = ray_cluster.start(
         state, haproxy=True, environment={"PYTHONPATH": str(ROOT)}
     )
