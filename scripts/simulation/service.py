@@ -6,6 +6,7 @@ Ray (the call to a replica) and the engine.
 """
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -227,6 +228,7 @@ class VirtualService:
 
     async def run(self, sources: Sequence["Source"], until_s: float | None) -> None:
         """Until all work has ended, or until `until_s`."""
+        random.seed(0)  # the pauses of the dispatchers are drawn at random
         self._read_members()
         for ingress in self._ingresses:
             await ingress.dispatcher.start()

@@ -228,3 +228,10 @@ def test_many_answers_to_one_request_hold_others_up_no_more_than_as_many_request
     assert waits_s[0] == 0
     assert ttfts_s[0] < 2 * ttfts_s[1] + 1
     assert written[0] >= 0.95 * written[1]
+
+
+def test_a_seed_gives_the_same_figures_again_also_with_several_ingresses() -> None:
+    cluster = Cluster(load_engine("tiny-cpu"), replicas=2, ingresses=2)
+    plans = [PRESETS["kv-bound"].make(cluster, 1) for _ in range(2)]
+    first, again = (simulate(plan.cluster, plan.sources, "hermes", 30) for plan in plans)
+    assert first.records == again.records
