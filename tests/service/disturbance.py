@@ -152,8 +152,9 @@ class Victims:
         self._pids: dict[str, int] = {}
         for replica in replicas(service.service.dashboard_url, "Worker"):
             family = [replica["pid"], *processes.descendants(replica["pid"])]
-            pid = next(pid for pid in parts.pids(kind) if pid in family)
-            self._pids[replica["replica_id"]] = pid
+            for pid in parts.pids(kind):  # one that Serve still stops has none any more
+                if pid in family:
+                    self._pids[replica["replica_id"]] = pid
 
     async def busiest(self, told: list[Told]) -> int:
         """The process of the replica with most of the requests that have not ended."""

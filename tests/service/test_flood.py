@@ -79,7 +79,7 @@ def test_ten_thousand_cancelled_requests_leave_the_queue_as_it_was(simulated: Ru
         assert found["deleted"] == {"200 cancelled": PAIRS}
         assert set(found["posted"]) <= {"200", "202"}
         assert accepted > 0
-        until("the queue is what it was", lambda: depths(simulated) == before)
+        until("the queue is what it was", lambda: depths(simulated) == before, 600)
         for request_id in begun:
             acme.delete(f"/v1/requests/{request_id}")
         until("all places are free", lambda: zeta.post(CHAT, json=asking()).status_code == 200)
