@@ -238,7 +238,7 @@ def use_token(file: Path) -> None:
     """
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch(mode=0o600)
+        file.touch(mode=0o600, exist_ok=False)
         file.write_text(secrets.token_hex())
     os.environ.pop("RAY_AUTH_TOKEN", None)  # it would replace the file
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))

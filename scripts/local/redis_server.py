@@ -99,7 +99,7 @@ def start(
 def _password(folder: Path, wanted: str) -> str:
     file = folder / "password"
     if not file.exists():
-        file.touch(mode=0o600)
+        file.touch(mode=0o600, exist_ok=False)
         file.write_text(wanted or secrets.token_urlsafe(24))
     return file.read_text()
 

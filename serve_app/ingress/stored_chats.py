@@ -194,9 +194,11 @@ def routes(
     ) -> Response:
         async def make() -> dict[str, Any]:
             _, asked = await own(chat_id, request)
-            every = asked.fields["messages"]
-            named = [{"id": f"{chat_id}-{n}", **one} for n, one in enumerate(every)]
-            return page([(str(one["id"]), one) for one in named], order, after, limit)
+            named = []
+            for number, message in enumerate(asked.fields["messages"]):
+                name = str(message.get("id") or f"{chat_id}-{number}")
+                named.append((name, {**message, "id": name}))
+            return page(named, order, after, limit)
 
         return answer(request, make)
 

@@ -59,15 +59,15 @@ async def kept(link: RedisLink, namespace: str, tenant: str, now_ms: int) -> Kep
     Raises:
         RedisUnavailable: Redis cannot be reached.
     """
-    keys = [kept_key(namespace, one) for one in (tenant, _ALL)]
-    pages = all_answered(await link.call([("HGETALL", key) for key in keys]))
-    sums, passed = [], list[Command]()
-    for key, page in zip(keys, pages, strict=True):
+    keys = {one: kept_key(namespace, one) for one in (tenant, _ALL)}
+    pages = all_answered(await link.call([("HGETALL", key) for key in keys.values()]))
+    sums, passed = dict[str, int](), list[Command]()
+    for (whose, key), page in zip(keys.items(), pages, strict=True):
         sizes = dict(zip(map(int, page[::2]), map(int, page[1::2]), strict=True))
         over = [hour for hour in sizes if hour * timings.HOUR_MS <= now_ms]
-        sums.append(sum(sizes.values()) - sum(sizes[hour] for hour in over))
+        sums[whose] = sum(sizes.values()) - sum(sizes[hour] for hour in over)
         if over:
             passed.append(("HDEL", key, *over))
     if passed:
         await link.call(passed)
-    return Kept(*sums)
+    return Kept(sums[tenant], sums[_ALL])

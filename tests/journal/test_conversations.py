@@ -209,12 +209,15 @@ async def test_a_conversation_is_bounded_as_every_body(w: World) -> None:
 
 async def test_input_items_come_in_pages(w: World) -> None:
     async with serving(w) as s:
-        given = [{"role": "user", "content": f"{n}"} for n in range(5)]
+        given = [{"role": "user", "content": f"{n}", "id": None} for n in range(5)]
         found = await s.answered([*given, CALL], [SAID])
         page = f"/v1/responses/{found}/input_items"
         every = (await s.at.http.get(page, params={"order": "asc"})).json()
         assert [one.get("content") for one in every["data"]] == ["0", "1", "2", "3", "4", None]
         assert every["data"][0]["type"] == "message"
+        assert (
+            every["first_id"] == every["data"][0]["id"] == f"item_{found.removeprefix('resp_')}_0"
+        )
         assert every["data"][5]["id"] == "fc_1"
         assert not every["has_more"]
         newest = (await s.at.http.get(page, params={"limit": 4})).json()

@@ -17,7 +17,10 @@ PATH = "/v1/chat/completions"
 
 async def stored(d: Door, prompt: str, **fields: Any) -> str:
     """The id of a stored chat completion."""
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
+    messages = [
+        {"role": "system", "content": "Be brief.", "id": None},
+        {"role": "user", "content": prompt},
+    ]
     body = {"model": "hermes-tiny", "messages": messages, "max_tokens": 4, "store": True, **fields}
     answer = await d.http.post(PATH, json=body)
     assert answer.status_code == 200, answer.text
