@@ -25,9 +25,10 @@ _ECHOES = (
     "ray::",
     "RayTaskError",
 )
-_LOADING = re.compile(r"\[\w+\.py:\d+\]|\d%")  # in vLLM's log lines and progress bars
+# vLLM's log lines and progress bars.
+_LOADING = re.compile(r"\[\w+\.py:\d+\]\s*(?P<told>.+)|^(?:\(.*?\)\s*)?(?P<bar>\S.*\d%.*)")
 _TAIL_BYTES = 4096
-_SHOWN = 150
+_SHOWN = 110
 
 
 def folders(state: Path) -> Iterator[Path]:
@@ -89,6 +90,6 @@ def loading(state: Path, source: str) -> str:
         for log in sorted(folder.glob("worker-*.*")):
             with contextlib.suppress(FileNotFoundError), log.open(errors="replace") as file:
                 file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-                found = filter(_LOADING.search, re.split(r"[\r\n]+", file.read()))
-                parts += [f"engine: {line[:_SHOWN]}" for line in [*found][-1:]]
+                found = [*filter(None, map(_LOADING.search, re.split(r"[\r\n]+", file.read())))]
+                parts += [f"engine: {(m['told'] or m['bar'])[:_SHOWN]}" for m in found[-1:]]
     return "; ".join(parts)
