@@ -240,8 +240,17 @@ class Running:
         return answer
 
     def text(self, prompt: str, tokens: int = 16) -> str:
-        """The greedy text of a prompt."""
-        content: str = self.ask(prompt, tokens).json()["choices"][0]["message"]["content"]
+        """The greedy text of a prompt. A refused request is repeated, as SDKs do: on a machine that
+        is busy, a service with production's limits may not accept the first one.
+        """
+
+        def accepted() -> httpx.Response | None:
+            answer = self.http.post(CHAT, json=self.body(prompt, tokens))
+            return None if answer.status_code == 503 else answer
+
+        answer = until("the service accepts the request", accepted)
+        assert answer.status_code == 200, answer.text
+        content: str = answer.json()["choices"][0]["message"]["content"]
         return content
 
     def stream(self, prompt: str = STORY, tokens: int = 16, **more: Any) -> Any:
