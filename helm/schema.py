@@ -185,7 +185,7 @@ OURS: dict[str, Schema] = {
         podMonitors=BOOL,
         interval=text(r"^[1-9][0-9]*(s|m)$"),
         labels=STRINGS,
-        rules=closed(enabled=BOOL, runbookUrl=text(r"^https?://")),
+        rules=closed(enabled=BOOL, runbookUrl=text(r"^(https?://.+)?$")),
         dashboard=closed(enabled=BOOL, labels=STRINGS),
     ),
     "tests": closed(timeoutSeconds=whole(10)),

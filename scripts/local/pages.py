@@ -4,6 +4,7 @@ The text around them is the documents' own; a test compares both.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,8 @@ def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[
             yield from settings(child, f"{prefix}{name}.")
         else:
             default = field.get_default(call_default_factory=True)
-            shown = "" if default is None else f"`{default}`" if default != "" else ""
+            as_yaml = default if isinstance(default, str) else json.dumps(default)
+            shown = "" if default in (None, "") else f"`{as_yaml}`"
             yield f"| `{prefix}{name}` | {shown} | {field.description or ''} |"
 
 

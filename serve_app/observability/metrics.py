@@ -108,7 +108,7 @@ class Telemetry:
         self._in_flight = gauge("hermes_in_flight_requests", "Requests that this replica works on.")
         self._slots = gauge(
             "hermes_engine_slots",
-            "Requests that this replica's engine runs at a time (0 in an ingress's process).",
+            "Sequences that this replica's engine runs at a time (0 in an ingress's process).",
         )
         self._journal_kept = gauge(
             "hermes_journal_kept_bytes",
@@ -171,8 +171,8 @@ class Telemetry:
     def working_on(self, requests: int) -> None:
         self._in_flight.set(requests)
 
-    def engine_slots(self, requests: int) -> None:
-        self._slots.set(requests)
+    def engine_slots(self, sequences: int) -> None:
+        self._slots.set(sequences)
 
     def journal_kept(self, kept_bytes: Callable[[], int]) -> None:
         """Where to ask how much memory the kept entries take."""

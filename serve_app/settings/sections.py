@@ -85,7 +85,7 @@ class AuthSettings(Section):
     """Who may send requests."""
 
     required: bool = Field(
-        False, description="Whether every request except /healthz and /readyz needs an API key"
+        False, description="Whether requests need an API key; /healthz, /readyz and /docs never do"
     )
     keys_file: str = Field(
         "",

@@ -39,7 +39,7 @@ class Settings(Section):
     preset: PresetName | None = Field(
         None,
         description="`latency`, `balanced` or `throughput`: sizes of the engine's batches, where "
-        "the configuration does not set them; docs/settings.md has the values. Default: no preset",
+        "the configuration does not set them; the table of presets has the values. Default: none",
     )
     redis: RedisSettings = RedisSettings()
     model: ModelSettings = ModelSettings()

@@ -120,6 +120,13 @@ def test_every_label_is_one_that_the_metric_has(where: str, expression: str) -> 
             assert value in VALUES.get(label, {value}), (name, label)
 
 
+def test_alerts_have_no_link_where_the_runbook_has_no_address() -> None:
+    rule = one(documents(merged(NAMED, EVERYTHING)), "PrometheusRule")
+    found = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    assert found
+    assert not any("runbook_url" in each["annotations"] for each in found)
+
+
 def test_every_alert_leads_to_its_row_of_the_runbook() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     chapters = {
