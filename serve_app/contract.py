@@ -108,7 +108,9 @@ class Cause(StrEnum):
     """Why an attempt ended before its request did."""
 
     NOT_OPENED = "not_opened"
-    """No worker opened the attempt in time after the call was sent."""
+    """No worker opened the attempt in time after the call was sent, or Redis could not be reached
+    meanwhile: no request is to blame.
+    """
     LOST = "lost"
     """The engine or the worker died."""
     HUNG = "hung"
@@ -179,7 +181,16 @@ previous attempt ended, and is empty for the first. Raises `WorkerLost` if the o
 
 
 class WorkerLost(Exception):
-    """The replica died or became unreachable during a call."""
+    """A call brought no answer.
+
+    Args:
+        cause: `LOST` if the replica died or became unreachable, `NOT_OPENED` if it could not reach
+            Redis when it opened the attempt.
+    """
+
+    def __init__(self, message: str = "", cause: Cause = Cause.LOST) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class IngressLease(NamedTuple):

@@ -20,8 +20,8 @@ from ray.serve.request_router import RequestRouter
 
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.serve_router import OVERRIDDEN
-from serve_app.contract import Answer, WorkerLost
-from serve_app.errors import SettingsError
+from serve_app.contract import Answer, Cause, WorkerLost
+from serve_app.errors import RedisUnavailable, SettingsError
 from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
@@ -105,6 +105,8 @@ class Ingress:
         # own answer.
         http_util.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER = "x-ray-serve-request-timeout-seconds"
         http_util.RequestIdMiddleware = _Unchanged
+        # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.
+        workers._init(_run_router_in_separate_loop=False)
         execute = workers.options(
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )
@@ -115,7 +117,9 @@ class Ingress:
                 return Answer.decode(await execute.remote(request_id, epoch, session, str(cause)))
             except Exception as error:  # whatever failed, the journal shows how far the attempt got
                 last_line = (str(error).splitlines() or [""])[-1]
-                raise WorkerLost(f"{type(error).__name__}: {last_line}") from error
+                of_redis = isinstance(getattr(error, "cause", error), RedisUnavailable)
+                cause = Cause.NOT_OPENED if of_redis else Cause.LOST
+                raise WorkerLost(f"{type(error).__name__}: {last_line}", cause) from error
 
         self._process = IngressProcess(
             load_settings(args),

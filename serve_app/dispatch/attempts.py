@@ -194,7 +194,7 @@ class Attempts:
             return await self._answer(entry, this, call, loss)
         except WorkerLost as error:
             self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
-            return self._logged(entry, this, Cause.LOST, f"lost: {error}")
+            return self._logged(entry, this, error.cause, f"lost: {error}")
         finally:
             call.cancel()
             # a duplicate queue entry has its own call
@@ -294,8 +294,9 @@ class Attempts:
                 return None
             if not ours:
                 raise NotOurs
-            if entries[-1].quit:
-                return await self._next(entry, Cause.LOST)
+            if quit_for := entries[-1].quit:
+                opened = quit_for != Cause.NOT_OPENED
+                return await self._next(entry, Cause.LOST if opened else Cause.NOT_OPENED)
             if entries[-1].id.epoch == 0:
                 if (
                     self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S

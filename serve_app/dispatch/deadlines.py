@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
+
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
@@ -83,5 +85,16 @@ class Deadlines:
         for entry in await self._depths.overdue(
             self._clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
         ):
-            await self.end(entry.request_id)
-            await self._depths.remove(entry)
+            if await self._ended(entry.request_id):
+                await self._depths.remove(entry)
+
+    async def _ended(self, request_id: str) -> bool:
+        """End a request that waits. If nobody can read its journal, its queue entry remains: who
+        claims it keeps it as a dead letter.
+        """
+        try:
+            await self.end(request_id)
+        except (msgspec.DecodeError, LookupError, ValueError) as error:
+            log.debug("request %s cannot be read: %r", request_id, error)
+            return False
+        return True

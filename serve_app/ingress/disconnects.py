@@ -63,6 +63,8 @@ class Disconnects:
         """
         self._renewing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsure: dict[str, tuple[asyncio.Task[None], RequestFacts]] = {}
+        """By request: what looks after one that may have been accepted, and what was submitted."""
 
     async def start(self) -> None:
         self._renewing = self._loops.keep("reader-leases", self._renew)
@@ -95,13 +97,16 @@ class Disconnects:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
+        doubt, submitted = self._unsure.pop(request_id, (None, None))
+        if doubt is not None:
+            doubt.cancel()  # the request is there, and now somebody is told so
         try:
             if not ended:
                 await self.arrived(request_id)
             return await self._followers.follow(request_id, seen)
         except BaseException:  # earlier readers relied on this one
             if not ended:
-                self._look_after(request_id)
+                self._look_after(request_id, submitted)
             raise
 
     def unsure(self, request_id: str, facts: RequestFacts, settled: Callable[[], None]) -> None:
@@ -109,7 +114,14 @@ class Disconnects:
         503. Cancel the request unless somebody reads it, and call `settled` when that is done.
         """
         settling = self._look_after(request_id, facts)
-        settling.add_done_callback(lambda _: settled())
+        mine = self._unsure[request_id] = (settling, facts)
+
+        def over(_: object) -> None:
+            if self._unsure.get(request_id) is mine:
+                del self._unsure[request_id]
+            settled()
+
+        settling.add_done_callback(over)
 
     def left(self, follower: Follower, departed: bool) -> None:
         """A reader has finished (or, if `departed`, has left before the end)."""

@@ -47,10 +47,12 @@ class StillIngress(IngressProcess):
         self.disconnects = self._disconnects
 
     async def post(
-        self, key: str = "", body: bytes = b'{"prompt": "Hello"}'
+        self, key: str = "", body: bytes = b'{"prompt": "Hello"}', prefer: str = ""
     ) -> tuple[Follower, RequestFacts]:
         """Admit a client's request, or join it to an earlier one."""
         headers = {"idempotency-key": key} if key else {}
+        if prefer:
+            headers["prefer"] = prefer
         request = json.loads(body)
         submission = self.submissions.of(
             Caller("tenant"), "/v1/completions", "", headers, body, request, ""

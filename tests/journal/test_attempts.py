@@ -14,7 +14,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Outcome
+from serve_app.contract import Answer, Cause, Outcome, WorkerLost
 from serve_app.dispatch.waits import Waits
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
@@ -87,6 +87,30 @@ async def test_a_request_that_hangs_every_worker_is_given_up(w: World, its: Disp
     assert causes == ["", Cause.HUNG, Cause.HUNG]
     (letter,) = await its._dead.read()
     assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_worker_that_cannot_reach_redis_when_it_opens_an_attempt_blames_no_request(
+    w: World, its: Dispatch, adopted: bool
+) -> None:
+    entry = await its.claim()
+    opens = its._execute
+
+    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+        if epoch > POISON_AFTER:
+            return await opens(request_id, epoch, session, cause)
+        opened = AttemptFacts(f"replica-{epoch}", "e", 0, cause)
+        await its._writer.open(request_id, epoch, b"%d" % epoch, opened)
+        assert await w.store.void(request_id, epoch, b"%d" % epoch)
+        if adopted:
+            return Answer(Outcome.FENCED)  # its ingress sees nothing but the journal
+        raise WorkerLost("Redis was not there", Cause.NOT_OPENED)
+
+    its.attempts._execute = execute
+    running = asyncio.create_task(its.attempts.run(entry))
+    _, attempt = await its.opened.get()
+    assert attempt.epoch == POISON_AFTER + 1
+    running.cancel()
 
 
 async def test_a_worker_that_hangs_under_an_adopted_request_counts_as_well(

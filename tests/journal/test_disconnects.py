@@ -190,6 +190,25 @@ async def test_a_client_that_is_not_told_of_its_admission_leaves_nothing_behind(
         assert await w.ending(request_id) == LEFT
 
 
+async def test_a_detached_request_that_is_accepted_at_a_repeat_is_no_longer_doubted(
+    w: World,
+) -> None:
+    """At the first time it got a 503, although Redis has it."""
+    async with at_a_cable(w) as (its, cable):
+        its.disconnects._settings = w.settings.model_copy(
+            update={"ingress": w.settings.ingress.model_copy(update={"disconnect_grace_s": 3600})}
+        )
+        cable.cut("EVAL", UNANSWERED)
+        with pytest.raises(RequestRefused):
+            await its.post("a key", prefer="respond-async")
+        assert its.disconnects._tasks
+        follower, facts = await its.post("a key", prefer="respond-async")
+        assert facts.detached
+        await eventually(lambda: not its.disconnects._tasks)
+        assert len(its.limits.waiting) == 0
+        assert await w.ending(follower.request_id) == RUNS
+
+
 @pytest.mark.parametrize("key", ["", "a key"])
 async def test_a_request_that_never_reaches_redis_is_looked_for_as_long_as_it_may_come(
     w: World, key: str

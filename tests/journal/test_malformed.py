@@ -10,13 +10,16 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from serve_app.cli import dead_letters as command
+from serve_app.clock import RedisClock
 from serve_app.contract import WorkerLease
+from serve_app.dispatch.deadlines import Deadlines
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import merge_pages
 from serve_app.observability.snapshots import Snapshots
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.depths import QueueDepths
 from tests.journal.ingresses import REPLICA, ended, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -78,6 +81,19 @@ async def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
         await eventually(lambda: ended(w, "req_1"))
     assert await w.ending() == ("failed", "journal_lost")
     assert len(await unread(w).unreadable()) == 1
+
+
+async def test_a_late_request_with_an_unreadable_journal_keeps_no_other_from_expiring(
+    w: World,
+) -> None:
+    for name in ("req_bad", "req_late"):
+        await w.admit(name, timeout_s=-300)
+    await w.redis.xadd(w.store.key("req_bad"), {"n": b"nonce", "m": b"no json"}, id="1-0")
+    keeps = Deadlines(w.endings, QueueDepths(w.queue()), RedisClock(), Loops())
+    await keeps.sweep()
+    assert await w.ending("req_late") == ("expired", "deadline")
+    (left,) = await w.redis.xrange(w.stream("standard"))
+    assert left[1][b"r"] == b"req_bad", "for who claims it"
 
 
 async def test_an_unreadable_wake_up_is_dropped_and_the_next_ones_arrive(w: World) -> None:
