@@ -108,7 +108,10 @@ async def test_a_worker_that_cannot_reach_redis_when_it_opens_an_attempt_blames_
 
     its.attempts._execute = execute
     running = asyncio.create_task(its.attempts.run(entry))
-    _, attempt = await its.opened.get()
+    opening = asyncio.create_task(its.opened.get())
+    await asyncio.wait((running, opening), return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done(), await w.ending()
+    _, attempt = opening.result()
     assert attempt.epoch == POISON_AFTER + 1
     running.cancel()
 
