@@ -143,9 +143,11 @@ def limited(kind: str, outage: bool) -> dict[str, Any]:
 
 
 def environment(outage: bool) -> dict[str, str]:
-    """The environment of a service under test (patient/sitecustomize.py)."""
+    """The environment of a service under test: this checkout's code, whatever the environment of
+    Python has installed, and patient/sitecustomize.py.
+    """
     return {
-        "PYTHONPATH": str(PATIENT),
+        "PYTHONPATH": os.pathsep.join((str(PATIENT), str(ROOT))),
         "PATIENCE": "1" if outage else "10",
         "RAY_worker_niceness": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(COMPILED),
