@@ -186,6 +186,10 @@ ATTEMPT_REFUSED_S = (0.2, 0.4, 0.8, 1.6, 2.0)
 """Pauses before an attempt that no worker has opened is repeated, by how often that happened. An
 engine that comes back stays idle no longer than this.
 """
+ATTEMPT_UNREAD_S = (0.2, 1.0, 5.0, 30.0)
+"""The same for attempts that were opened and then not read, by their number. Each leaves two
+entries in its journal: of a request that waits for a day, fewer than 6,000.
+"""
 ATTEMPT_OPENS_S = 3.0
 """An adopted request whose attempt is not opened within this time gets a new attempt."""
 CALL_OPENS_S = 5.0

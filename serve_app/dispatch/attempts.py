@@ -275,9 +275,15 @@ class Attempts:
             await self._until_reached(lambda: self._keep_dead(entry, entries))
             await self._end(entry, State.FAILED, Reason.POISON)
         elif following.refused:
-            self._waits_for(entry, Waits.AGAIN)
-            await asyncio.sleep(backoff(timings.ATTEMPT_REFUSED_S, following.refused))
+            await self._pause(entry, timings.ATTEMPT_REFUSED_S, following.refused)
+        elif cause is Cause.NOT_OPENED:
+            unread = 1 + opened.count(Cause.NOT_OPENED)
+            await self._pause(entry, timings.ATTEMPT_UNREAD_S, unread)
         return following
+
+    async def _pause(self, entry: QueueEntry, pauses_s: Sequence[float], failures: int) -> None:
+        self._waits_for(entry, Waits.AGAIN)
+        await asyncio.sleep(backoff(pauses_s, failures))
 
     async def _adopt(self, entry: QueueEntry) -> Next | None:
         """Watch an attempt that another ingress has started. Returns the next attempt, or None if
@@ -294,9 +300,10 @@ class Attempts:
                 return None
             if not ours:
                 raise NotOurs
-            if quit_for := entries[-1].quit:
-                opened = quit_for != Cause.NOT_OPENED
-                return await self._next(entry, Cause.LOST if opened else Cause.NOT_OPENED)
+            if entries[-1].quit == Cause.NOT_OPENED:
+                return await self._next(entry, Cause.NOT_OPENED)
+            if entries[-1].quit:
+                return await self._next(entry, Cause.LOST)
             if entries[-1].id.epoch == 0:
                 if (
                     self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S

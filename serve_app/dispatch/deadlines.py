@@ -80,17 +80,17 @@ class Deadlines:
             RedisUnavailable: Redis cannot be reached.
         """
         for request_id in list(self._owed):
-            await self.end(request_id)
+            await self._end_readable(request_id)
             self._owed.discard(request_id)
         for entry in await self._depths.overdue(
             self._clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
         ):
-            if await self._ended(entry.request_id):
+            if await self._end_readable(entry.request_id):
                 await self._depths.remove(entry)
 
-    async def _ended(self, request_id: str) -> bool:
-        """End a request that waits. If nobody can read its journal, its queue entry remains: who
-        claims it keeps it as a dead letter.
+    async def _end_readable(self, request_id: str) -> bool:
+        """End a request; False if nobody can read its journal. Who claims it from its queue then
+        keeps it as a dead letter.
         """
         try:
             await self.end(request_id)

@@ -9,12 +9,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Cause, Outcome, WorkerLost
+from serve_app.dispatch import attempts
 from serve_app.dispatch.waits import Waits
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
@@ -91,8 +93,16 @@ async def test_a_request_that_hangs_every_worker_is_given_up(w: World, its: Disp
 
 @pytest.mark.parametrize("adopted", [False, True])
 async def test_a_worker_that_cannot_reach_redis_when_it_opens_an_attempt_blames_no_request(
-    w: World, its: Dispatch, adopted: bool
+    w: World, its: Dispatch, adopted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does its journal grow as fast as Redis fails."""
+    pauses: list[Any] = []
+
+    def backoff(*asked: Any) -> float:
+        pauses.append(asked)
+        return 0.0
+
+    monkeypatch.setattr(attempts, "backoff", backoff)
     entry = await its.claim()
     opens = its._execute
 
@@ -113,6 +123,7 @@ async def test_a_worker_that_cannot_reach_redis_when_it_opens_an_attempt_blames_
     assert not running.done(), await w.ending()
     _, attempt = opening.result()
     assert attempt.epoch == POISON_AFTER + 1
+    assert pauses == [(timings.ATTEMPT_UNREAD_S, number) for number in (1, 2, 3)]
     running.cancel()
 
 
