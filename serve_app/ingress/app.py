@@ -36,6 +36,7 @@ _EXPOSED = (
     "x-hermes-attempts",
     "x-hermes-queue-ms",
     "x-hermes-reason",
+    "x-hermes-ignored",
     "x-should-retry",
     "retry-after",
     "retry-after-ms",

@@ -53,6 +53,10 @@ class Telemetry:
         self._refused = counter(
             "hermes_requests_refused", "Requests refused before acceptance.", ["reason"]
         )
+        self._ignored = counter(
+            "hermes_ignored_fields",
+            "Fields of requests that nobody here knows and that were left out.",
+        )
         self._ended = counter(
             "hermes_requests_ended", "Requests that ended.", ["class", "state", "reason"]
         )
@@ -147,6 +151,9 @@ class Telemetry:
 
     def refused(self, reason: Reason) -> None:
         self._refused.labels(str(reason)).inc()
+
+    def ignored(self, fields: int) -> None:
+        self._ignored.inc(fields)
 
     def claimed(self, request_class: str, waited_s: float) -> None:
         self._queue_wait.labels(request_class).observe(max(0.0, waited_s))

@@ -97,7 +97,7 @@ class IngressProcess:
         self.connections = ConnectionLimits(settings)
         self.slow_readers = SlowReaders(settings.ingress.stalled_reader_s, base.loops)
         self.uploads = Uploads(settings)
-        self._validator = Validator(settings)
+        self._validator = Validator(settings, base.telemetry)
         self._api_keys = ApiKeys(settings.auth)
         self.readiness = self._build_readiness()
         self.metrics = MetricsPage(

@@ -140,3 +140,8 @@ class RequestLimits(Section):
         "client sends and vLLM ignores, or what reaches into the engine and is refused by default: "
         f"{', '.join(HARMFUL_FIELDS)}",
     )
+    refuse_unknown_fields: bool = Field(
+        False,
+        description="Refuse a field that nobody here knows, instead of leaving it out and naming "
+        "it in `x-hermes-ignored`",
+    )

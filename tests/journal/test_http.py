@@ -58,6 +58,32 @@ async def test_a_path_means_the_same_with_a_slash_at_its_end(
         assert f'"..{docs.path}"' in (await d.http.get("/docs/")).text
 
 
+async def test_a_field_that_nobody_knows_reaches_neither_journal_nor_comparison(
+    redis_url: str, namespace: str
+) -> None:
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        key = {**JSON, "idempotency-key": "one"}
+        plain = await ask(d, key)
+        assert "x-hermes-ignored" not in plain.headers
+        again = await ask(d, key, client_metadata={"a": "b"}, own_id="é")
+        assert again.headers["x-hermes-ignored"] == "client_metadata, own_id"
+        assert again.headers["x-request-id"] == plain.headers["x-request-id"]
+        names = {f"own é,{number:02} {'x' * 80}": number for number in range(11)}
+        for more in ({}, {"stream": True}, {"prompt": [[]]}):
+            answer = await ask(d, **names, **more)
+            ignored = answer.headers["x-hermes-ignored"].split(", ")
+            assert ignored[0] == "own???00?" + "x" * 55
+            assert (len(ignored), ignored[-1]) == (9, "and 3 more")
+        waiting = {**JSON, "prefer": "respond-async"}
+        answer = await ask(d, waiting, own_id=1)
+        assert (answer.status_code, answer.headers["x-hermes-ignored"]) == (202, "own_id")
+        request_id = answer.headers["x-request-id"]
+        asked, _ = await d.ingress.base.store.asked(request_id)
+        assert asked is None or b"own_id" not in asked
+        page = d.ingress.base.telemetry.page().decode()
+        assert "hermes_ignored_fields_total 36.0" in page
+
+
 async def test_head_answers_as_get_without_a_body(redis_url: str, namespace: str) -> None:
     async with in_process(settings_of(redis_url, namespace)) as d:
         name = (await ask(d)).headers["x-request-id"]

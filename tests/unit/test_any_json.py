@@ -60,7 +60,7 @@ HEADER_VALUES = ["", "0", "-1", "nan", "1e400", "9" * 5_000, "1_000", "²", "sta
 def submit(path: str, body: bytes, headers: dict[str, str]) -> None:
     """What an ingress does with a request until Redis has it; it may refuse it."""
     with suppress(RequestRefused):
-        request = parse(path, body, MODEL)
+        request, body, _ = parse(path, body, MODEL)
         check_context(path, request, 4_096)
         made = SUBMISSIONS.of(Caller("tenant"), path, "", headers, body, request, "")
         entry = encode_entry("req_1", made.facts.tenant, made.facts.session, 1, made.work)

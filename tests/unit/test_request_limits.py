@@ -15,6 +15,7 @@ from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
 from serve_app.ingress.validation.fields import OF_VLLM
 from serve_app.ingress.validation.structure import read
 from serve_app.ingress.validation.validator import Validator, check_context
+from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from tests.tables import each
@@ -95,7 +96,7 @@ def test_a_schema_and_what_only_vllm_reads_may_have_any_number(number: int, plac
         "messages": [{"role": "user", "content": "x", "own": number}],
     }.get(place, limits)
     body = {"model": MODEL, "messages": HELLO, place: value}
-    assert parse(CHAT, json.dumps(body).encode(), MODEL, LIMITS) == body
+    assert parse(CHAT, json.dumps(body).encode(), MODEL, LIMITS).request == body
 
 
 ROWS: list[tuple[str, dict[str, Any], str]] = [
@@ -176,7 +177,7 @@ async def test_no_request_has_more_answers_than_one_engine_has_slots_for_all(
     settings = Settings.model_validate(
         {"limits": {"max_sequences": most}, "workers": {"max_running_requests": slots}}
     )
-    validator = Validator(settings)
+    validator = Validator(settings, Telemetry())
 
     def body(count: int, **more: Any) -> bytes:
         return json.dumps({"model": MODEL, "prompt": ["x"] * count, **more}).encode()
@@ -213,14 +214,77 @@ def test_what_reaches_into_the_engine_is_closed_and_can_be_opened(path: str, fie
 
 
 @each("path", INFERENCE_PATHS)
-def test_what_neither_openai_nor_vllm_knows_is_refused_by_name(path: str) -> None:
-    for name in ("temprature", "guided_json", "hermes_prior_token_ids", "\0", "x" * 300):
-        refusal = refused(path, {**whole(path), name: 1})
-        assert refusal.param == name[:200]
-        assert refusal.message.startswith(f"Unknown parameter: '{name[:200]}'.")
-        assert parse(path, json.dumps({**whole(path), name: None}).encode(), MODEL)
-        own = RequestLimits(allowed_fields=[name])
-        assert parse(path, json.dumps({**whole(path), name: 1}).encode(), MODEL, own)
+def test_what_nobody_knows_is_left_out_or_refused_if_a_setting_says_so(path: str) -> None:
+    plain = {**whole(path), "user": "é"}
+    for name in ("client_metadata", "hermes_prior_token_ids", "\0", "x" * 300, "chat_id", "é"):
+        for value in ({"a": [1.0, "é"]}, None, "x" * 900_000):
+            body = json.dumps({name: value, **plain}, ensure_ascii=False).encode()
+            request, kept, ignored = parse(path, body, MODEL)
+            assert (request, json.loads(kept), ignored) == (plain, plain, [name])
+        raw = json.dumps({**whole(path), name: 1}).encode()
+        assert parse(path, raw, MODEL, RequestLimits(allowed_fields=[name])).body == raw
+        refusal = refused(path, raw, RequestLimits(refuse_unknown_fields=True))
+        assert (refusal.param, refusal.message) == (
+            name[:200],
+            f"Unknown parameter: '{name[:200]}'.",
+        )
+    many = {**whole(path), **{f"own_field_{number}": 1 for number in range(101)}}
+    assert "more than 100 fields that are not known" in refused(path, many).message
+
+
+@each(
+    "path, name, hint",
+    [
+        (CHAT, "temprature", "Did you mean 'temperature'?"),
+        (CHAT, "temperatuer", "Did you mean 'temperature'?"),
+        (CHAT, "maxTokens", "Did you mean 'max_tokens'?"),
+        (CHAT, "tool", "Did you mean 'tools'?"),
+        (RESPONSES, "instruction", "Did you mean 'instructions'?"),
+        (EMBEDDINGS, "inputs", "Did you mean 'input'?"),
+        ("/detokenize", "token", "Did you mean 'tokens'?"),
+        (CHAT, "guided_json", "Use 'structured_outputs' instead."),
+        (CHAT, "guided_own", "Use 'structured_outputs' instead."),
+        (CHAT, "max_output_tokens", ""),
+        (CHAT, "instructions", ""),
+        (RESPONSES, "max_tokens", ""),
+        (RESPONSES, "messages", ""),
+        (COMPLETIONS, "tools", ""),
+        (COMPLETIONS, "early_stopping", ""),
+        (EMBEDDINGS, "normalize", ""),
+        ("/tokenize", "max_tokens", ""),
+    ],
+)
+def test_what_would_count_elsewhere_is_refused_by_name(path: str, name: str, hint: str) -> None:
+    refusal = refused(path, {**whole(path), name: 1})
+    assert refusal.param == name
+    assert refusal.message == f"Unknown parameter: '{name}'. {hint}".rstrip()
+    assert refused(path, {**whole(path), name: 1}, RequestLimits(refuse_unknown_fields=True))
+    assert parse(path, json.dumps({**whole(path), name: None}).encode(), MODEL)
+    own = RequestLimits(allowed_fields=[name])
+    assert parse(path, json.dumps({**whole(path), name: 1}).encode(), MODEL, own)
+
+
+@each(
+    "sent, limit",
+    [
+        ({"max_completion_tokens": 7}, 7),
+        ({"max_completion_tokens": 0}, 0),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ({"max_completion_tokens": None}, None),
+    ],
+)
+def test_a_completion_may_have_its_limit_under_the_name_of_chats(
+    sent: dict[str, Any], limit: int | None
+) -> None:
+    request, body, ignored = parse(
+        COMPLETIONS, json.dumps({**whole(COMPLETIONS), **sent}).encode(), MODEL
+    )
+    expected = {} if limit is None else {"max_tokens": limit}
+    assert json.loads(body) == {**whole(COMPLETIONS), **expected}
+    assert not ignored
+    with pytest.raises(RequestRefused, match="max_completion_tokens is 99"):
+        check_context(COMPLETIONS, {**request, "max_completion_tokens": 99}, 50)
 
 
 @each(

@@ -90,14 +90,14 @@ def test_whole_pairs_and_escaped_backslashes_pass(text: str) -> None:
 )
 def test_json_has_one_type_of_number(written: str, name: str, number: Any) -> None:
     body = json.dumps(chat())[:-1] + f', "{name}": {written}}}'
-    found = parse(CHAT, body.encode(), MODEL)[name]
+    found = parse(CHAT, body.encode(), MODEL).request[name]
     assert (found, repr(found)) == (number, repr(number))
 
 
 @each("prompt", ["[1.0, 2.0]", "[[1.0], [2]]"])
 def test_token_ids_may_be_written_as_any_number(prompt: str) -> None:
     body = f'{{"model": "{MODEL}", "prompt": {prompt}}}'
-    found = parse("/v1/completions", body.encode(), MODEL)["prompt"]
+    found = parse("/v1/completions", body.encode(), MODEL).request["prompt"]
     assert found in ([1, 2], [[1], [2]])
     assert "." not in repr(found)
 
@@ -225,11 +225,12 @@ MAY_BE_NULL = "stream temperature max_tokens tools n seed stop user logprobs ser
 )
 def test_what_the_openai_sdk_sends_passes_unchanged(path: str, body: dict[str, Any]) -> None:
     whole = {"model": MODEL, **body}
-    assert parse(path, json.dumps(whole).encode(), MODEL) == whole
+    raw = json.dumps(whole).encode()
+    assert parse(path, raw, MODEL) == (whole, raw, [])
 
 
 def test_tokenize_needs_no_model() -> None:
-    assert parse("/tokenize", b'{"prompt": "hello"}', MODEL) == {"prompt": "hello"}
+    assert parse("/tokenize", b'{"prompt": "hello"}', MODEL).request == {"prompt": "hello"}
 
 
 @each("kind", ["", "text/plain", "multipart/form-data; boundary=x", "application/jsonp"])

@@ -4,16 +4,16 @@ or a refusal out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.field_errors import refusal_of
-from serve_app.ingress.validation.fields import OF_VLLM
-from serve_app.ingress.validation.limits import check_limits
+from serve_app.ingress.validation.fields import MEANING, OF_VLLM, rewritten
+from serve_app.ingress.validation.limits import check_limits, unknown_fields
 from serve_app.ingress.validation.structure import NotJson, read, too_many
 from serve_app.settings.limits import RequestLimits
 
@@ -125,6 +125,7 @@ class _Completion(_Sampling):
     # `_check_prompt`.
     prompt: Any
     max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
 
 
 class _Item(_Loose):
@@ -160,14 +161,25 @@ def schema(path: str) -> dict[str, Any]:
     """
     found = _SHAPES.get(path, _Loose).model_json_schema(ref_template="#/components/schemas/{model}")
     fields = {name: found["properties"].get(name, {}) for name in sorted(OF_VLLM[path])}
-    return {**found, "properties": fields, "additionalProperties": False}
+    return {**found, "properties": fields}
 
 
-def parse(
-    path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_LIMITS
-) -> Mapping[str, Any]:
-    """Parse and validate a body as a JSON object. Of strings longer than a megabyte, the result
-    holds only the beginning.
+class Parsed(NamedTuple):
+    """A valid request.
+
+    Attributes:
+        request: its fields; of strings longer than a megabyte only the beginning.
+        body: what is journalled and what an engine gets: without the fields that are ignored.
+        ignored: the names of the fields that nobody here knows.
+    """
+
+    request: Mapping[str, Any]
+    body: bytes
+    ignored: Sequence[str] = ()
+
+
+def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_LIMITS) -> Parsed:
+    """Parse and validate a body as a JSON object.
 
     Args:
         path: one of `INFERENCE_PATHS`.
@@ -198,6 +210,11 @@ def parse(
             f"The model '{name[:200]}' does not exist; '{model}' is served here.",
             param="model",
         )
+    ignored = unknown_fields(path, request, limits)
+    if ignored or not request.keys().isdisjoint(MEANING.get(path, ())):
+        body = rewritten(path, body, ignored)
+    for name in ignored:
+        del request[name]
     check_limits(path, request, limits)
     try:
         _SHAPES.get(path, _Loose).model_validate(request)
@@ -205,7 +222,7 @@ def parse(
         raise refusal_of(error.errors(include_url=False), request) from None
     if (field := _PROMPTS.get(path)) and field in request:
         _check_prompt(request[field], field, chats=path == "/v1/embeddings")
-    return request
+    return Parsed(request, body, ignored)
 
 
 def _check_prompt(prompt: Any, field: str, chats: bool) -> None:

@@ -7,7 +7,7 @@ enough to be expensive.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,10 +15,10 @@ import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.validation.fields import is_known
+from serve_app.ingress.validation.fields import is_known, why_refused
 from serve_app.ingress.validation.structure import too_many
 from serve_app.policy.work import prompts_in
-from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
+from serve_app.settings.limits import RequestLimits
 
 _LENGTHS = {
     "messages": ("messages", "max_messages"),
@@ -74,6 +74,8 @@ _REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
 """Matches `{n}` and `{n,m}`."""
 _MOST_DIGITS = 6
 _NAME_CHARS = 200
+_MOST_UNKNOWN = 100
+"""Fields of one request that nobody here knows; each is compared with all that are known."""
 _MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 
 
@@ -83,7 +85,7 @@ def check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -
     Raises:
         RequestRefused: `invalid_request`; the message names the field and the limit.
     """
-    _check_fields(path, request, limits)
+    _check_fields(request, limits)
     _check_lengths(request, limits)
     structured = request.get("structured_outputs")
     if isinstance(structured, dict):
@@ -99,14 +101,26 @@ def _refused(message: str, param: str) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
-def _check_fields(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
-    for name, value in request.items():
-        if value is None or is_known(path, name) or name in limits.allowed_fields:
-            continue
-        if name in HARMFUL_FIELDS:
-            raise _refused(f"The field '{name}' is not allowed here; remove it.", name)
-        instead = " Use 'structured_outputs' instead." if name.startswith("guided_") else ""
-        raise _refused(f"Unknown parameter: '{name[:_NAME_CHARS]}'.{instead}", name[:_NAME_CHARS])
+def unknown_fields(path: str, request: Mapping[str, Any], limits: RequestLimits) -> Sequence[str]:
+    """The fields that nobody here knows, and that are left out.
+
+    Raises:
+        RequestRefused: `invalid_request`, for one that must not be left out, or too many.
+    """
+    found = [
+        name for name in request if not is_known(path, name) and name not in limits.allowed_fields
+    ]
+    if len(found) > _MOST_UNKNOWN:
+        raise too_many("fields that are not known here", _MOST_UNKNOWN)
+    for name in found:
+        if request[name] is not None and (why := why_refused(path, name[:_NAME_CHARS])):
+            raise _refused(why, name[:_NAME_CHARS])
+        if limits.refuse_unknown_fields and request[name] is not None:
+            raise _refused(f"Unknown parameter: '{name[:_NAME_CHARS]}'.", name[:_NAME_CHARS])
+    return found
+
+
+def _check_fields(request: Mapping[str, Any], limits: RequestLimits) -> None:
     kwargs = request.get("chat_template_kwargs")
     own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
     if own_template and "chat_template" not in limits.allowed_fields:

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from serve_app.errors import RequestRefused, context_exceeded
-from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.bodies import Parsed, parse
+from serve_app.observability.metrics import Telemetry
 from serve_app.policy.capacity import spare_slots
 from serve_app.settings import Settings
 
@@ -23,7 +24,8 @@ _AT_ONCE_BYTES = 64 * 1024
 class Validator:
     """Validates the bodies of one ingress's requests."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
         self._model = settings.model.name
         at_once = settings.workers.max_running_requests
         most = min(settings.limits.max_sequences, at_once - spare_slots(at_once))
@@ -32,21 +34,23 @@ class Validator:
         """Of a prompt and its answer, as the engines report; 0 if none does."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
-    async def parse(self, path: str, body: bytes) -> Mapping[str, Any]:
+    async def parse(self, path: str, body: bytes) -> Parsed:
         """See `bodies.parse` and `check_context`.
 
         Raises:
             RequestRefused: as there; `context_length_exceeded`.
         """
         if len(body) <= _AT_ONCE_BYTES:
-            request = parse(path, body, self._model, self._limits)
+            parsed = parse(path, body, self._model, self._limits)
         else:
             loop = asyncio.get_running_loop()
-            request = await loop.run_in_executor(
+            parsed = await loop.run_in_executor(
                 self._thread, parse, path, body, self._model, self._limits
             )
-        check_context(path, request, self.most_tokens)
-        return request
+        check_context(path, parsed.request, self.most_tokens)
+        if parsed.ignored:
+            self._telemetry.ignored(len(parsed.ignored))
+        return parsed
 
     def stop(self) -> None:
         """End the thread; waiting bodies are no longer validated."""
@@ -55,7 +59,7 @@ class Validator:
 
 _LIMITS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
-    "/v1/completions": ("max_tokens",),
+    "/v1/completions": ("max_completion_tokens", "max_tokens"),
     "/v1/responses": ("max_output_tokens",),
 }
 """The fields that limit the answer; the first one that is set counts, as in vLLM."""
