@@ -19,7 +19,8 @@ workers/recorder.py           engine outputs and response bytes become journal e
 workers/replay.py             reads what older attempts produced; continuation.py continues it
 journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
-ingress/answer.py             forwards the bytes to the client
+ingress/answer.py             forwards the bytes to the client; signs_of_life.py: what a stream
+                              sends while it waits
 endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-CHATS = "/v1/chat/completions"
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
 """The paths whose bodies ask for a response, or for the size of its input."""
 

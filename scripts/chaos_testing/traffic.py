@@ -176,6 +176,8 @@ class Client:
     def _take(self, told: Told, block: bytes) -> None:
         while block.startswith(b":"):  # a comment is a line before an event
             _, _, block = block.partition(b"\n")
+            if not block.startswith(b"id: "):  # an event that only shows that the service lives
+                return
         head, _, data = block.partition(b"\ndata: ")
         number = int(head.removeprefix(b"id: "))
         if number != told.last_id + 1:

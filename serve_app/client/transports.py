@@ -220,6 +220,8 @@ def refusal(response: httpx.Response, body: bytes) -> httpx.RemoteProtocolError 
     )
 
 
+_COMMENT = b": waiting"
+"""After it comes an event that only shows that the service lives: it has no number."""
 _FINAL_EVENTS = (
     b"response.completed",
     b"response.incomplete",
@@ -231,7 +233,8 @@ _FINAL_EVENTS = (
 
 class EventSplitter:
     """Splits bytes into complete server-sent events, each number once and in order. A comment is
-    passed on as soon as it is complete.
+    passed on as soon as it is complete, and so is an event without a number that only shows that
+    the service lives.
 
     `last` is the number of the last event passed on; `finished`: it was the stream's final event;
     `part`: the bytes of the next event so far. `numbered` is False once an event had no number,
@@ -240,6 +243,7 @@ class EventSplitter:
 
     def __init__(self, last: int = 0) -> None:
         self.last, self.finished, self.numbered, self.part = last, False, True, b""
+        self._waiting = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The events that this chunk completes; raises `httpx.ProtocolError` if one is missing."""
@@ -261,6 +265,10 @@ class EventSplitter:
             for name, _, value in (line.partition(b":") for line in block.split(b"\n"))
         }
         if not fields.keys() & {b"id", b"event", b"data"}:
+            self._waiting = block == _COMMENT
+            return True
+        waiting, self._waiting = self._waiting, False
+        if waiting and b"id" not in fields:
             return True
         final = fields.get(b"data") == b"[DONE]" or fields.get(b"event") in _FINAL_EVENTS
         number = int(fields[b"id"]) if fields.get(b"id", b"").isdigit() else 0

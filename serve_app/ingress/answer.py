@@ -25,9 +25,9 @@ from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
 from serve_app.errors import RedisUnavailable, RequestRefused, retry_headers
 from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.signs_of_life import sign_of_life
 from serve_app.journal.ending import MESSAGES
 from serve_app.journal.events import (
-    HEARTBEAT,
     PIECE_BYTES,
     SEPARATOR,
     after_event,
@@ -207,11 +207,18 @@ class Answer:
                 await self._finish(send, b"".join(held))
                 return
             if self._streamed and SYSTEM.monotonic_s() - self._last_sent_s >= self._heartbeat_s:
-                await self._send(send, _EVENT_STREAM, HEARTBEAT)
+                await self._send(send, _EVENT_STREAM, self._sign_of_life())
             if self._overdue:
                 await self._expire()
             else:
                 await self._follower.wait()
+
+    def _sign_of_life(self) -> bytes:
+        reader = self._follower.reader
+        begun, last = self._started, max(reader.last_event, reader.seen)
+        return sign_of_life(
+            self._path, self._follower.request_id, self._facts, last, begun or last > 0
+        )
 
     def _push(self) -> bool:
         """Send what the reader holds, while the task only waits. False: the task must go on."""

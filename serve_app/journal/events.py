@@ -16,8 +16,8 @@ from serve_app.errors import error_body
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]\n\n"
-HEARTBEAT = b": waiting\n"
-"""A comment between two events. It has no blank line: after an event with an id, OpenAI's SDK
+COMMENT = b": waiting\n"
+"""What a sign of life begins with. It has no blank line: after an event with an id, OpenAI's SDK
 (3.52) would treat that as an event and fail on its empty data.
 """
 PIECE_BYTES = 64 * 1024

@@ -52,9 +52,10 @@ class IngressSettings(Section):
         "`https://chat.example.com`; `*` allows all. Default: none",
     )
     heartbeat_s: float = Field(
-        10.0,
+        8.0,
         gt=0,
-        description="While a stream waits for output, the ingress sends an SSE comment this often",
+        description="While a stream waits for output, the ingress sends an event without effect "
+        "this often, a second more or less",
     )
     max_readers: int = Field(
         1024,

@@ -90,7 +90,7 @@ def text_of(found: Sequence[Event]) -> str:
 
 
 def events_of(body: str) -> list[Event]:
-    """The events of a complete stream, without comments."""
+    """The events of a complete stream, without signs of life."""
     return [event for block in body.split("\n\n") if (event := _event(block)) is not None]
 
 
@@ -100,14 +100,14 @@ def _event(block: str) -> Event | None:
         for line in block.split("\n")
         if ": " in line and not line.startswith(":")
     )
-    if "data" not in fields:
+    if "data" not in fields or (block.startswith(": waiting\n") and "id" not in fields):
         return None
     return Event(int(fields["id"]), fields.get("event", "message"), fields["data"])
 
 
 class Stream:
-    """A streamed answer, read event by event as it arrives, comments in between; each with the time
-    of its arrival.
+    """A streamed answer, read event by event as it arrives, signs of life in between; each with the
+    time of its arrival.
     """
 
     def __init__(self, response: httpx.Response) -> None:
@@ -119,7 +119,7 @@ class Stream:
         self._blocks = self._read()
 
     def blocks(self) -> Iterator[str]:
-        """Events and comments from where the last reader stopped, until the stream ends."""
+        """Events and signs of life from where the last reader stopped, until the stream ends."""
         return iter(self._blocks.__next__, None)
 
     def _read(self) -> Iterator[str]:
@@ -127,16 +127,16 @@ class Stream:
         for chunk in self.response.iter_text():
             self.text += chunk
             rest += chunk
-            while end := rest.find("\n" if rest.startswith(":") else "\n\n") + 1:
-                block, rest = rest[: end - 1], rest[end:].removeprefix("\n")
+            while "\n\n" in rest:
+                block, _, rest = rest.partition("\n\n")
                 self.arrivals.append((time.monotonic(), block))
                 yield block
         assert rest == "", f"the stream ended inside of an event: {rest!r}"
 
-    def comments(self, count: int) -> list[tuple[float, str]]:
-        """The next `count` blocks, with their times; all of them must be comments."""
+    def signs_of_life(self, count: int) -> list[tuple[float, str]]:
+        """The next `count` blocks, with their times; all of them must be signs of life."""
         found = [block for block, _ in zip(self.blocks(), range(count), strict=False)]
-        assert [block[0] for block in found] == [":"] * count, found
+        assert [_event(block) for block in found] == [None] * count, found
         return self.arrivals[-count:]
 
     def next_events(self, count: int) -> list[Event]:

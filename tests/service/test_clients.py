@@ -4,77 +4,25 @@ with a tool call between them, streams, errors, and a stream that is left.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from scripts.local.environment import ROOT
+from tests.installed_clients import ENVIRONMENT, INSTALLED, SCRIPTS, installed, need, of_node
 from tests.service.support import CHAT, Running
 from tests.waiting import until
 
 # It concerns the clients; in the gate: test_openai_sdk.py, and journal/test_disconnects.py.
 pytestmark = pytest.mark.nightly
-SCRIPTS = ROOT / "tests" / "clients"
-INSTALLED = ROOT / ".hermes" / "clients"
 TRIES = 3
-ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "HOME": str(INSTALLED),
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would fetch a list at its start
-}
-
-
-def cannot(why: str) -> None:
-    """The client cannot be run on this machine."""
-    pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
-
-
-def need(program: str, package: str) -> str:
-    """The path of a program."""
-    found = shutil.which(program)
-    if found is None:
-        cannot(f"`{program}` is not on PATH (Debian: apt install {package})")
-    return str(found)
-
-
-def installed(name: str, lock: str, *commands: list[str]) -> Path:
-    """The folder below `.hermes` with a client's files, in which these commands have been run,
-    once for each version of its lock file.
-    """
-    source, folder = SCRIPTS / name, INSTALLED / name
-    stamp, digest = folder / "installed", hashlib.sha256((source / lock).read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != digest:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-        for command in commands:
-            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
-            if ran.returncode:
-                said = " ".join(f"{ran.stdout}{ran.stderr}".split())[-300:]
-                cannot(f"{name} cannot be installed; `{' '.join(command[:4])}` says: {said}")
-        stamp.write_text(digest)
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    return folder
-
-
-def of_node(name: str) -> list[str]:
-    """The command of a client for Node."""
-    node, npm = need("node", "nodejs"), need("npm", "npm")
-    return [
-        node,
-        str(installed(name, "package-lock.json", [npm, "ci", "--ignore-scripts"]) / "main.js"),
-    ]
 
 
 def of_python(script: str, *words: str) -> list[str]:

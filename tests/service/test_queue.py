@@ -25,13 +25,13 @@ def one_waits(service: Running, request_class: str) -> bool:
     return waiting(service, request_class) == 1
 
 
-def test_a_stream_that_waits_is_kept_awake_by_comments_and_then_answered(
+def test_a_stream_that_waits_shows_signs_of_life_and_is_then_answered(
     simulated: Running,
 ) -> None:
     with busy(simulated) as held, simulated.stream("Wait for it.", 8) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         stream = Stream(response)
-        stream.comments(4)
+        stream.signs_of_life(4)
         assert simulated.state(stream.request_id)["state"] == "queued"
         assert simulated.state(stream.request_id)["replica"] is None
         until("the queue shows it", lambda: one_waits(simulated, "standard"))
@@ -45,16 +45,16 @@ def test_a_stream_that_waits_is_kept_awake_by_comments_and_then_answered(
 
 
 @pytest.mark.clock
-def test_comments_come_once_a_heartbeat_and_no_more(simulated: Running) -> None:
+def test_a_sign_of_life_comes_once_a_heartbeat_and_no_more(simulated: Running) -> None:
     with busy(simulated), simulated.stream("Wait for it.", 8) as response:
         stream = Stream(response)
         with RunningTime() as running:
             began_s = time.monotonic()
-            comments = 0
-            while comments < 4 or time.monotonic() < began_s + 3:
-                comments += len(stream.comments(1))
+            signs = 0
+            while signs < 4 or time.monotonic() < began_s + 3:
+                signs += len(stream.signs_of_life(1))
             assert running.now_s() < 15, "one each second in this service"
-            assert comments <= time.monotonic() - began_s + 2
+            assert signs <= time.monotonic() - began_s + 2
         simulated.cancel(stream.request_id)
 
 

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from serve_app.ingress.answer import Answer, Answering
 from serve_app.journal.entries import Entry, encode_wakes, wake_of
-from serve_app.journal.events import HEARTBEAT
+from serve_app.journal.events import COMMENT
 from serve_app.journal.facts import AttemptFacts, Head, Summary
 from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
@@ -88,7 +88,7 @@ class Client:
                 raise OSError("the connection is broken")
             await self.takes.wait()
             body = message.get("body", b"")
-            self.got += b"" if body == HEARTBEAT else body
+            self.got += b"" if body == COMMENT else body
         finally:
             self._sending = False
 

@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 
-from serve_app.journal.events import DONE, HEARTBEAT
+from serve_app.journal.events import COMMENT, DONE
 from tests.http_server import (
     END,
     Asked,
@@ -148,7 +148,7 @@ def test_every_sign_of_life_gives_the_service_its_whole_time_again(
         if tries == 6:
             wire.send(answer(asked, events))
             return
-        wire.send(streaming() + chunk(events[tries - 1] if sign == "event" else HEARTBEAT))
+        wire.send(streaming() + chunk(events[tries - 1] if sign == "event" else COMMENT))
         wire.cut()
 
     with serving(script) as service:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.client.transports import EventSplitter, RetryClock
-from serve_app.journal.events import HEARTBEAT, after_event
+from serve_app.journal.events import COMMENT, after_event
 from tests.http_server import chunk, cutting, serving
 from tests.unit.client.service import EVENTS, ROOT, TEXTS, answer, first, streaming
 
@@ -38,7 +38,7 @@ def test_events_come_whole_once_and_in_order_however_their_bytes_and_connections
     seed: int,
 ) -> None:
     chance = random.Random(seed)
-    events = [*EVENTS[:2], HEARTBEAT, *EVENTS[2:]]
+    events = [*EVENTS[:2], COMMENT, *EVENTS[2:]]
     splitter, found = EventSplitter(), list[bytes]()
     for _ in range(100):
         if splitter.finished:

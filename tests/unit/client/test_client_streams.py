@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serve_app.contract import Reason
-from serve_app.journal.events import HEARTBEAT, error_events
+from serve_app.journal.events import COMMENT, error_events
 from tests.http_server import END, Asked, Wire, chunk, cutting, sending, serving
 from tests.tables import each
 from tests.unit.client.callers import Kind, Scripted
@@ -31,7 +31,8 @@ from tests.unit.client.service import (
 def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(
     kind: Kind, step: int
 ) -> None:
-    parts = [chunk(EVENTS[0]), chunk(HEARTBEAT), *map(chunk, EVENTS[1:]), END]
+    life = chunk(COMMENT + b'data: {"choices": []}\n\n')
+    parts = [life, chunk(EVENTS[0]), chunk(COMMENT), life, *map(chunk, EVENTS[1:]), END]
     sent = streaming() + b"".join(parts)
     broken: set[int] = set()
 
@@ -49,7 +50,8 @@ def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(
     places = range(0, len(sent) + 1, step)
     with serving(script) as service:
         found = kind.chat([f"{service.url}/{place}" for place in places], stream=True)
-    assert [place for place, result in zip(places, found, strict=True) if result != unbroken] == []
+    news = [[part for part in result if part["choices"]] for result in found]  # no signs of life
+    assert [place for place, result in zip(places, news, strict=True) if result != unbroken] == []
     for place in places:
         posts = [a for a in service.asked if a.method == "POST" and a.path.startswith(f"/{place}/")]
         # With the head the id is known, and the rest can be asked for.
@@ -63,8 +65,9 @@ def test_a_stream_cut_at_any_byte_of_its_answer_reads_as_if_it_had_not_been(
 def test_only_whole_events_and_lines_of_comments_are_handed_on(
     kind: Kind, size: int, heartbeat: bytes
 ) -> None:
-    blocks = [b": waiting\n", EVENTS[0], b": waiting\n", EVENTS[1], b"retry: 100\n\n", *EVENTS[2:]]
-    body = b"".join(heartbeat if block == b": waiting\n" else block for block in blocks)
+    life = [b": waiting\n", b"event: keepalive\ndata: {}\n\n"]
+    blocks = [*life, EVENTS[0], b": waiting\n", EVENTS[1], *life, b"retry: 100\n\n", *EVENTS[2:]]
+    body = b"".join(blocks).replace(b": waiting\nid", heartbeat + b"id")
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
     with serving(sending(streaming() + b"".join(map(chunk, pieces)) + END)) as service:
         got = kind.fetch(service.url)
@@ -74,7 +77,7 @@ def test_only_whole_events_and_lines_of_comments_are_handed_on(
 
 def test_a_comment_is_handed_on_while_the_next_event_is_still_to_come(kind: Kind) -> None:
     def script(asked: Asked, wire: Wire) -> None:
-        wire.send(streaming() + chunk(PLAIN[0] + HEARTBEAT))
+        wire.send(streaming() + chunk(PLAIN[0] + COMMENT))
         wire.pause()
 
     with serving(script) as service:
@@ -108,7 +111,7 @@ def test_a_hole_in_a_stream_is_an_error(
 def test_a_journal_that_ends_before_what_was_received_is_an_error_and_no_end(
     kind: Kind, path: str
 ) -> None:
-    lost = HEARTBEAT + error_events(Reason.JOURNAL_LOST, "Lost.", 1, path)
+    lost = COMMENT + error_events(Reason.JOURNAL_LOST, "Lost.", 1, path)
     broken = cutting(streaming() + chunk(b"".join(PLAIN[:3])))
     script = first(broken, sending(streaming() + chunk(lost) + END))
     with (
