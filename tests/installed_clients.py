@@ -8,6 +8,8 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,16 @@ def of_node(name: str, script: str = "main.js") -> list[str]:
         node,
         str(installed(name, "package-lock.json", [npm, "ci", "--ignore-scripts"]) / script),
     ]
+
+
+def of_guidellm(*words: str) -> list[str]:
+    """The command of a benchmark. Its environment has this project's packages beside its own."""
+    python, lock = str(INSTALLED / "guidellm" / "venv" / "bin" / "python"), "requirements.lock"
+    made = [sys.executable, "-m", "venv", "venv"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", lock]
+    (folder,) = (installed("guidellm", lock, made, pip) / "venv").glob("lib/python*/site-packages")
+    (folder / "beside.pth").write_text(sysconfig.get_path("purelib"))
+    return [python, "-m", "guidellm", "run", *words]
 
 
 def of_codex(url: str, model: str, home: Path, said: Path, *settings: str) -> list[str]:

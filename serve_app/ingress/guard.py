@@ -17,6 +17,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.inference import InferenceEndpoint
 from serve_app.ingress.refusals import internal, note_refusal, refusal_answer
+from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.observability.logs import about
@@ -24,7 +25,7 @@ from serve_app.observability.metrics import Telemetry
 
 log = logging.getLogger("hermes.ingress")
 
-_OPEN_PATHS = ("/healthz", "/readyz", *docs_page.OPEN_PATHS)
+_OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
 """Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
 _METRICS_PATH = "/metrics"
 

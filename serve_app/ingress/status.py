@@ -150,6 +150,10 @@ class Readiness:
         return self._membership.members.ingresses_of(self._cluster)
 
 
+PROBES = ("/healthz", "/readyz", "/health", "/ping", "/version")
+"""Paths that need no API key, because probes have none."""
+_READY_AT = ("/health", "/ping")
+"""Where clients of vLLM, SGLang, llama.cpp and SageMaker ask whether a server can be used."""
 MODELS_CREATED = 1_767_225_600  # 2026-01-01: the same for every replica, and across restarts
 
 
@@ -191,6 +195,14 @@ def routes(
     async def readyz() -> JSONResponse:
         ready, facts = readiness.report()
         return JSONResponse(facts, 200 if ready else 503, None if ready else {"retry-after": "1"})
+
+    for path in _READY_AT:
+        router.add_api_route(path, readyz, methods=["GET"], include_in_schema=False)
+    router.add_api_route("/ping", readyz, methods=["POST"], include_in_schema=False)
+
+    @router.get("/version", include_in_schema=False)
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @router.get("/metrics", summary="Metrics of the whole application, by replica")
     async def metrics() -> Response:

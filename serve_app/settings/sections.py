@@ -85,7 +85,8 @@ class AuthSettings(Section):
     """Who may send requests."""
 
     required: bool = Field(
-        False, description="Whether requests need an API key; /healthz, /readyz and /docs never do"
+        False,
+        description="Whether requests need an API key; /healthz, other probes and /docs do not",
     )
     keys_file: str = Field(
         "",

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,15 +17,23 @@ import pytest
 from serve_app.ingress.answer import Answer
 from serve_app.ingress.docs_page import OPEN_PATHS
 from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.status import Readiness
+from serve_app.ingress.status import PROBES, Readiness
 from serve_app.ingress.uploads import Uploads
-from tests.journal.in_process import Door, door, in_process, settings_of
+from tests.journal.in_process import (
+    Door,
+    door,
+    door_of,
+    in_process,
+    ingress_process,
+    keys_of,
+    settings_of,
+)
 from tests.journal.journal_helpers import PrivateRedis
 from tests.tables import Failures
 from tests.waiting import eventually
 
 MODEL = "hermes-tiny"
-READ = ("/v1/models", f"/v1/models/{MODEL}", "/healthz", "/readyz", "/metrics", *OPEN_PATHS)
+READ = ("/v1/models", f"/v1/models/{MODEL}", *PROBES, "/metrics", *OPEN_PATHS)
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
 ASKED = {"model": MODEL, "prompt": "Once", "max_tokens": 4}
@@ -38,6 +47,31 @@ async def ask(d: Door, headers: Mapping[str, str] = JSON, **more: object) -> htt
 def ids(answer: httpx.Response) -> list[int]:
     lines = answer.text.splitlines()
     return [int(line.removeprefix("id: ")) for line in lines if line.startswith("id: ")]
+
+
+async def test_the_probes_of_other_servers_clients_are_answered_without_a_key(
+    tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    settings = settings_of(redis_url, namespace, auth=keys_of(tmp_path, "acme"))
+    asked = [("GET", path) for path in PROBES] + [("HEAD", "/health"), ("POST", "/ping")]
+    with Failures() as failures:
+        async with in_process(settings) as d:
+            for method, path in asked:
+                with failures.of(method, path):
+                    assert (await d.http.request(method, path)).status_code == 200
+        async with ingress_process(settings) as ingress, door_of(ingress) as d:  # without a worker
+            unready = await eventually(lambda: problem_at(d))
+            for method, path in asked:
+                with failures.of(method, path, "unready"):
+                    answer = await d.http.request(method, path)
+                    lives = path in ("/healthz", "/version")
+                    assert answer.status_code == (200 if lives else 503)
+                    assert lives or method == "HEAD" or answer.json() == unready
+
+
+async def problem_at(d: Door) -> Any:
+    answer = await d.http.get("/readyz")
+    return answer.json() if answer.status_code == 503 else None
 
 
 async def test_a_path_means_the_same_with_a_slash_at_its_end(

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from tests import runs
+from tests import bpe_model, runs
 from tests.service.nodes import Nodes
 from tests.service.services import Services
 from tests.service.support import Running
 
-_FIXTURES = ("service", "simulated", "flooded", "embedding", "tensor_parallel", "nodes")
+_FIXTURES = ("service", "simulated", "flooded", "embedding", "agents", "tensor_parallel", "nodes")
 _services: Services | None = None
 
 
@@ -75,6 +75,14 @@ def flooded(services: Services) -> Running:
 def embedding(services: Services) -> Running:
     """As `flooded`, with a model that embeds."""
     return services.get("embedding")
+
+
+@pytest.fixture
+def agents(services: Services) -> Running:
+    """As `service`, with one engine whose model has a context for the prompts of coding agents."""
+    if services.kind != "agents":
+        bpe_model.make()
+    return services.get("agents")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import yaml
 from scripts.local import ports, processes, ray_cluster
 from scripts.local import service as local
 from scripts.local.environment import ROOT
+from tests import bpe_model
 from tests.service.collector import Collector
 from tests.service.nodes import Nodes
 from tests.service.support import Running
@@ -91,6 +92,14 @@ KINDS: dict[str, dict[str, Any]] = {
         },
         "haproxy": True,
         "keys": True,
+    },
+    "agents": {
+        "args": {
+            "model": {"name": "bpe", "source": str(bpe_model.FOLDER)},
+            "engine": {"args": {"max_model_len": bpe_model.POSITIONS}},
+            "workers": {"replicas": 1},
+        },
+        "haproxy": True,
     },
     "tensor-parallel": {
         "args": {
