@@ -143,6 +143,10 @@ class Recorder:
         return self._facts.request_class
 
     @property
+    def detached(self) -> bool:
+        return self._facts.detached
+
+    @property
     def created_s(self) -> float:
         """The response's creation time in Unix seconds: the admission time, which is the same in
         every attempt.

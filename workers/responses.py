@@ -1,5 +1,6 @@
 """What vLLM's Responses lack without a store of their own: an earlier response's id, `truncation:
-auto` by whole items, and the number of an input's tokens.
+auto` by whole items, the number of an input's tokens, and some of what a response repeats of its
+request.
 
 The ingress has put the earlier items into the input already (`serve_app/ingress/conversations.py`).
 """
@@ -7,15 +8,16 @@ The ingress has put the earlier items into the input already (`serve_app/ingress
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
 from serve_app.contract import INPUT_TOKENS
+from workers.recorder import current
 
 Render = Callable[..., Awaitable[Any]]
 _KEPT_ROLES = ("system", "developer")
@@ -45,6 +47,9 @@ def install(app: Any) -> None:
     render = serving._render_resolved_response_inputs
     longest: int = serving.model_config.max_model_len
     serving._render_resolved_response_inputs = partial(_fitted, render, longest)
+    make = ResponsesResponse.from_request
+    if not hasattr(make, "__wrapped__"):
+        ResponsesResponse.from_request = staticmethod(_repeating(make))
 
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
         found = await serving._render_resolved_response_inputs(request, None)
@@ -54,6 +59,27 @@ def install(app: Any) -> None:
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     app.add_api_route(INPUT_TOKENS, input_tokens, methods=["POST"])
+
+
+def _repeating(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`ResponsesResponse.from_request`, with what vLLM does not repeat, if the client has set it. A
+    stream that an older version has begun goes on without.
+    """
+
+    @wraps(make)
+    def made(request: ResponsesRequest, *args: Any, **options: Any) -> Any:
+        response, recorder = make(request, *args, **options), current.get()
+        begun = recorder.recorded.body if recorder is not None else b""
+        for name, value, said in (
+            ("background", (recorder is not None and recorder.detached) or None, b"true"),
+            ("prompt_cache_key", request.prompt_cache_key, b""),
+            ("safety_identifier", getattr(request, "safety_identifier", None), b""),
+        ):
+            if value is not None and (not begun or b'"%b":%b' % (name.encode(), said) in begun):
+                setattr(response, name, value)
+        return response
+
+    return made
 
 
 async def _fitted(

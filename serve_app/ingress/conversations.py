@@ -161,6 +161,11 @@ def _with_input(body: bytes, items: list[msgspec.Raw]) -> bytes:
     return msgspec.json.encode({**_fields.decode(body), "input": items})
 
 
+def fields_of(body: bytes) -> Fields:
+    """The fields of a body that has passed the ingress."""
+    return _fields.decode(body)
+
+
 def items_of(body: bytes) -> list[msgspec.Raw]:
     """The items of a request's input; a text is a message."""
     given = _input.decode(_fields.decode(body)["input"])

@@ -110,7 +110,9 @@ class InferenceEndpoint:
             if facts.detached and not (background and facts.streamed):
                 request_id, facts = await self._acceptance.accept_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
-                return (queued if background else accepted)(request_id, facts), ignored
+                if background:
+                    return await queued(request_id, facts, body), ignored
+                return accepted(request_id, facts), ignored
             follower, facts = await self._acceptance.accept(submission)
         span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
         continued = facts.streamed and submission.seen > 0

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES
+from serve_app.journal.entries import Entry
 from tests.engine.contents import content
-from tests.engine.resume_helpers import EngineThread, Written, attempt, request
+from tests.engine.resume_helpers import EngineThread, Written, attempt, body_of, request
 
 LONGEST = 2048
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
@@ -71,6 +72,30 @@ def test_what_a_response_has_said_is_taken_as_input(world: EngineThread) -> None
     called = answered(world, [turns[0], THOUGHT, CALL, RESULT], tools=tools)
     without = answered(world, [turns[0]], tools=tools)
     assert called["usage"]["input_tokens"] > without["usage"]["input_tokens"]
+
+
+def test_a_response_names_what_vllm_leaves_out_unless_an_older_version_has_begun_it(
+    world: EngineThread,
+) -> None:
+    said = {"prompt_cache_key": "a key", "safety_identifier": "somebody"}
+    answer = answered(world, "Where?", **said)
+    assert {name: answer[name] for name in said} == said
+    assert "safety_identifier" not in answered(world, "Where?"), "its bytes are as they were"
+    body = {"model": "hermes-tiny", "input": "Where?", "temperature": 0, "stream": True, **said}
+    done = world.run(attempt(world, [request(RESPONSES, body)]))
+    named = b'"prompt_cache_key":"a key","safety_identifier":"somebody"'
+    assert done.body.count(named) == 3, "created, in progress, completed"
+    for old in (done.entries[:12], _without(done.entries[:12], b"," + named)):
+        resumed = world.run(attempt(world, old))
+        assert resumed.recorder.lost is None
+        assert (named in resumed.body) == (named in body_of(old))
+
+
+def _without(entries: list[Entry], part: bytes) -> list[Entry]:
+    return [
+        entry._replace(fields={**entry.fields, b"b": entry.body.replace(part, b"")})
+        for entry in entries
+    ]
 
 
 def test_the_tokens_of_an_input_are_those_that_a_response_reads(world: EngineThread) -> None:

@@ -9,18 +9,22 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from serve_app.contract import Reason, State
+from serve_app.journal.entries import decode_facts
+from serve_app.journal.facts import Head, RequestFacts, Summary
 from tests.journal.in_process import Door, door, in_process, settings_of
-from tests.journal.journal_helpers import World
+from tests.journal.journal_helpers import OPENED, World
 from tests.tables import Failures
 from tests.waiting import eventually
 
 BODY: dict[str, Any] = {"model": "hermes-tiny", "input": "a lighthouse", "background": True}
 
 
-async def created(at: Door) -> dict[str, Any]:
-    answer = await at.http.post("/v1/responses", json=BODY)
+async def created(at: Door, **fields: Any) -> dict[str, Any]:
+    answer = await at.http.post("/v1/responses", json={**BODY, **fields})
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()
     assert found["id"] == f"resp_{answer.headers['x-request-id']}"
@@ -47,6 +51,95 @@ async def test_a_response_is_queued_fetched_cancelled_and_deleted(
         assert deleted == {"id": found["id"], "object": "response", "deleted": True}
         gone = await at.http.get(where)
         assert (gone.status_code, gone.json()["error"]["param"]) == (404, "id")
+
+
+ASKED: dict[str, Any] = {
+    "instructions": "Be brief.",
+    "max_output_tokens": 7,
+    "max_tool_calls": 2,
+    "metadata": {"job": "7", "in": "{\u2028}"},
+    "parallel_tool_calls": False,
+    "presence_penalty": 0.5,
+    "prompt_cache_key": "a key",
+    "reasoning": {"effort": "low"},
+    "safety_identifier": "somebody",
+    "service_tier": "flex",
+    "temperature": 0,
+    "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+    "tool_choice": {"type": "function", "name": "f"},
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+    "top_logprobs": 3,
+    "top_p": 0.9,
+    "truncation": "auto",
+    "user": "a user",
+}
+OF_VLLM: dict[str, Any] = {
+    "object": "response",
+    "output": [],
+    "status": "completed",
+    "temperature": 0.6,
+    "metadata": None,
+    "max_output_tokens": 4040,
+    "tool_choice": "none",
+}
+"""A part of what vLLM answers to a request that says nothing of these fields."""
+LEFT_OUT: dict[str, Any] = {
+    "metadata": {},
+    "max_output_tokens": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "text": {"format": {"type": "text"}},
+    "truncation": "disabled",
+}
+
+
+async def test_a_response_repeats_what_it_was_asked_in_every_state(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    async def cancel(at: Door, request_id: str) -> None:
+        await at.http.post(f"/v1/responses/resp_{request_id}/cancel")
+
+    async def run(at: Door, request_id: str) -> None:
+        await (await w.writer()).open(request_id, 1, b"nonce", OPENED)
+
+    async def fail(at: Door, request_id: str) -> None:
+        await w.endings.end(request_id, State.FAILED, Reason.POISON)
+
+    async def complete(at: Door, request_id: str) -> None:
+        attempt, entries = await (await w.writer()).open(request_id, 1, b"nonce", OPENED)
+        head = Head(200, [("content-type", "application/json")])
+        attempt.append([], [msgspec.json.encode(OF_VLLM)], 0, head)
+        summary = Summary(decode_facts(entries[0], RequestFacts), OPENED, 1, 1)
+        attempt.finish(State.COMPLETED, None, summary, 1)
+        await attempt.closed
+
+    async def wait(at: Door, request_id: str) -> None:
+        pass
+
+    steps = {
+        "queued": wait,
+        "in_progress": run,
+        "cancelled": cancel,
+        "failed": fail,
+        "completed": complete,
+    }
+    async with door(redis_url, namespace) as at:
+        with Failures() as failures:
+            for status, step in steps.items():
+                for asked, repeated in ((ASKED, ASKED), ({}, LEFT_OUT)):
+                    with failures.of(status, asked):
+                        first = await created(at, **asked)
+                        await step(at, first["id"].removeprefix("resp_"))
+                        found = (await at.http.get(f"/v1/responses/{first['id']}")).json()
+                        assert found["status"] == status
+                        assert (found["background"], found["store"]) == (True, True)
+                        for one in (first, found):
+                            assert {name: one[name] for name in repeated} == repeated
+                        own = asked.get("temperature", 0.6 if status == "completed" else 1)
+                        assert found["temperature"] == own
+            with failures.of("another endpoint's"):
+                chat = await at.detached("Hi")
+                assert (await at.http.get(f"/v1/responses/resp_{chat}")).status_code == 404
 
 
 async def test_a_stream_in_the_background_goes_on_when_its_client_leaves(
