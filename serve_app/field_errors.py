@@ -115,5 +115,7 @@ def _what_is_wrong(error: Error) -> str:
         return f"it must be {_MUST_BE[kind]}"
     if kind == "literal_error":
         return f"it must be {error['ctx']['expected']}"
+    if kind == "too_long":
+        return f"it may have at most {error['ctx']['max_length']} items"
     text: str = error["msg"]
     return text.removeprefix("Value error, ").replace("Input should", "it should", 1).rstrip(".")

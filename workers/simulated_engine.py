@@ -242,9 +242,9 @@ class SimulatedEngine:
         finally:
             self._progress.ended()
         usage = {
-            "prompt_tokens": len(body) // 4,
+            "prompt_tokens": len(prompt) // 4,
             "completion_tokens": limit,
-            "total_tokens": len(body) // 4 + limit,
+            "total_tokens": len(prompt) // 4 + limit,
         }
         if not streamed:
             await respond(recorder, 200, "application/json", shape.complete("".join(spoken), usage))

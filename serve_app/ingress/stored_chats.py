@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import CHATS, Reason, State
@@ -21,11 +21,13 @@ from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.pages import invalid, listing, not_found, page
 from serve_app.ingress.requests_api import request_behind
 from serve_app.ingress.uploads import Uploads
+from serve_app.ingress.validation.bodies import Metadata
 from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.reader import read_whole
 from serve_app.journal.store import JournalStore
+from serve_app.journal.usage import Usage
 from serve_app.settings.limits import RequestLimits
 
 _PREFIX = "chatcmpl-"
@@ -39,15 +41,7 @@ _Id = Annotated[str, Query(max_length=200)]
 
 
 class _Update(BaseModel):
-    """OpenAI's bounds."""
-
-    metadata: (
-        dict[
-            Annotated[str, Field(max_length=64)],
-            Annotated[str, Field(max_length=512)],
-        ]
-        | None
-    ) = Field(max_length=16)
+    metadata: Metadata | None
 
 
 class _Asked(NamedTuple):
@@ -237,7 +231,21 @@ def _answer(entries: Sequence[Entry]) -> tuple[dict[str, Any] | None, int]:
     reader, answer = read_whole(entries)
     if reader.ending is None or reader.ending.state is not State.COMPLETED:
         return None, len(answer)
-    return merged(answer) if reader.streams else msgspec.json.decode(answer), len(answer)
+    if not reader.streams:
+        return msgspec.json.decode(answer), len(answer)
+    return {"usage": _usage(entries[-1]), **merged(answer)}, len(answer)
+
+
+def _usage(last: Entry) -> dict[str, Any] | None:
+    """What a stream says only if it was asked to; None if an older version has ended it."""
+    if not last.used:
+        return None
+    used = Usage.decode(last.used)
+    return {
+        "prompt_tokens": used.prompt,
+        "completion_tokens": used.output,
+        "total_tokens": used.prompt + used.output,
+    }
 
 
 class _Choice:

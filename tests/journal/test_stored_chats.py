@@ -60,6 +60,20 @@ async def test_chats_are_listed_changed_and_deleted(
         assert not [key async for key in w.operator.scan_iter(f"{namespace}:[jbm]:*")]
 
 
+async def test_a_stored_stream_has_its_usage_whether_it_was_asked_for_or_not(
+    redis_url: str, namespace: str
+) -> None:
+    told: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    asked: list[dict[str, Any]] = [{}, {"stream": True}, {"stream": True, **told}]
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        ids = [await stored(d, "Hi", **fields) for fields in asked]
+        page = (await d.http.get(PATH)).json()["data"]
+        alone = [(await d.http.get(f"{PATH}/{chat_id}")).json() for chat_id in ids]
+        used = [one["usage"] for one in (*page, *alone)]
+        assert used[0]["total_tokens"] == used[0]["prompt_tokens"] + 4
+        assert used == used[:1] * 6
+
+
 async def test_what_is_not_there_is_refused(tmp_path: Path, redis_url: str, namespace: str) -> None:
     auth = keys_of(tmp_path, "acme", "other")
     async with in_process(settings_of(redis_url, namespace, auth=auth)) as d:

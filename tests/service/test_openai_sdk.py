@@ -99,7 +99,8 @@ def test_a_response_in_the_background_is_fetched_streamed_again_and_deleted(
     responses: Any = service.sdk.responses
     asked = {"model": service.model, "input": STORY, "temperature": 0, "max_output_tokens": 40}
     whole = responses.create(**asked)
-    later = responses.create(**asked, background=True)
+    of_its_own = {"metadata": {"job": "7"}, "safety_identifier": "somebody", "top_p": 0.9}
+    later = responses.create(**asked, **of_its_own, background=True)
     assert (later.status, later.background) in (("queued", True), ("in_progress", True))
 
     def fetched(response_id: str) -> Any:
@@ -109,12 +110,14 @@ def test_a_response_in_the_background_is_fetched_streamed_again_and_deleted(
     found = until("it has ended", lambda: fetched(later.id))
     assert (found.id, found.background, found.status) == (later.id, True, whole.status)
     assert (found.output_text, found.usage) == (whole.output_text, whole.usage)
+    said = later.model_fields_set - {"status", "output", "usage", "incomplete_details"}
+    assert found.model_dump(include=said) == later.model_dump(include=said)
 
     stream = responses.create(**asked, background=True, stream=True)
     first = next(iter(stream))
     stream.close()  # and nothing is cancelled
     events = list(responses.retrieve(first.response.id, stream=True))
-    assert events[0] == first
+    assert (events[0], first.response.background) == (first, True)
     rest = list(responses.retrieve(first.response.id, stream=True, starting_after=4))
     assert rest == events[5:]
     assert rest[0].sequence_number == 5
@@ -171,7 +174,7 @@ def test_chat_completions_are_stored_listed_changed_and_deleted(service: Running
     assert [one.id for one in found] == [whole.id, streamed]
     assert found[0].choices == whole.choices
     assert found[1].choices[0].message.content == whole.choices[0].message.content
-    assert chats.retrieve(whole.id).usage == whole.usage
+    assert chats.retrieve(whole.id).usage == whole.usage == found[1].usage
     (message,) = chats.messages.list(whole.id)
     assert message.content == STORY
     assert chats.update(whole.id, metadata={"test": "changed"}).metadata == {"test": "changed"}

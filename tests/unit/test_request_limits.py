@@ -86,7 +86,7 @@ def test_a_number_that_cannot_be_represented_is_refused_in_these_words(
 @each("number", [2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**400])
 @each(
     "place",
-    ["metadata", "prediction", "tools", "response_format", "structured_outputs", "messages"],
+    ["prediction", "tools", "response_format", "structured_outputs", "messages"],
 )
 def test_a_schema_and_what_only_vllm_reads_may_have_any_number(number: int, place: str) -> None:
     limits = {"type": "integer", "maximum": number}
@@ -111,6 +111,18 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"repetition_detection": {"min_count": 2**31}}, "repetition_detection.min_count"),
     (CHAT, {"logit_bias": {str(n): 1 for n in range(1_025)}}, "logit_bias"),
     (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias"),
+    *(
+        (path, {"metadata": metadata, **needed}, place)
+        for path, needed in ((CHAT, {}), (RESPONSES, {"input": "x"}))
+        for metadata, place in (
+            ({"run": 7}, "metadata.run"),
+            ({"run": None}, "metadata.run"),
+            ({"run": {}}, "metadata.run"),
+            ({"run": "x" * 513}, "metadata.run"),
+            ({"x" * 65: ""}, f"metadata.{'x' * 65}"),
+            ({str(n): "" for n in range(17)}, "metadata"),
+        )
+    ),
     (CHAT, {"structured_outputs": True}, "structured_outputs"),
     (CHAT, {"allowed_token_ids": list(range(1_025))}, "allowed_token_ids"),
     (CHAT, {"logprobs": True, "logprob_token_ids": list(range(129))}, "logprob_token_ids"),

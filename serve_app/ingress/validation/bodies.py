@@ -46,6 +46,11 @@ _Limit = Annotated[int, Field(ge=1, le=_INT32)]
 _Ids = Annotated[list[_Count], Field(fail_fast=True)]
 _TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+"""What a client notes about its request or a stored answer. OpenAI's bounds."""
 
 
 class _Common(_Loose):
@@ -115,7 +120,7 @@ class _Tool(_Loose):
 
 class _Chat(_Sampling):
     store: bool | None = None
-    metadata: dict[str, Any] | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
     messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
 
@@ -136,6 +141,7 @@ class _Item(_Loose):
 class _Responses(_Sampling):
     input: str | Annotated[list[_Item], Field(fail_fast=True)]
     max_tool_calls: _Count | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = Field(None, max_length=200)
