@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve._private import http_util
+from ray.serve._private import http_util, replica
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
@@ -34,8 +34,20 @@ _A_LITTLE = 0.001
 replicas run, not how many.
 """
 
-_REPLACED = ("SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER", "RequestIdMiddleware")
-"""In `http_util`, by an ingress."""
+_HEADERS_OF_SERVE = (
+    (replica, "SERVE_HTTP_REQUEST_ID_HEADER"),
+    (replica, "SERVE_MULTIPLEXED_MODEL_ID"),
+    (http_util, "SERVE_SESSION_ID"),
+    (http_util, "SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER"),
+    (http_util, "SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER"),
+)
+"""Headers that Serve (2.60) reads before an ingress does. A byte in one that is no UTF-8 was a bare
+500, a time that has passed a bare 408, and a client's word kept a request that its client had left.
+"""
+_NO_HEADER = "(no header)"
+"""What Serve looks for instead: a name cannot have spaces."""
+_REPLACED = (*_HEADERS_OF_SERVE, (http_util, "RequestIdMiddleware"))
+"""By an ingress, in Serve's modules."""
 
 _SHORT_REQUESTS = 128
 """Additional concurrent requests for short ones: probes, states, `DELETE`."""
@@ -101,9 +113,8 @@ class Ingress:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, args: dict[str, Any], workers: DeploymentHandle[Any]
     ) -> None:
-        # Serve (2.60) reads the same header, and would end the request with a bare 408 before our
-        # own answer.
-        http_util.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER = "x-ray-serve-request-timeout-seconds"
+        for module, name in _HEADERS_OF_SERVE:
+            setattr(module, name, _NO_HEADER)
         http_util.RequestIdMiddleware = _Unchanged
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.
         workers._init(_run_router_in_separate_loop=False)
@@ -187,13 +198,12 @@ def _check_ray() -> None:
     Raises:
         SettingsError: it has not.
     """
-    for owner, names in ((RequestRouter, OVERRIDDEN), (http_util, _REPLACED)):
-        for name in names:
-            if not hasattr(owner, name):
-                raise SettingsError(
-                    f"Ray {ray.__version__} has no {owner.__name__}.{name}, which the service "
-                    "replaces: install the pinned version"
-                )
+    for owner, name in (*((RequestRouter, name) for name in OVERRIDDEN), *_REPLACED):
+        if not hasattr(owner, name):
+            raise SettingsError(
+                f"Ray {ray.__version__} has no {owner.__name__}.{name}, which the service "
+                "replaces: install the pinned version"
+            )
 
 
 def _readable_here(settings: Settings) -> Settings:

@@ -108,6 +108,32 @@ def test_a_streamed_request_is_refused_before_its_stream_begins(service: Running
     assert "4096" in error["message"], "the limit of the context"
 
 
+LATIN_1 = b"caf\xe9"
+READ_BY_SERVE = (
+    *("x-request-id", "x-session-id", "x_session_id", "serve_multiplexed_model_id"),
+    *("serve-multiplexed-model-id", "x-request-disconnect-disabled"),
+    "x-ray-serve-request-timeout-seconds",
+)
+READ_BY_US = ("traceparent", "last-event-id", "idempotency-key", "authorization", "x-own")
+NUMBERS = ("x-request-timeout-seconds", "x-hermes-class")
+
+
+def test_a_header_may_have_any_bytes(service: Running) -> None:
+    """Java and .NET send ISO-8859-1, and Serve reads some headers before the application does."""
+    body = {"model": service.model, "messages": HELLO, "max_tokens": 1}
+    with Failures() as failures:
+        for name in (*READ_BY_SERVE, *READ_BY_US, *NUMBERS):
+            headers: list[tuple[bytes, bytes]] = [(name.encode(), LATIN_1)]
+            with failures.of("GET", name):
+                assert service.http.get("/v1/models", headers=headers).status_code == 200
+            with failures.of("POST", name):
+                answer = service.http.post(CHAT, json=body, headers=headers)
+                assert answer.status_code == (400 if name in NUMBERS else 200), answer.text
+                if name == "x-request-id":
+                    shown = dict(answer.headers.raw)[b"x-client-request-id"]
+                    assert shown == LATIN_1
+
+
 WRONG_SCHEMA = {
     "response_format": {
         "type": "json_schema",

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve._private import http_util
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import RequestRouter
@@ -150,9 +149,7 @@ def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_rou
     assert config.get_request_router_class().__name__ == "SessionRouter"
 
 
-REPLACED = [(RequestRouter, name) for name in OVERRIDDEN] + [
-    (http_util, name) for name in _REPLACED
-]
+REPLACED = [*((RequestRouter, name) for name in OVERRIDDEN), *_REPLACED]
 
 
 @each("owner, name", REPLACED)
