@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from serve_app import timings
@@ -61,6 +62,8 @@ class Disconnects:
         """Requests whose reader here is written down, and until when that holds, in monotonic
         seconds.
         """
+        self._arriving = Counter[str]()
+        """Requests whose clients are coming back here, and are not followed yet."""
         self._renewing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsure: dict[str, tuple[asyncio.Task[None], RequestFacts]] = {}
@@ -100,6 +103,7 @@ class Disconnects:
         doubt, submitted = self._unsure.pop(request_id, (None, None))
         if doubt is not None:
             doubt.cancel()  # the request is there, and now somebody is told so
+        self._arriving[request_id] += 1
         try:
             if not ended:
                 await self.arrived(request_id)
@@ -108,6 +112,9 @@ class Disconnects:
             if not ended:
                 self._look_after(request_id, submitted)
             raise
+        finally:
+            self._arriving[request_id] -= 1
+            self._arriving += Counter()  # without those at zero
 
     def unsure(self, request_id: str, facts: RequestFacts, settled: Callable[[], None]) -> None:
         """Redis may have accepted a request, or may still do so, although its client left or got a
@@ -174,9 +181,9 @@ class Disconnects:
         while True:
             await asyncio.sleep(pause_s)
             try:
-                if await self._read_elsewhere(request_id):
-                    return  # the current reader starts its own grace period when it leaves
                 entries = await self._store.outline(request_id)
+                if await self._is_read(request_id):  # asked last: clients come back until the end
+                    return  # the current reader starts its own grace period when it leaves
                 give_up_s = min(
                     give_up_s, self._clock.local.monotonic_s() + may_come_s
                 )  # counted from Redis's first answer
@@ -200,14 +207,17 @@ class Disconnects:
             return
         await self._endings.end(request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED, entries)
 
-    async def _read_elsewhere(self, request_id: str) -> bool:
+    def _is_read_here(self, request_id: str) -> bool:
+        return request_id in self._arriving or request_id in self._followers.request_ids
+
+    async def _is_read(self, request_id: str) -> bool:
         """Whether somebody reads the request here or at another ingress that lives.
 
         Raises:
             RedisUnavailable: Redis cannot be reached, or was so slow that it may not know all
                 readers, or which ingresses live.
         """
-        if request_id in self._followers.request_ids:
+        if self._is_read_here(request_id):
             return True
         key, began_s = self._key(request_id), self._clock.local.monotonic_s()
         _, readers = all_answered(
@@ -219,6 +229,8 @@ class Disconnects:
             )
         )
         self._written.pop(request_id, None)
+        if self._is_read_here(request_id):  # since
+            return True
         members = self._members()
         if any(name.encode() in readers for name in members.living):
             return True

@@ -90,13 +90,15 @@ async def test_a_reader_that_is_written_down_late_because_redis_hung_has_not_lef
         asked, looked, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
         looks = 0
 
-        async def counting(commands: Any) -> Any:
+        async def counting(commands: Any, large: bool = False) -> Any:
             nonlocal looks
             if commands[0][0] != "ZREM":
-                return await call(commands)
+                return await call(commands, large)
             looks += 1
             if looks > 1:
                 await written.wait()
+            else:
+                os.kill(private_redis.pid, signal.SIGSTOP)
             asked.set()
             found = await call(commands)
             looked.set()
@@ -104,7 +106,6 @@ async def test_a_reader_that_is_written_down_late_because_redis_hung_has_not_lef
 
         monkeypatch.setattr(left.base.link, "call", counting)
         follower, _ = await left.post()
-        os.kill(private_redis.pid, signal.SIGSTOP)
         left.disconnects.left(follower, departed=True)
         await asked.wait()
         left.local.ahead_s = timings.READER_SLOW_S + 1
@@ -157,6 +158,51 @@ async def test_readers_cost_a_command_each_and_not_again_while_they_read(
     key = readers_key(w.settings.namespace, followers[0].request_id)
     assert await w.operator.zrange(key, 0, -1) == [b"ingress-1"]
     assert 0 < await w.redis.pttl(key) <= timings.READER_KNOWN_MS
+
+
+@pytest.mark.parametrize("where", ["here", "nearly here", "elsewhere"])
+async def test_a_client_that_comes_back_at_the_end_of_its_grace_is_not_cancelled(
+    w: World, its: StillIngress, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """While the ingress reads the journal, or asks Redis who reads."""
+    follower, _ = await its.post()
+    name, told = follower.request_id, asyncio.Event()
+    call, outline = its.base.link.call, its.base.store.outline
+    coming: list[asyncio.Task[Any]] = []
+
+    async def calling(commands: Any, large: bool = False) -> Any:
+        if commands[0][0] == "ZADD":
+            await told.wait()
+        found = await call(commands, large)
+        if commands[0][0] == "ZREM" and where != "elsewhere" and not coming:
+            coming.append(asyncio.create_task(its.disconnects.attach(name, 0)))
+            if where == "here":
+                told.set()
+                await asyncio.wait(coming)
+            else:  # it has not been written down yet
+                await eventually(lambda: its.disconnects._arriving)
+        return found
+
+    async def reading(request_id: str) -> Any:
+        found = await outline(request_id)
+        await other.disconnects.arrived(request_id)
+        return found
+
+    async with admitting(w.settings, "other") as other:
+        monkeypatch.setattr(its.base.link, "call", calling)
+        if where == "elsewhere":
+            monkeypatch.setattr(its.base.store, "outline", reading)
+        its.disconnects.left(follower, departed=True)
+        await its.quiet()
+        told.set()
+        await asyncio.gather(*coming)
+        assert await w.ending(name) == RUNS
+        assert not its.disconnects._arriving
+        for task in coming:
+            its.disconnects.left(task.result(), departed=True)
+        if coming:
+            await its.quiet()
+            assert await w.ending(name) == LEFT, "and is, once it has left again"
 
 
 async def test_a_request_without_readers_is_cancelled(w: World, its: StillIngress) -> None:
