@@ -123,8 +123,8 @@ class JournalWriter:
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory the accepted entries of all attempts take."""
-        return sum(attempt.history.memory_bytes for attempt in self._attempts.values())
+        """How much memory the accepted entries of all attempts take. Any thread may ask."""
+        return sum(attempt.history.memory_bytes for attempt in list(self._attempts.values()))
 
     # -- opening ----------------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class Telemetry:
         self._slots.set(sequences)
 
     def journal_kept(self, kept_bytes: Callable[[], int]) -> None:
-        """Where to ask how much memory the kept entries take."""
+        """Where a thread may ask how much memory the kept entries take."""
         self._journal_kept.set_function(kept_bytes)
 
     def loop_held(self) -> None:
@@ -205,5 +205,7 @@ class Telemetry:
     # -- pages ------------------------------------------------------------------------------------
 
     def page(self) -> bytes:
-        """This process's metrics, including vLLM's and the process's own."""
+        """This process's metrics, including vLLM's and the process's own. Takes tens of
+        milliseconds: call it in a thread.
+        """
         return generate_latest(self.registry) + generate_latest(REGISTRY)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from redis.asyncio import Redis
@@ -42,6 +42,7 @@ class Snapshots:
         self._replica = replica
         self._telemetry = telemetry
         self._period_s = period_s
+        self._one = asyncio.Lock()
 
     async def start(self) -> None:
         self._loops.keep("metrics-snapshots", self._keep)
@@ -50,12 +51,18 @@ class Snapshots:
         expires_s = max(timings.SNAPSHOT_KEPT_S, round(4 * self._period_s))
         while True:
             try:
-                await self._leave(zlib.compress(self._telemetry.page(), 1), expires_s)
+                page = await self._own()
+                await self._leave(await asyncio.to_thread(zlib.compress, page, 1), expires_s)
             except RedisUnavailable as error:
                 log.debug("cannot write the metrics snapshot: %s", error)
             except Exception as error:  # a collector failed: the next page may be complete
                 log.error("cannot assemble the metrics page: %r", error)
             await asyncio.sleep(self._period_s)
+
+    async def _own(self) -> bytes:
+        """This process's page: one at a time, and in a thread, since vLLM's part is long."""
+        async with self._one:
+            return await asyncio.to_thread(self._telemetry.page)
 
     async def _leave(self, page: bytes, expires_s: int) -> None:
         key = metrics_key(self._namespace, self._replica)
@@ -65,17 +72,23 @@ class Snapshots:
         """Pages by replica. This process's own page is always fresh, and is the only one when Redis
         is unreachable.
         """
-        pages = {self._replica: self._telemetry.page()}
+        pages = {self._replica: await self._own()}
         others = [name for name in replicas if name != self._replica]
         try:
             keys = [metrics_key(self._namespace, name) for name in others]
             found: list[Any] = await redis_call(lambda: self._redis.mget(keys)) if keys else []
         except RedisUnavailable:
             found = []
-        for name, page in zip(others, found, strict=False):
-            if page:
-                try:
-                    pages[name] = zlib.decompress(page)
-                except zlib.error as error:
-                    log.error("ignoring malformed metrics of %s: %s", name, error)
-        return pages
+        return pages | await asyncio.to_thread(_unpacked, dict(zip(others, found, strict=False)))
+
+
+def _unpacked(packed: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """The pages that are there and can be read."""
+    pages = {}
+    for name, page in packed.items():
+        if page:
+            try:
+                pages[name] = zlib.decompress(page)
+            except zlib.error as error:
+                log.error("ignoring malformed metrics of %s: %s", name, error)
+    return pages

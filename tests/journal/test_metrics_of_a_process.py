@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from serve_app.journal.writer import JournalWriter
+from serve_app.loops import Loops
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.snapshots import Snapshots
+from serve_app.redis.keyspace import metrics_key
 from tests.journal.in_process import (
     WORKER,
     calling,
@@ -72,3 +83,57 @@ async def test_a_worker_tells_serves_autoscaler_what_runs_and_what_waits_in_redi
         await eventually(lambda: worker.replica.load()["sequences"] == 0)
         worker.replica._health.sick.set_result(None)
         assert worker.replica.load() == {}, "it reads the leases no more"
+
+
+class Slow(Collector):
+    """Says in which threads it was asked, and by how many at a time."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.inside = self.most = 0
+        self.go_on = threading.Semaphore(0)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        self.threads.append(threading.get_ident())
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        assert self.go_on.acquire(timeout=60)
+        self.inside -= 1
+        yield GaugeMetricFamily("slow", "", value=1)
+
+
+async def test_the_loop_runs_while_a_page_is_made_and_one_is_made_at_a_time(
+    w: World, namespace: str
+) -> None:
+    telemetry, slow, loops = Telemetry(), Slow(), Loops()
+    telemetry.registry.register(slow)
+    snapshots = Snapshots(w.redis, namespace, "one", telemetry, 0.01, loops)
+    await snapshots.start()
+    asking = [asyncio.create_task(snapshots.pages([])) for _ in range(3)]
+    for number in range(4):  # nothing else would let the collector go on
+        await eventually(lambda number=number: len(slow.threads) > number)  # type: ignore[misc]
+        slow.go_on.release()
+    await eventually(lambda: w.redis.exists(metrics_key(namespace, "one")))
+    slow.go_on.release(100)
+    for page in await asyncio.gather(*asking):
+        assert b"slow 1.0" in page["one"]
+    await loops.stop()
+    assert slow.most == 1
+    assert threading.get_ident() not in slow.threads
+
+
+async def test_requests_may_begin_and_end_while_a_page_asks_what_they_keep(w: World) -> None:
+    writer = JournalWriter(w.settings)
+
+    class Ends:
+        @property
+        def memory_bytes(self) -> int:
+            writer._attempts.popitem()
+            return 1
+
+    many: Any = {str(number): SimpleNamespace(history=Ends()) for number in range(3)}
+    writer._attempts = many
+    assert writer.kept_bytes == 3
