@@ -6,8 +6,10 @@ A reason is the same word in the response header `x-hermes-reason`, in the metri
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -74,6 +76,29 @@ _SHAPES: dict[Reason, _Shape] = {
 
 class HermesError(Exception):
     """Base class of all errors of this project."""
+
+
+class Unreadable(HermesError, ValueError):
+    """Something in Redis is not as any version of ours writes it. Only decoders raise this, so it
+    is no defect of the code that has asked.
+    """
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def decoding(decode: Callable[P, T]) -> Callable[P, T]:
+    """A decoder of what is in Redis: whatever it raises becomes `Unreadable`."""
+
+    @wraps(decode)
+    def decoded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return decode(*args, **kwargs)
+        except (msgspec.DecodeError, LookupError, ValueError) as error:
+            raise Unreadable(f"{decode.__qualname__}: {error!r}") from error
+
+    return decoded
 
 
 class SettingsError(HermesError):

@@ -190,6 +190,10 @@ ATTEMPT_UNREAD_S = (0.2, 1.0, 5.0, 30.0)
 """The same for attempts that were opened and then not read, by their number. Each leaves two
 entries in its journal: of a request that waits for a day, fewer than 6,000.
 """
+DEFECT_RETRY_S = (1.0, 5.0)
+"""Pauses before a request is taken up again on which our own code has failed. After another failure
+it ends as `internal`, so that it keeps no slot for a day.
+"""
 ATTEMPT_OPENS_S = 3.0
 """An adopted request whose attempt is not opened within this time gets a new attempt."""
 CALL_OPENS_S = 5.0

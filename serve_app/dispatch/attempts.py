@@ -12,9 +12,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
-
-import msgspec
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -23,7 +22,7 @@ from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, W
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.waits import Waits, WhyItWaits
 from serve_app.endings import Endings
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import REQUEST_ID
@@ -97,12 +96,7 @@ class Attempts:
             What the request has written; None if that is not known.
         """
         try:
-            following: Next | Written | None = Next(1)
-            if entry.taken_over:
-                following = await self._adopt(entry)
-            while isinstance(following, Next):
-                following = await self._attempt(entry, following)
-            written = following
+            written = await self._until_its_end(entry)
         except NotOurs:
             log.info(
                 "dispatcher: request %s was taken over by another ingress",
@@ -110,13 +104,46 @@ class Attempts:
                 extra=_about(entry),
             )
             return None
-        except (msgspec.DecodeError, LookupError, ValueError) as error:
+        except Unreadable as error:
             await self._give_up(entry, error)
             written = None
         finally:
             self.waits.over(entry.key)
         await self._until_reached(lambda: self._queue.acknowledge(entry))
         return await written_in_journal(self._store, entry) if written is None else written
+
+    async def _until_its_end(self, entry: QueueEntry) -> Written | None:
+        """Run attempts until the request has ended; returns as `run`.
+
+        A defect of ours ends no request by itself: the journal says how far it is, so it is taken
+        up again from there, a few times.
+
+        Raises:
+            NotOurs: another ingress has taken it over.
+            RedisUnavailable: the entry remains claimed, and is taken up again.
+            Unreadable: nobody can decode its journal.
+        """
+        for pause_s in (*timings.DEFECT_RETRY_S, None):
+            try:
+                following: Next | Written | None = Next(1)
+                if entry.taken_over:
+                    following = await self._adopt(entry)
+                while isinstance(following, Next):
+                    following = await self._attempt(entry, following)
+                return following
+            except (NotOurs, RedisUnavailable, Unreadable):
+                raise
+            except Exception:
+                log.exception(
+                    "dispatcher: request %s: a defect of ours",
+                    entry.request_id,
+                    extra=_about(entry, Reason.INTERNAL),
+                )
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+                entry = replace(entry, taken_over=True)
+        await self._end(entry, State.FAILED, Reason.INTERNAL)
+        return None
 
     def _tell_wait(self, entry: QueueEntry) -> None:
         """How long a request has waited for its first start."""
@@ -453,7 +480,7 @@ async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Written 
     try:
         last = await store.last(entry.request_id)
         return None if last is None else written(last)
-    except (RedisUnavailable, LookupError, ValueError):  # the latter two: nobody can decode it
+    except (RedisUnavailable, Unreadable):
         return None
 
 

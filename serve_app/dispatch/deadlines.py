@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
-
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage
 from serve_app.request_queue.depths import QueueDepths
@@ -59,6 +57,7 @@ class Deadlines:
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
+            Unreadable: its journal cannot be decoded.
         """
         await self._endings.end(request_id, State.EXPIRED, Reason.DEADLINE)
 
@@ -94,7 +93,7 @@ class Deadlines:
         """
         try:
             await self.end(request_id)
-        except (msgspec.DecodeError, LookupError, ValueError) as error:
+        except Unreadable as error:
             log.debug("request %s cannot be read: %r", request_id, error)
             return False
         return True

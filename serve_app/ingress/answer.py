@@ -23,7 +23,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
-from serve_app.errors import RedisUnavailable, RequestRefused, retry_headers
+from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable, retry_headers
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.signs_of_life import sign_of_life
 from serve_app.journal.ending import MESSAGES
@@ -170,14 +170,15 @@ class Answer:
         it waits for.
 
         Raises:
-            _Overdue: Redis does not answer, and the client has received nothing yet.
+            _Overdue: Redis does not answer, or nobody can read the journal, and the client has
+                received nothing yet.
         """
         self._overdue = False
         try:
             async with asyncio.timeout(timings.EXPIRE_WITHIN_S):
                 await self._deadlines.end(self._follower.request_id)
                 await self._follower.catch_up()
-        except (RedisUnavailable, TimeoutError):
+        except (RedisUnavailable, Unreadable, TimeoutError):
             if not self._started:
                 self._deadlines.owe(self._follower.request_id)
                 raise _Overdue from None

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serve_app.contract import Reason
-from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
@@ -20,9 +20,9 @@ from serve_app.ingress.guard import Guard
 from serve_app.ingress.inference import InferenceEndpoint
 from serve_app.ingress.refusals import (
     internal,
-    journal_unavailable,
     note_refusal,
     refusal_answer,
+    refusal_of,
 )
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.observability.metrics import Telemetry
@@ -81,6 +81,7 @@ def build_app(
         RequestValidationError,
         RequestRefused,
         RedisUnavailable,
+        Unreadable,
         Exception,
     ):
         app.add_exception_handler(kind, handle)
@@ -103,8 +104,8 @@ def _error_handler(telemetry: Telemetry) -> _Handler:
                 return refusal_answer(_unknown(request, error.status_code), error.headers)
             case RequestValidationError():
                 return refusal_answer(_invalid(error))
-            case RequestRefused() | RedisUnavailable():
-                refusal = error if isinstance(error, RequestRefused) else journal_unavailable()
+            case RequestRefused() | RedisUnavailable() | Unreadable():
+                refusal = refusal_of(error)
                 note_refusal(telemetry, refusal, request.scope.get("state", {}).get("tenant", ""))
                 return refusal_answer(refusal)
             case _:  # the guard counts and logs it

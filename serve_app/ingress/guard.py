@@ -11,12 +11,12 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import internal, note_refusal, refusal_answer
+from serve_app.ingress.refusals import internal, note_refusal, refusal_answer, refusal_of
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
@@ -61,7 +61,10 @@ class Guard:
         state = scope["state"]
         try:
             await self._pass(scope, receive, send)
-        except RequestRefused as refusal:
+        except (RequestRefused, RedisUnavailable, Unreadable) as error:
+            if state["begun"] and not isinstance(error, RequestRefused):
+                raise
+            refusal = refusal_of(error)
             note_refusal(self._telemetry, refusal, state.get("tenant", ""))
             await refusal_answer(refusal)(scope, receive, send)
         except Exception as error:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable
+from serve_app.journal.ending import MESSAGES
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 
@@ -36,8 +37,15 @@ def internal() -> RequestRefused:
     return RequestRefused(Reason.INTERNAL, "The service failed on this request.")
 
 
-def journal_unavailable() -> RequestRefused:
-    """The refusal of a query about a request while Redis cannot be reached."""
+def refusal_of(error: RequestRefused | RedisUnavailable | Unreadable) -> RequestRefused:
+    """The refusal of a query about a request, also while Redis cannot be reached, and if what it
+    holds of the request cannot be decoded.
+    """
+    if isinstance(error, RequestRefused):
+        return error
+    if isinstance(error, Unreadable):
+        log.error("a journal cannot be read: %s", error)
+        return RequestRefused(Reason.JOURNAL_LOST, MESSAGES[Reason.JOURNAL_LOST])
     return RequestRefused(
         Reason.JOURNAL_UNAVAILABLE,
         "The journal cannot be reached at the moment; please try again.",

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import Reason, State
 from serve_app.endings import Endings
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, Unreadable
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.pages import invalid, listing
 from serve_app.ingress.validation.headers import last_event_id
@@ -105,7 +105,7 @@ async def _page(
                 more = True
                 break
             last, looked_at = request_id, looked_at + 1
-            found = describe(request_id, entries) if entries else None
+            found = _described(request_id, entries)
             if found and all(found[name] == one for name, one in wanted.items() if one):
                 data.append(found)
     first_id = data[0]["id"] if data else None
@@ -129,6 +129,16 @@ def accepted(request_id: str, facts: RequestFacts) -> Response:
     }
     first = Entry.request(RequestLine("POST", "", "", []), facts)
     return JSONResponse(describe(request_id, [first]), 202, headers)
+
+
+def _described(request_id: str, entries: list[Entry] | None) -> dict[str, Any] | None:
+    """A request as JSON; None if it is gone, or if nobody can read its journal: it hides no
+    others.
+    """
+    try:
+        return describe(request_id, entries) if entries else None
+    except Unreadable:
+        return None
 
 
 def describe(request_id: str, entries: list[Entry]) -> dict[str, Any]:

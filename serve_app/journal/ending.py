@@ -21,6 +21,7 @@ MESSAGES = {
     Reason.ANSWER_TOO_LARGE: "The answer is larger than this service stores; ask for fewer answers "
     "or inputs, shorter ones, or without log probabilities.",
     Reason.ENGINE_ERROR: "The engine failed on this request.",
+    Reason.INTERNAL: "The service failed on this request.",
 }
 """Messages to the caller, by the reason of the ending."""
 

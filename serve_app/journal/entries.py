@@ -44,10 +44,12 @@ import msgspec
 
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
+from serve_app.errors import Unreadable, decoding
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
 
 _json = msgspec.json.Encoder()
+_entry_id = decoding(EntryId.parse)
 _FOR_READERS = frozenset((b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m"))
 _LARGE = (b"b", b"o", b"z", b"f")  # `f` is meaningless without `b`
 
@@ -194,7 +196,10 @@ class Entry(NamedTuple):
     @property
     def events(self) -> int:
         """Number of the last event in the response so far."""
-        return int(self.fields.get(b"e", b"0"))
+        try:  # for every entry: a decorator would double its time
+            return int(self.fields.get(b"e", b"0"))
+        except ValueError as error:
+            raise Unreadable(f"events: {error!r}") from error
 
     @property
     def used(self) -> bytes:
@@ -235,31 +240,36 @@ class Entry(NamedTuple):
     def resumed_from(self) -> EntryId | None:
         """The last output of older epochs that counts, if this is a later one's first."""
         raw = self.fields.get(b"f")
-        return None if raw is None else EntryId.parse(raw)
+        return None if raw is None else _entry_id(raw)
 
     @property
+    @decoding
     def quit(self) -> str:
         """The `Cause` for which the writer itself gave up the attempt; empty if it did not."""
         return self.fields.get(b"q", b"").decode()
 
     @property
+    @decoding
     def state(self) -> State | None:
         """The state in which the request ended, if it ended with this entry."""
         raw = self.fields.get(b"k")
         return None if raw is None else State(raw.decode())
 
     @property
+    @decoding
     def reason(self) -> Reason | None:
         """Why the request ended; None if it was completed."""
         raw = self.fields.get(b"w")
         return Reason(raw.decode()) if raw else None
 
     @property
+    @decoding
     def summary(self) -> Summary | None:
         """The summary of the request, if it ended with this entry."""
         return decode_facts(self, Summary) if self.ends and b"m" in self.fields else None
 
     @property
+    @decoding
     def head(self) -> Head | None:
         """Status and headers of the response, if this entry has them."""
         raw = self.fields.get(b"h")
@@ -279,6 +289,7 @@ def _ending(state: State, reason: Reason | None, summary: Summary) -> dict[bytes
 Facts = TypeVar("Facts", RequestFacts, AttemptFacts, Summary)
 
 
+@decoding
 def decode_facts(entry: Entry, kind: type[Facts]) -> Facts:
     """The `m` field of an entry as one of the facts structs."""
     return msgspec.json.decode(entry.fields[b"m"], type=kind)
@@ -289,11 +300,13 @@ def openings(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.id.opens]
 
 
+@decoding
 def decode_line(entry: Entry) -> RequestLine:
     """The request line of entry 0-1."""
     return msgspec.json.decode(entry.fields[b"r"], type=RequestLine)
 
 
+@decoding
 def entry_from_redis(raw: Any) -> Entry:
     """Decode an element of an `XRANGE` reply: `[id, [field, value, ...]]` (RESP2), or as a dict."""
     entry_id, fields = raw
@@ -363,6 +376,7 @@ def encode_wakes(wakes: list[Wake]) -> bytes:
     return _message_encoder.encode(wakes)
 
 
+@decoding
 def decode_wakes(payload: bytes) -> list[tuple[str, Entry]]:
     """`(request id, entry)` pairs of a message."""
     return [

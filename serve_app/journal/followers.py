@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import zlib
 from collections.abc import Callable
-
-import msgspec
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry, decode_wakes
 from serve_app.journal.ids import REQUEST_ID
@@ -128,9 +125,12 @@ class Follower:
         try:
             for entry in entries or ():
                 self.reader.feed(entry)
-        except (msgspec.DecodeError, LookupError, ValueError, zlib.error) as error:
+        except Unreadable as error:
             log.error("request %s has a journal that cannot be read: %r", self.request_id, error)
             self.reader.ending = Ending(State.FAILED, Reason.JOURNAL_LOST, None)
+        except Exception:  # a defect of ours ends this reader alone, and the request goes on
+            log.exception("request %s: its reader fails", self.request_id)
+            self.reader.ending = Ending(State.FAILED, Reason.INTERNAL, None)
 
 
 class Followers:
@@ -202,7 +202,7 @@ class Followers:
     def _on_message(self, _channel: bytes, payload: bytes) -> None:
         try:
             wakes = decode_wakes(payload)
-        except (msgspec.DecodeError, ValueError) as error:
+        except Unreadable as error:
             log.error(
                 "journal: dropping a malformed wake-up: %r", error
             )  # the check for silence finds its content

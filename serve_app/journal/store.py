@@ -14,11 +14,10 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import CHATS, Cause, Reason, State, Written
+from serve_app.errors import Unreadable
 from serve_app.journal.entries import (
     Entry,
     decode_facts,
@@ -117,7 +116,7 @@ def used_by_end(last: Entry, summary: Summary) -> Usage:
     """What a request has used, by the entry that has ended it.
 
     Raises:
-        ValueError: the entry cannot be decoded.
+        Unreadable: the entry cannot be decoded.
     """
     return Usage.decode(last.used) if last.used else Usage(output=summary.output_tokens)
 
@@ -131,7 +130,7 @@ def written(last: Entry) -> Written | None:
     try:
         summary = last.summary
         used = used_by_end(last, summary) if summary else Usage()
-    except (msgspec.DecodeError, LookupError, ValueError):
+    except Unreadable:
         return None
     if summary is None:
         return None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from serve_app.contract import State
+from serve_app.errors import decoding
 from serve_app.journal.events import SEPARATOR
 from serve_app.redis.keyspace import usage_key
 from serve_app.redis.link import RedisLink
@@ -46,6 +47,7 @@ class Usage(NamedTuple):
         return b"%d %d %d %d %d" % self
 
     @classmethod
+    @decoding
     def decode(cls, raw: bytes) -> Usage:
         """Parse the field; a newer version may have added numbers."""
         return cls(*map(int, raw.split()[: len(cls._fields)]))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.errors import decoding
 from serve_app.policy.work import Work
 
 _LONGEST_NAME = 256
@@ -76,13 +77,14 @@ def decode_deadline(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
     return request_id.decode(errors="replace"), int(deadline_ms[:20])
 
 
+@decoding
 def decode_entry(
     stream: str, request_class: str, entry_id: bytes, fields: Mapping[bytes, bytes]
 ) -> QueueEntry:
     """Decode an item of a class's queue.
 
     Raises:
-        LookupError, ValueError: it is not one of ours.
+        Unreadable: it is not one of ours.
     """
     trace = fields.get(b"p", b"")
     return QueueEntry(

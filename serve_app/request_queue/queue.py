@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from serve_app import timings
-from serve_app.errors import RedisUnavailable
+from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.facts import RequestFacts
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
@@ -204,7 +204,7 @@ class RequestQueue:
         for entry_id, fields in items:
             try:
                 entries.append(decode_entry(stream, self._classes[stream], entry_id, fields))
-            except (LookupError, ValueError) as error:
+            except Unreadable as error:
                 log.error(
                     "queue: an entry of %s that cannot be read becomes a dead letter: %r",
                     stream,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
+from serve_app import timings
 from serve_app.cli import dead_letters as command
 from serve_app.clock import RedisClock
 from serve_app.contract import WorkerLease
 from serve_app.dispatch.deadlines import Deadlines
+from serve_app.journal.entries import Entry
+from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.reader import JournalReader
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import merge_pages
@@ -20,8 +25,11 @@ from serve_app.observability.snapshots import Snapshots
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths
+from serve_app.request_queue.entry import QueueEntry
+from tests.journal.in_process import door
 from tests.journal.ingresses import REPLICA, ended, serving
 from tests.journal.journal_helpers import World
+from tests.tables import Failures
 from tests.waiting import eventually
 
 GOOD = {"r": "req_good", "t": "t", "s": "s", "d": "1", "c": "7", "i": "7", "o": "0", "k": ""}
@@ -83,6 +91,74 @@ async def test_a_request_with_an_unreadable_journal_ends_with_journal_lost(
     assert len(await unread(w).unreadable()) == 1
 
 
+@pytest.mark.parametrize("defect", [KeyError("ours"), ValueError("ours"), TypeError("ours")])
+@pytest.mark.parametrize("where", ["_tell_wait", "_call"])
+async def test_a_defect_of_ours_ends_no_request_unless_it_stays(
+    w: World, monkeypatch: pytest.MonkeyPatch, where: str, defect: Exception
+) -> None:
+    monkeypatch.setattr(timings, "DEFECT_RETRY_S", (0.01, 0.01))
+    async with serving(w) as (_, ingress):
+        attempts = ingress.dispatcher._attempts
+        step, left = getattr(attempts, where), Counter(req_1=2, req_bad=10**6)
+
+        async def awaited(entry: QueueEntry, *args: Any) -> Any:
+            fail(entry)
+            return await step(entry, *args)
+
+        def fail(entry: QueueEntry, *args: Any) -> Any:
+            left[entry.request_id] -= 1
+            if left[entry.request_id] >= 0:
+                raise defect
+            return step(entry, *args) if where == "_tell_wait" else None
+
+        setattr(attempts, where, fail if where == "_tell_wait" else awaited)
+        for name in ("req_bad", "req_1"):
+            await w.admit(name)
+        await eventually(lambda: ended(w, "req_1"))
+        await eventually(lambda: ended(w, "req_bad"))
+    assert await w.ending("req_1") == ("completed", "")
+    assert await w.ending("req_bad") == ("failed", "internal")
+    assert await unread(w).unreadable() == []
+
+
+async def test_a_journal_that_nobody_can_read_is_said_to_be_lost_and_hides_no_others(
+    redis_url: str, namespace: str, w: World
+) -> None:
+    asked = {"model": "hermes-tiny", "input": "Hi", "background": True}
+    async with door(redis_url, namespace) as at:
+        bad, good = [
+            (await at.http.post("/v1/responses", json=asked)).json()["id"] for _ in range(2)
+        ]
+        name = bad.removeprefix("resp_")
+        await w.redis.xadd(w.store.key(name), {"n": b"nonce", "m": b"no json"}, id="1-0")
+        one, response = f"/v1/requests/{name}", f"/v1/responses/{bad}"
+        with Failures() as failures:
+            for method, path in (
+                *(("GET", path) for path in (one, f"{one}/events", f"{one}/response", response)),
+                *(("DELETE", one), ("DELETE", response), ("POST", f"{response}/cancel")),
+                *(("GET", f"{response}/input_items"), ("POST", "/v1/responses")),
+            ):
+                with failures.of(method, path):
+                    body = {"input": "?", "previous_response_id": bad} if "POST" in method else None
+                    answer = await at.http.request(method, path, json=body)
+                    told = (answer.status_code, answer.json()["error"]["code"])
+                    assert told == (410, "journal_lost")
+        listed = (await at.http.get("/v1/requests")).json()["data"]
+        assert [found["id"] for found in listed] == [good.removeprefix("resp_")]
+
+
+async def test_a_client_of_an_unreadable_request_is_answered_at_its_deadline(
+    redis_url: str, namespace: str, w: World
+) -> None:
+    async with door(redis_url, namespace) as at:
+        asking = at.posted("Hi", **{"x-request-timeout-seconds": "0.2"})
+        (name,) = await at.waiting(1)
+        await w.operator.delete(w.store.key(name))
+        await w.operator.xadd(w.store.key(name), {"r": b"{}", "m": b"no json"}, id="0-1")
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+
+
 async def test_a_late_request_with_an_unreadable_journal_keeps_no_other_from_expiring(
     w: World,
 ) -> None:
@@ -125,6 +201,26 @@ async def test_followers_of_an_unreadable_journal_end_and_delay_no_others(w: Wor
     await eventually(lambda: good.reader.attempts == 1)
     for task in waiting:
         task.cancel()
+
+
+async def test_a_defect_in_a_reader_ends_that_reader_alone(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = await w.hub()
+    before, bad, good = hub._connection, hub.follow_new("req_1"), hub.follow_new("req_1")
+
+    def feed(_: JournalReader, entry: Entry) -> None:
+        raise KeyError("ours")
+
+    defective = type("Defective", (JournalReader,), {"feed": feed})
+    monkeypatch.setattr(bad, "reader", defective(position=REQUEST_ID))
+    await w.admit()
+    await w.opened(await w.writer())
+    await eventually(lambda: good.reader.attempts == 1)
+    assert bad.reader.ending is not None
+    assert bad.reader.ending.reason == "internal"
+    assert hub._connection is before
+    assert await w.ending() == ("", "")
 
 
 async def _watched(follower: Any) -> None:
