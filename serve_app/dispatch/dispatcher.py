@@ -159,6 +159,13 @@ class Dispatcher:
         self._changed.set()
         self._fill_meanwhile()
 
+    def on_end(self, request_id: str) -> None:
+        """A request has ended from outside: if it is claimed and has not started, it never takes a
+        slot. Its queue entry has gone with it.
+        """
+        if self._scheduler.drop(lambda entry: entry.request_id == request_id):
+            self._changed.set()
+
     async def _run(self) -> None:
         outage = Outage(log, "dispatcher: cannot claim")
         while True:

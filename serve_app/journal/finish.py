@@ -18,7 +18,14 @@ from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.kept import keeping, size_of
 from serve_app.journal.usage import STATES, Usage, Whose
 from serve_app.redis.connection import Command
-from serve_app.redis.keyspace import QUEUE_GROUP, body_key, journal_key, queue_key, usage_key
+from serve_app.redis.keyspace import (
+    QUEUE_GROUP,
+    body_key,
+    journal_key,
+    queue_key,
+    usage_key,
+    wake_channel,
+)
 from serve_app.settings import Settings
 
 _THOUGH_FULL = """
@@ -87,7 +94,15 @@ end
 for i = 1, #more do row[i] = string.format('%.0f', more[i]) end
 redis.call('HSET', KEYS[2], ARGV[2], table.concat(row, ' '))
 if not booked then redis.call('PEXPIRE', KEYS[2], ARGV[7]) end
-while at <= #ARGV do redis.call(unpack(command())) end
+while at <= #ARGV do
+  local one = command()
+  if one[1] == 'TELL' then
+    local claims = redis.pcall('XPENDING', one[2], one[3], one[4], one[4], 1)
+    if claims[1] then redis.call('PUBLISH', one[5] .. claims[1][2], one[6]) end
+  else
+    redis.call(unpack(one))
+  end
+end
 return 1
 """
 """Appends the entries that end a request, adds to a row of the ledger, and executes commands.
@@ -99,6 +114,9 @@ state, from 1; the times in ms, queued and running; the attempts; the usage, emp
 says it, as for an ending from outside; the ledger's lifetime in ms; for each command, the entries'
 first, the number of its words and the words. Returns 1; 0 if the request had ended; nil if its
 journal has gone; the error if an entry was refused.
+
+`TELL` is a command of its own: it publishes to whoever has claimed a queue entry. Its words: the
+stream, the group, the entry's id, the channel without the name of the ingress, and the message.
 """
 
 
@@ -159,7 +177,12 @@ def from_outside(
     after.append(("PUBLISH", facts.wake, wakes))
     if queued:  # nobody waits for a claim of it any more
         line = queue_key(settings.namespace, facts.model, facts.request_class)
-        after += [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]
+        channels = wake_channel(settings.namespace, "")
+        after += [
+            ("TELL", line, QUEUE_GROUP, queued, channels, wakes),  # it shall not start it
+            ("XDEL", line, queued),
+            ("XACK", line, QUEUE_GROUP, queued),
+        ]
     return _command(settings, request_id, [terminal], summary, b"", after)
 
 

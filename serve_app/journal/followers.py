@@ -148,6 +148,9 @@ class Followers:
         self._store = store
         self._loops = loops or Loops()
         self._followers: dict[str, set[Follower]] = {}
+        self.on_end: Callable[[str], None] = lambda _: None
+        """Told of a request that has ended from outside, which this ingress follows or has claimed.
+        A hint: it may be lost."""
         self._connection: RespConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -209,6 +212,8 @@ class Followers:
             return
         now_s = SYSTEM.monotonic_s()
         for request_id, entry in wakes:
+            if entry.terminal and not entry.counts:
+                self.on_end(request_id)
             for follower in self._followers.get(request_id, ()):
                 if follower.reader.full:  # its client does not read: leave it in the stream
                     follower.wake(stale=True)

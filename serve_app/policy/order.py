@@ -17,7 +17,7 @@ if it is the only one of its kind, and such requests hold no more than half of t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.contract import Written
@@ -175,6 +175,18 @@ class Scheduler(Generic[C]):
             waiting = spared
         self.classes.starts(waiting.entry.request_class, oldest_ms, now_ms)
         return self._start(waiting, now_ms)
+
+    def drop(self, unwanted: Callable[[C], bool]) -> bool:
+        """One that waits shall not start any more. Returns whether there was such a request."""
+        for name, line in self.lines.items():
+            for waiting in line:
+                if unwanted(waiting.entry):
+                    line.remove(waiting)
+                    self.waiting_sequences -= self._slots(waiting.entry)
+                    if not len(line):
+                        self.classes.waits_no_more(name)
+                    return True
+        return False
 
     def adopt(self, entries: Iterable[C]) -> list[Running[C]]:
         """Start requests that were taken over while they ran, in order, whatever else runs."""

@@ -80,6 +80,7 @@ class IngressProcess:
         self.dispatcher = self._build_dispatcher(execute)
         self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
+        self.followers.on_end = self.dispatcher.on_end
         self._disconnects = Disconnects(
             settings,
             base.link,

@@ -12,11 +12,12 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.leases import Membership
-from serve_app.contract import IngressLease
+from serve_app.contract import IngressLease, Reason, State
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.waits import Waits
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
+from serve_app.redis.keyspace import wake_channel
 from tests.journal.ingresses import REPLICA, WritingWorker, ended, ingress_of, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -44,6 +45,33 @@ async def states(w: World, *request_ids: str) -> list[str]:
     """The states in which the requests have ended, without those that have not."""
     found = [(await w.ending(request_id))[0] for request_id in request_ids]
     return [state for state in found if state]
+
+
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.DEADLINE])
+@pytest.mark.parametrize("wake", ["elsewhere", "ingress-1"])
+async def test_what_ends_between_its_claim_and_its_start_takes_no_slot_and_no_call(
+    w: World, reason: Reason, wake: str
+) -> None:
+    channel = wake_channel(w.settings.namespace, wake)
+    async with serving(w, capacity=1) as (worker, ingress):
+        worker.busy = {"first": asyncio.Event(), "second": asyncio.Event()}
+        await w.admit("first")
+        await eventually(lambda: worker.calls)
+        for name in ("second", "unwanted", "batch", "last"):
+            kind = "batch" if name == "batch" else "standard"
+            await w.admit(name, request_class=kind, wake=channel, timeout_s=SOONER_S)
+        worker.busy["first"].set()
+        await eventually(lambda: "second" in worker.order)
+        assert ingress.dispatcher.in_flight == 3, "`last` is not claimed yet"
+        state = State.CANCELLED if reason is Reason.CANCELLED else State.EXPIRED
+        for name in ("unwanted", "batch"):
+            assert await w.endings.end(name, state, reason)
+        await eventually(lambda: ingress.dispatcher.in_flight == 1)
+        assert await w.endings.end("second", state, reason), "one that runs goes on until it sees"
+        worker.busy["second"].set()
+        await eventually(lambda: ended(w, "last"))
+        assert worker.order == ["first", "second", "last"]
+        assert await states(w, "unwanted", "batch", "second") == [state] * 3
 
 
 async def test_urgent_classes_go_first_and_batch_gets_its_share(w: World) -> None:

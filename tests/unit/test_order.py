@@ -61,6 +61,17 @@ def test_what_waits_in_quarantine_gives_its_slots_back_and_takes_them_again() ->
     assert (its.sequences, its.long_sequences) == (0, 0)
 
 
+def test_what_is_dropped_leaves_the_order_as_if_it_had_never_come() -> None:
+    unwanted, other = Entry("realtime", 0, sequences=2), Entry("standard", 1)
+    its = scheduler(1, unwanted, other)
+    assert its.waiting_sequences == 3
+    assert its.drop(lambda entry: entry is unwanted)
+    assert not its.drop(lambda entry: entry is unwanted)
+    assert (its.waiting_sequences, its.waiting()) == (1, {"standard": (1, 1)})
+    assert started(its) == [other]
+    assert len(its) == 0
+
+
 def test_urgent_classes_go_first_and_within_a_tenant_the_oldest() -> None:
     realtime, critical = Entry("realtime", 9), Entry("critical", 10)
     old, new = Entry("standard", 2), Entry("standard", 3)
