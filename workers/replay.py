@@ -10,6 +10,7 @@ import msgspec
 
 from serve_app.contract import Because, Reason
 from serve_app.journal.entries import Entry, decode_facts, openings
+from serve_app.journal.events import escaped
 from serve_app.journal.facts import AttemptFacts, Head
 from serve_app.journal.ids import REQUEST_ID, EntryId
 from serve_app.journal.usage import Usage
@@ -138,7 +139,8 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
     if head is not None and not head.streamed:  # no reader uses its bytes before the end
         counted_bytes, head = b"", None
     else:
-        counted_bytes = b"".join(entry.body for entry, _ in counted)
+        # An earlier version has written them as they are; what is repeated here has escapes.
+        counted_bytes = escaped(b"".join(entry.body for entry, _ in counted))
     return Recorded(
         last=counted[-1][0].id if counted else REQUEST_ID,
         outputs=outputs,

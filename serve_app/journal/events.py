@@ -1,6 +1,9 @@
 """Response bytes in a journal, and the server-sent events in them: numbers the events, and skips
 those that a reader has. Pure.
 
+In an event, three characters that JSON may hold as they are are written as escapes. To many clients
+they end a line (`str.splitlines`, httpx's `iter_lines`), and so would cut an event in two.
+
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -22,6 +25,20 @@ COMMENT = b": waiting\n"
 """
 PIECE_BYTES = 64 * 1024
 _INPUT_BYTES = 16 * 1024
+_ENDS_OF_LINES = [
+    ("\u0085".encode(), b"\\u0085"),
+    ("\u2028".encode(), b"\\u2028"),
+    ("\u2029".encode(), b"\\u2029"),
+]
+"""What may stand in JSON and ends a line elsewhere, as UTF-8 and as JSON escapes it."""
+
+
+def escaped(data: bytes) -> bytes:
+    """JSON, or whole events of it, in which nothing but a line feed ends a line (hot path)."""
+    if not data.isascii():
+        for character, escape in _ENDS_OF_LINES:
+            data = data.replace(character, escape)
+    return data
 
 
 def events_in(body: bytes) -> int:
@@ -39,14 +56,14 @@ class EventNumberer:
         self._tail = b""
 
     def number(self, chunk: bytes) -> bytes:
-        """The chunk with `id:` lines. An event that is split over chunks is held back until it is
-        complete.
+        """The chunk with `id:` lines, its data in one line each. An event that is split over chunks
+        is held back until it is complete.
         """
         if not self._tail and chunk.endswith(SEPARATOR) and chunk.count(SEPARATOR) == 1:
             if chunk[0] == 0x3A:  # a comment is no event
                 return chunk
             self.last += 1
-            return b"id: %d\n%b" % (self.last, chunk)
+            return b"id: %d\n%b" % (self.last, escaped(chunk))
         *events, self._tail = (self._tail + chunk).split(SEPARATOR)
         numbered = []
         for event in events:
@@ -54,7 +71,7 @@ class EventNumberer:
                 numbered.append(event)
                 continue
             self.last += 1
-            numbered.append(b"id: %d\n%b" % (self.last, event))
+            numbered.append(b"id: %d\n%b" % (self.last, escaped(event)))
         return SEPARATOR.join([*numbered, b""]) if numbered else b""
 
 
@@ -101,18 +118,15 @@ def error_events(reason: Reason, message: str, last: int, path: str) -> bytes:
     error: dict[str, Any] = error_body(reason, message)
     if path.endswith("/responses"):
         data = {**error["error"], "type": "error", "sequence_number": last}
-        return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, msgspec.json.encode(data))
-    return b"id: %d\ndata: %b\n\nid: %d\n%b" % (
-        last + 1,
-        msgspec.json.encode(error),
-        last + 2,
-        DONE,
-    )
+        written = escaped(msgspec.json.encode(data))
+        return b"id: %d\nevent: error\ndata: %b\n\n" % (last + 1, written)
+    written = escaped(msgspec.json.encode(error))
+    return b"id: %d\ndata: %b\n\nid: %d\n%b" % (last + 1, written, last + 2, DONE)
 
 
 def body_event(body: bytes) -> bytes:
     """A response that is not a stream, as the only event of a stream."""
-    lines = b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""])
+    lines = b"".join(b"data: %b\n" % line for line in escaped(body).splitlines() or [b""])
     return b"id: 1\nevent: response\n%b\n" % lines
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import Reason
-from serve_app.journal.events import DONE, EventNumberer, after_event, body_event, error_events
+from serve_app.journal.events import (
+    DONE,
+    EventNumberer,
+    after_event,
+    body_event,
+    error_events,
+    escaped,
+)
 from tests.tables import each
 
 lines = st.text(alphabet="ab:{} é", min_size=1, max_size=8).map(
@@ -46,6 +54,36 @@ def test_only_whole_events_are_ever_given_out(stream: list[bytes], places: list[
         if chunk:
             out = numberer.number(chunk)
             assert out == b"" or out.endswith(b"\n\n")
+
+
+ENDS_OF_LINES = "a\u2028b\u2029\u0085\\c é"
+
+
+def numbered(data: bytes) -> bytes:
+    """An event in chunks of a byte."""
+    numberer = EventNumberer()
+    return b"".join(numberer.number(bytes([byte])) for byte in b"data: %b\n\n" % data)
+
+
+@each(
+    "made",
+    [
+        lambda data: EventNumberer().number(b"data: %b\n\n" % data),
+        numbered,
+        body_event,
+        lambda data: error_events(Reason.INTERNAL, json.loads(data)["message"], 0, "/v1/responses"),
+        lambda data: error_events(Reason.INTERNAL, json.loads(data)["message"], 0, "/v1/chat"),
+    ],
+)
+def test_nothing_but_a_line_feed_ends_a_line_of_an_event(made: Callable[[bytes], bytes]) -> None:
+    """Many clients split a stream as `str.splitlines` does."""
+    data = json.dumps({"message": ENDS_OF_LINES}, ensure_ascii=False).encode()
+    event = made(data).decode()
+    assert event.splitlines() == event.removesuffix("\n").split("\n")
+    told = next(line for line in event.splitlines() if line.startswith("data: "))
+    found = json.loads(told.removeprefix("data: "))
+    assert found.get("error", found)["message"] == ENDS_OF_LINES
+    assert escaped(made(data)) == made(data)
 
 
 @given(st.lists(events, max_size=8), st.integers(0, 5), st.integers(0, 20))

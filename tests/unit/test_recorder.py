@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from serve_app.clock import RedisClock
@@ -15,11 +16,12 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
+from serve_app.journal.ids import EntryId
 from serve_app.journal.usage import Usage
 from serve_app.observability.metrics import Telemetry
 from tests.transcripts import transcript
 from workers.recorder import Recorder
-from workers.replay import AnswerTooLarge, Recorded
+from workers.replay import AnswerTooLarge, Recorded, recorded
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
 OPENED = AttemptFacts("replica-1", "engine-1", 5)
@@ -165,6 +167,24 @@ async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -
     await s.body(b"data: a\n\ndata: b\n\n")
     s.recorder.pulled()
     assert s.written().body == b"id: 2\ndata: b\n\n"
+
+
+async def test_a_stream_that_an_older_version_began_goes_on_with_escapes() -> None:
+    """That version wrote U+2028 as it is."""
+    old = Scene().attempt
+    head = Head(200, [("content-type", "text/event-stream")])
+    output = [0, "\u2028", [1], None, None, None]
+    old.append([output], ["id: 1\ndata: \u2028\n\n".encode()], 1, head, b"")
+    written = old.take()
+    assert written is not None
+    openings = [Entry(EntryId(n, 0), {b"m": msgspec.json.encode(OPENED)}) for n in (1, 2)]
+    s = Scene(recorded([openings[0], written, openings[1]]))
+    await s.start()
+    await s.body("data: \u2028\n\n".encode())
+    await s.body("data: \u2029\n\n".encode())
+    s.recorder.pulled()
+    assert s.recorder.lost is None
+    assert s.written().body == b"id: 2\ndata: \\u2029\n\n"
 
 
 @pytest.mark.parametrize("already", [0, 80])
