@@ -1,18 +1,26 @@
 """What vLLM's Responses lack without a store of their own: an earlier response's id, `truncation:
 auto` by whole items, the number of an input's tokens, and some of what a response repeats of its
-request.
+request. And the end of an answer that its limit has cut: the last item is incomplete, and so is the
+stream's last event.
 
 The ingress has put the earlier items into the input already (`serve_app/ingress/conversations.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItemDoneEvent
+from vllm.entrypoints.openai.responses.protocol import (
+    ResponseCompletedEvent,
+    ResponsesRequest,
+    ResponsesResponse,
+)
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
@@ -33,6 +41,10 @@ class _Earlier(dict[str, Any]):
         return SimpleNamespace(id=key, output=[])
 
 
+class _Incomplete(ResponseIncompleteEvent):
+    response: ResponsesResponse
+
+
 class _NoMessages(dict[str, Any]):
     def __missing__(self, key: str) -> None:
         return None
@@ -50,6 +62,11 @@ def install(app: Any) -> None:
     make = ResponsesResponse.from_request
     if not hasattr(make, "__wrapped__"):
         ResponsesResponse.from_request = staticmethod(_repeating(make))
+    serving._make_response_output_items = partial(_cut, serving._make_response_output_items)
+    serving._process_simple_streaming_events = partial(
+        _streamed_cut, serving._process_simple_streaming_events
+    )
+    serving.responses_stream_generator = partial(_ended, serving.responses_stream_generator)
 
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
         found = await serving._render_resolved_response_inputs(request, None)
@@ -80,6 +97,69 @@ def _repeating(make: Callable[..., Any]) -> Callable[..., Any]:
         return response
 
     return made
+
+
+def _cut(make: Callable[..., list[Any]], request: Any, output: Any, *args: Any, **more: Any) -> Any:
+    """The items of a response that is not streamed."""
+    items = make(request, output, *args, **more)
+    if items:
+        _mark(items[-1], output)
+    return items
+
+
+async def _streamed_cut(
+    process: Callable[..., Any], request: Any, params: Any, results: Any, context: Any, *args: Any
+) -> AsyncIterator[Any]:
+    """The events of a response's items. Which item is the last is known when there are no more."""
+    last: Any = None
+    async with aclosing(process(request, params, results, context, *args)) as events:
+        async for event in events:
+            if last is not None:
+                yield last
+                last = None
+            if isinstance(event, ResponseOutputItemDoneEvent):
+                last = event
+            else:
+                yield event
+    if last is not None:
+        _mark(last.item, context.last_output.outputs[0])
+        yield last
+
+
+def _mark(item: Any, output: Any) -> None:
+    """The last item of a response is incomplete if the answer was cut in it. A call is if its
+    arguments are; that may be by a stop text, too.
+    """
+    if item.type == "function_call":
+        cut = output.finish_reason != "stop" or isinstance(output.stop_reason, str)
+        if not cut or _is_json(item.arguments):
+            return
+    elif output.finish_reason != "length":
+        return
+    if hasattr(item, "status"):
+        item.status = "incomplete"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def _ended(stream: Callable[..., Any], *args: Any, **more: Any) -> AsyncIterator[Any]:
+    """vLLM ends every stream in `response.completed`."""
+    async with aclosing(stream(*args, **more)) as events:
+        async for event in events:
+            if isinstance(event, ResponseCompletedEvent) and event.response.status == "incomplete":
+                yield _Incomplete(
+                    type="response.incomplete",
+                    sequence_number=event.sequence_number,
+                    response=event.response,
+                )
+            else:
+                yield event
 
 
 async def _fitted(

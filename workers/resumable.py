@@ -25,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from serve_app.contract import Because
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
+from workers.both_ways import merged
 from workers.continuation import Continuation, obstacle, runs_again
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
@@ -132,7 +133,9 @@ class RecordingClient:
         try:
             async with aclosing(deltas):
                 if merge:
-                    yield await _merged(deltas)
+                    if (whole := await merged(deltas, params)) is None:
+                        raise EngineGenerateError("the engine ended a request without an output")
+                    yield whole
                     return
                 async for output in deltas:
                     yield output
@@ -284,19 +287,6 @@ def _salted(prompt: Any, tenant: str) -> Any:
     for part in (tenant, own or ""):
         digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
     return {**prompt, "cache_salt": digest.hexdigest()}
-
-
-async def _merged(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    merged: RequestOutput | None = None
-    async for output in deltas:
-        if merged is None:
-            merged = output
-        else:
-            merged.add(output, aggregate=True)
-    if merged is None:
-        raise EngineGenerateError("the engine ended a request without an output")
-    merged.outputs.sort(key=lambda item: item.index)
-    return merged
 
 
 def _record(

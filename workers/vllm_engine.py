@@ -85,7 +85,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import determinism
+        from workers import both_ways, determinism
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -121,6 +121,7 @@ class VllmEngine:
         )  # vLLM's error handler sets it if the engine is dead
         determinism.install()
         responses.install(app)
+        both_ways.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._app = app

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from tests.engine.prompts import TOOLS
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USER: dict[str, Any] = {"role": "user", "content": "Hello"}
 LONG = "hello " * 5_000
@@ -126,6 +128,53 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
 }
 
 
+WEATHER: dict[str, Any] = {"role": "user", "content": "What is the weather in Bern?"}
+GET_WEATHER: dict[str, Any] = TOOLS[0]["function"]
+_PREFILL = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
+_CHOICES: list[Any] = [
+    *("auto", "required", "none"),
+    {"type": "function", "function": {"name": "get_weather"}},
+]
+CUT_CALLS: dict[str, list[dict[str, Any]]] = {
+    CHAT: [
+        {"messages": [WEATHER], "tools": tools, "tool_choice": choice, "max_tokens": limit}
+        for tools in (TOOLS, [{"type": "function", "function": {**GET_WEATHER, "strict": True}}])
+        for choice in _CHOICES
+        for limit in (3, 14, 30, 45)
+    ],
+    RESPONSES: [
+        {
+            "input": WEATHER["content"],
+            "tools": [{"type": "function", **GET_WEATHER}],
+            "tool_choice": choice if isinstance(choice, str) else {**GET_WEATHER, **choice},
+            "max_output_tokens": limit,
+        }
+        for choice in _CHOICES
+        for limit in (3, 14, 30, 45)
+    ],
+}
+"""Tool calls that the limit cuts: in their markup, their name, before and in their arguments."""
+TOGETHER: dict[str, list[dict[str, Any]]] = {
+    CHAT: [
+        *CUT_CALLS[CHAT],
+        {"messages": [WEATHER], "tools": TOOLS, "max_tokens": 90, "stop": ['ity"']},
+        {"messages": [WEATHER], "tools": TOOLS, "max_tokens": 90},
+        *(
+            {"messages": [USER, {"role": "assistant", "content": content}], **_PREFILL, **more}
+            for content in ("OK", "\u2028", "", [{"type": "text", "text": t} for t in "ab"])
+            for more in ({}, {"return_token_ids": True, "logprobs": True})
+        ),
+        {"messages": [USER], "add_generation_prompt": False, "echo": True},
+    ],
+    COMPLETIONS: [{"prompt": ["a", "b"], "echo": True, "return_token_ids": True}],
+    RESPONSES: [
+        *CUT_CALLS[RESPONSES],
+        {"input": WEATHER["content"], "tools": CUT_CALLS[RESPONSES][0]["tools"], "stop": ["City"]},
+    ],
+}
+"""What is made in ways of its own, streamed and not."""
+
+
 def usual(path: str) -> dict[str, Any]:
     """A request that is answered with a few tokens."""
     asked: dict[str, Any] = {"model": "hermes-tiny", "temperature": 0}
@@ -137,11 +186,11 @@ def usual(path: str) -> dict[str, Any]:
 
 
 def generated(each_path: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and body: every value of every field alone, and then several fields together."""
+    """Path and body: every value of every field alone, several fields together, and `TOGETHER`."""
     for path, fields in FIELDS.items():
         alone = [{name: value} for name, values in fields.items() for value in values]
         random = Random(path)
         while len(alone) < each_path:
             names = random.sample(sorted(fields), random.randint(2, 3))
             alone.append({name: random.choice(fields[name]) for name in names})
-        yield from ((path, {**usual(path), **one}) for one in alone)
+        yield from ((path, {**usual(path), **one}) for one in (*alone, *TOGETHER[path]))

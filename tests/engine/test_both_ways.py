@@ -1,5 +1,6 @@
 """Streamed equals unstreamed: the same status while nothing was sent, the same state, reason and
-words, for generated requests through an ingress, its journal, a worker and the real engine.
+words, and the same answer, for generated requests through an ingress, its journal, a worker and the
+real engine.
 
 Every error is one that OpenAI's clients understand, and no request is answered with a 5xx.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from array import array
 from typing import Any
 
 import httpx
@@ -17,10 +19,13 @@ import pytest
 pytest.importorskip("vllm")
 
 from serve_app.contract import Reason
+from tests.engine.answers import choices
 from tests.engine.both_ways import CHAT, COMPLETIONS, RESPONSES, generated
+from tests.engine.contents import alike
 from tests.engine.resume_helpers import EngineThread
 from tests.journal.in_process import in_process, settings_of
-from tests.tables import Failures
+from tests.tables import Failures, each
+from workers.both_ways import Pieced
 
 EACH_PATH, AT_ONCE = 80, 8
 PYTHON = re.compile(
@@ -53,12 +58,16 @@ class Answer:
         self.status = answer.status_code
         self.ended = (known.get("state"), known.get("reason"))
         self.error: dict[str, Any] = {}
+        self.said: Any = None
+        """What is in the answer, whichever way."""
         if self.status >= 400:
             self.error = answer.json()["error"]
         elif self.ended[0] != "completed":
             last = [line for line in answer.text.splitlines() if line.startswith("data: {")][-1]
             found = json.loads(last.removeprefix("data: "))
             self.error = found.get("error", found)
+        else:
+            self.said = choices(answer.request.url.path, answer.content)
 
     @property
     def told(self) -> Any:
@@ -73,6 +82,14 @@ async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answe
     if request_id.startswith("req_"):
         known = (await http.get(f"/v1/requests/{request_id}")).json()
     return Answer(answer, known)
+
+
+def check_said(plain: Answer, streamed: Answer, body: dict[str, Any]) -> None:
+    """The same answer, without the markup of a call that was cut."""
+    if body["temperature"] == 0:
+        assert alike(streamed.said, plain.said), (streamed.said, plain.said)
+    if body.get("tools") and body.get("tool_choice") != "none":
+        assert "<tool" not in str(plain.said)
 
 
 def check_error(answer: Answer, path: str, body: dict[str, Any]) -> None:
@@ -111,6 +128,7 @@ async def both_ways(world: EngineThread, redis_url: str, namespace: str) -> None
                 check_error(plain, path, body)
                 check_error(streamed, path, body)
                 assert streamed.told == plain.told
+                check_said(plain, streamed, body)
                 assert streamed.status in (plain.status, 200)
                 assert streamed.status == plain.status or "data: " in streamed.text
     for path in (CHAT, COMPLETIONS, RESPONSES):
@@ -121,3 +139,16 @@ async def both_ways(world: EngineThread, redis_url: str, namespace: str) -> None
 @pytest.mark.timeout(600)
 def test_streamed_equals_unstreamed(world: EngineThread, redis_url: str, namespace: str) -> None:
     world.run(both_ways(world, redis_url, namespace), timeout_s=500)
+
+
+@each("outputs", [1, 2, 255, 256, 257, 5_000])
+def test_a_long_answer_is_parsed_in_few_pieces(outputs: int) -> None:
+    """Each takes as long as all before it."""
+    sizes = array("I", [size for n in range(outputs) for size in (n % 4, n % 3)])
+    text, tokens = "abcd" * sum(sizes[::2]), list(range(sum(sizes[1::2])))
+    text = text[: sum(sizes[::2])]
+    pieces = list(Pieced(text, tokens, sizes, [], "length", None).pieces())
+    assert "".join(part for part, _, _ in pieces) == text
+    assert [token for _, some, _ in pieces for token in some] == tokens
+    assert len(pieces) == min(outputs, len(pieces)) <= 256
+    assert [last for _, _, last in pieces] == [False] * (len(pieces) - 1) + [True]

@@ -9,7 +9,9 @@ import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES
 from serve_app.journal.entries import Entry
+from tests.engine.answers import choices, told
 from tests.engine.contents import content
+from tests.engine.prompts import TOOLS
 from tests.engine.resume_helpers import EngineThread, Written, attempt, body_of, request
 
 LONGEST = 2048
@@ -134,6 +136,51 @@ def test_one_item_that_is_too_long_is_refused(world: EngineThread) -> None:
         done = asked(world, RESPONSES, given, truncation="auto")
         assert done.recorder.failure is not None
         assert done.recorder.failure.reason == "context_length_exceeded"
+
+
+def test_what_the_limit_or_a_stop_text_cuts_is_incomplete(world: EngineThread) -> None:
+    thinking = EngineThread(core=world, reasoning_parser="deepseek_r1")
+    weather = "What is the weather in Bern?"
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    think = "Think step by step before you answer."
+    call, text, thought = "function_call", "message", "reasoning"
+    for engine, given, fields, status, items in (
+        (world, "Hello", {"max_output_tokens": 8}, "incomplete", {text: "incomplete"}),
+        (world, weather, {"tools": tools, "max_output_tokens": 14}, "incomplete", {}),
+        (
+            world,
+            weather,
+            {"tools": tools, "max_output_tokens": 45},
+            "incomplete",
+            {call: "incomplete"},
+        ),
+        # Its arguments are whole, its markup is not.
+        (
+            world,
+            weather,
+            {"tools": tools, "max_output_tokens": 62},
+            "incomplete",
+            {call: "completed"},
+        ),
+        (world, weather, {"tools": tools, "stop": ["City"]}, "completed", {call: "incomplete"}),
+        (world, weather, {"tools": tools}, "completed", {call: "completed"}),
+        (
+            thinking,
+            "What is a river?",
+            {"instructions": think, "max_output_tokens": 8},
+            "incomplete",
+            {thought: "incomplete"},
+        ),
+    ):
+        for stream in (False, True):
+            done = asked(engine, RESPONSES, given, stream=stream, **fields)
+            its_status, _, *made = choices(RESPONSES, done.body)
+            assert (its_status, {one["type"]: one["status"] for one in made}) == (status, items)
+            if stream:
+                ended = [
+                    one["item"] for one in told(done.body) if one["type"].endswith("item.done")
+                ]
+                assert {one["type"]: one["status"] for one in ended} == items
 
 
 def test_a_stream_whose_items_an_older_version_named_goes_on_with_these_names(

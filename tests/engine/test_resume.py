@@ -60,6 +60,7 @@ PERSON = {
     },
 }
 SEARCH = {"type": "function", "function": {"name": "search"}}
+FUNCTIONS = [{"type": "function", **TOOLS[0]["function"]}]
 WHOLE = {"stream": False, "stream_options": None}
 PENALTIES = {"frequency_penalty": 0.3, "presence_penalty": 0.6, "repetition_penalty": 1.1}
 
@@ -83,6 +84,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "min_tokens": (CHAT, chat("Hello", min_tokens=30, stop=["e"], max_tokens=34)),
     "a tool call": (CHAT, chat("What is the weather in Paris?", tools=TOOLS, max_tokens=120)),
+    "a cut call, not streamed": (
+        CHAT,
+        chat("What is the weather in Paris?", tools=TOOLS, max_tokens=36, **WHOLE),
+    ),
+    "a cut call of a response": (
+        RESPONSES,
+        response("What is the weather in Paris?", 36, tools=FUNCTIONS),
+    ),
     "whole, not streamed": (CHAT, chat("Count to ten.", **WHOLE)),
     "logprobs of a prompt": (
         COMPLETIONS,
@@ -181,6 +190,9 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
     if name == "a tool call":
         assert b"get_weather" in whole.body
         assert b"tool_calls" in whole.body
+    if name.startswith("a cut call"):
+        assert b"get_weather" in whole.body
+        assert b"tool_call>" not in whole.body
     if name.startswith("a stop string"):
         ends_in(whole.body, "stop")
 

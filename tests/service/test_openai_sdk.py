@@ -85,12 +85,19 @@ def test_a_streamed_response_has_the_text_of_the_one_that_is_not(service: Runnin
     asked = {"model": service.model, "input": STORY, "temperature": 0, "max_output_tokens": 40}
     whole, events = create(**asked), list(create(**asked, stream=True))
     assert events[0].type == "response.created"
-    assert events[-1].type in ("response.completed", "response.incomplete")
+    assert events[-1].type == "response.incomplete"
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert deltas == whole.output_text
     assert len(deltas) > 10
     assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
     assert [event.sequence_number for event in events] == list(range(len(events)))
+    helper: Any = service.sdk.responses.stream
+    with helper(**asked) as stream:
+        last: Any = list(stream)[-1]
+    assert last.type == "response.incomplete"
+    for made in (whole, events[-1].response, last.response):
+        assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert [item.status for item in made.output] == ["incomplete"]
 
 
 def test_a_response_in_the_background_is_fetched_streamed_again_and_deleted(
