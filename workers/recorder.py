@@ -301,7 +301,8 @@ class Recorder:
             return
         if message["type"] == "http.response.start":
             headers = [(k.decode().lower(), v.decode("latin-1")) for k, v in message["headers"]]
-            self.head = Head(message["status"], [(k, v) for k, v in headers if k in _KEPT_HEADERS])
+            kept = [(k, v) for k, v in headers if k in _KEPT_HEADERS]
+            self.head = Head(message["status"], kept, logprobs_of_text=True)
             self._streamed = self.head.streamed
             return
         body: bytes = message.get("body", b"")

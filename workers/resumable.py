@@ -33,6 +33,7 @@ from workers.grammars import check_grammar, check_parts, check_regex
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
+from workers.text_logprobs import of_the_text
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
 """vLLM cannot send it to the engine's process, and reports an error of its own."""
@@ -130,6 +131,10 @@ class RecordingClient:
         options = self._prioritised(recorder, generation > 0 or params.n > 1, options)
         prompt = _salted(prompt, recorder.tenant)
         deltas = self._deltas(recorder, generation, prompt, params, request_id, options)
+        head = recorder.recorded.head
+        shown = params.num_logprobs is not None and params.detokenize  # not those of a beam search
+        if shown and (head is None or head.logprobs_of_text):
+            deltas = of_the_text(deltas, params, self._engine.renderer.tokenizer)
         try:
             async with aclosing(deltas):
                 if merge:

@@ -85,7 +85,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import both_ways, determinism
+        from workers import both_ways, determinism, text_logprobs
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -122,6 +122,7 @@ class VllmEngine:
         determinism.install()
         responses.install(app)
         both_ways.install(app)
+        text_logprobs.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
         self._app = app

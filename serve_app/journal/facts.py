@@ -93,6 +93,10 @@ class Head(msgspec.Struct, frozen=True):
 
     status: int
     headers: list[tuple[str, str]]
+    logprobs_of_text: bool = False
+    """Whether the answer has log probabilities of its text alone; before, it had them of every
+    token. One that has begun goes on as it began.
+    """
 
     @property
     def streamed(self) -> bool:

@@ -72,3 +72,26 @@ def _add(one: dict[str, Any], part: dict[str, Any]) -> None:
     one["token_ids"] += part.get("token_ids") or []
     if part.get("finish_reason"):
         one["ended"] = part["finish_reason"], part.get("stop_reason")
+
+
+def unlike_its_text(path: str, said: list[Any]) -> list[tuple[str, str]]:
+    """Texts with log probabilities whose tokens do not join to them."""
+    if path.endswith("/responses"):
+        parts = [part for item in said[2:] for part in item.get("content") or ()]
+        with_tokens = [(one["text"], one["logprobs"]) for one in parts if one.get("logprobs")]
+    else:
+        with_tokens = [
+            (one["content"], one["logprobs"].get("content") or one["logprobs"].get("tokens"))
+            for one in said
+            if one["logprobs"]
+        ]
+    found = []
+    for text, tokens in with_tokens:
+        if isinstance(tokens[0], str):  # of a completion
+            joined = "".join(tokens)
+        else:
+            joined = "".join(one["token"] for one in tokens)
+            assert joined.encode() == bytes(byte for one in tokens for byte in one["bytes"])
+        if joined != text:
+            found.append((text, joined))
+    return found

@@ -154,9 +154,51 @@ CUT_CALLS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """Tool calls that the limit cuts: in their markup, their name, before and in their arguments."""
+_COUNT, _LETTERS = "Count to ten.", {"structured_outputs": {"choice": ["é🦊漢 a"]}}
+ENDS: list[dict[str, Any]] = [
+    {},
+    _LETTERS,
+    {**_LETTERS, "skip_special_tokens": False},
+    {**_LETTERS, "skip_special_tokens": False, "include_stop_str_in_output": True},
+    {**_LETTERS, "stop": ["漢"]},
+    {**_LETTERS, "stop": ["漢"], "include_stop_str_in_output": True},
+    {"stop": ["four"]},
+    {"stop": ["four"], "include_stop_str_in_output": True},
+    {"stop": ["seven eleven nine", "o, "]},
+    {"stop": ["it never comes"]},
+    {"stop_token_ids": [116]},
+    {"stop_token_ids": [116], "include_stop_str_in_output": True},
+]
+"""How an answer to `_COUNT` ends, or is held back."""
+
+
+def _with_logprobs(path: str) -> list[dict[str, Any]]:
+    """Requests for the log probabilities of each token."""
+    asked: dict[str, Any] = {
+        CHAT: {
+            "messages": [{"role": "user", "content": _COUNT}],
+            "logprobs": True,
+            "top_logprobs": 1,
+            "max_tokens": 40,
+        },
+        COMPLETIONS: {"prompt": _COUNT, "logprobs": 1, "max_tokens": 40},
+        RESPONSES: {
+            "input": _COUNT,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+            "max_output_tokens": 40,
+        },
+    }[path]
+    ignored = {"ignore_eos": True, **asked}
+    if path == COMPLETIONS:
+        ignored["echo"] = True
+    return [*({**asked, **end} for end in ENDS), ignored]
+
+
 TOGETHER: dict[str, list[dict[str, Any]]] = {
     CHAT: [
         *CUT_CALLS[CHAT],
+        *_with_logprobs(CHAT),
         {"messages": [WEATHER], "tools": TOOLS, "max_tokens": 90, "stop": ['ity"']},
         {"messages": [WEATHER], "tools": TOOLS, "max_tokens": 90},
         *(
@@ -166,9 +208,13 @@ TOGETHER: dict[str, list[dict[str, Any]]] = {
         ),
         {"messages": [USER], "add_generation_prompt": False, "echo": True},
     ],
-    COMPLETIONS: [{"prompt": ["a", "b"], "echo": True, "return_token_ids": True}],
+    COMPLETIONS: [
+        {"prompt": ["a", "b"], "echo": True, "return_token_ids": True},
+        *_with_logprobs(COMPLETIONS),
+    ],
     RESPONSES: [
         *CUT_CALLS[RESPONSES],
+        *_with_logprobs(RESPONSES),
         {"input": WEATHER["content"], "tools": CUT_CALLS[RESPONSES][0]["tools"], "stop": ["City"]},
     ],
 }

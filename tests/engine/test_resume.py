@@ -10,6 +10,7 @@ import json
 import math
 import re
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -61,6 +62,7 @@ PERSON = {
 }
 SEARCH = {"type": "function", "function": {"name": "search"}}
 FUNCTIONS = [{"type": "function", **TOOLS[0]["function"]}]
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 WHOLE = {"stream": False, "stream_options": None}
 PENALTIES = {"frequency_penalty": 0.3, "presence_penalty": 0.6, "repetition_penalty": 1.1}
 
@@ -104,6 +106,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a regex": (CHAT, chat("Choose.", structured_outputs={"regex": "[a-f]{5}-[0-9]{30}"})),
     "a named tool": (CHAT, chat("Hello", tools=TOOLS, tool_choice=SEARCH, max_tokens=60)),
     "logprobs": (CHAT, chat("Say é and €.", logprobs=True, top_logprobs=3, max_tokens=24)),
+    "logprobs before a stop string": (
+        CHAT,
+        chat("Count to ten.", stop=["four"], logprobs=True),
+    ),
+    "logprobs of a response": (
+        RESPONSES,
+        response("Say é and €.", 24, stop=["it never comes"], **LOGPROBS),
+    ),
     "logprobs of a completion": (
         COMPLETIONS,
         completion("The keeper é", 16, logprobs=2, echo=True),
@@ -212,6 +222,35 @@ def test_cut_shortly_before_a_stop_token_its_text_is_not_shown(world: EngineThre
     whole = check_every_cut(world, CHAT, body, last=6)
     assert token_ids(whole)[-1] == stop
     ends_in(whole.body, "stop")
+
+
+def test_an_answer_that_an_older_version_began_keeps_the_logprobs_of_every_token(
+    world: EngineThread,
+) -> None:
+    """It had them for the stop text, too, and before a text that was held back."""
+    body = chat("Count to ten.", stop=["four"], logprobs=True)
+    with patch("workers.resumable.of_the_text", lambda outputs, *_: outputs):
+        whole = unbroken(world, CHAT, body)
+    assert content(whole.body) != content(unbroken(world, CHAT, body).body)
+    old = [_without_a_word_of_it(entry) for entry in whole.entries]
+    for cut in (3, len(old) // 2, len(old) - 2):
+        resumed = world.run(attempt(world, old[:cut]))
+        assert not resumed.recorder.lost
+        assert alike(content(resumed.body), content(whole.body))
+
+
+def test_a_beam_search_has_the_log_probabilities_of_every_token(world: EngineThread) -> None:
+    """It chooses by them, the end token's too, in steps of one token each."""
+    more = {"logprobs": True, "use_beam_search": True, "n": 2, "tools": TOOLS, "max_tokens": 90}
+    whole = unbroken(world, CHAT, chat("What is the weather in Paris?", **more, **WHOLE))
+    ends_in(whole.body, "tool_calls")
+
+
+def _without_a_word_of_it(entry: Entry) -> Entry:
+    if entry.head is None:
+        return entry
+    head = {"status": entry.head.status, "headers": entry.head.headers}
+    return entry._replace(fields={**entry.fields, b"h": json.dumps(head).encode()})
 
 
 THINK = "Think step by step before you answer."
