@@ -2,10 +2,10 @@
 hermes-serve/values.schema.json, and beside it files/settings.json with what the service refuses in
 words (patterns, names of vLLM), for templates/_validate.tpl.
 
-Unknown values are refused everywhere, except in objects that Kubernetes or vLLM define. `settings`
-comes from the service's own settings tree, without what the chart sets itself: the address of
-Redis, the API keys, and on which pods replicas run. What values.yaml sets is required: it can be
-missing only if somebody sets it to null, or if `helm upgrade --reuse-values` leaves it out.
+Unknown values are refused everywhere, except in objects that vLLM defines. `settings` comes from
+the service's own settings tree, without what the chart sets itself: the address of Redis, the API
+keys, and on which pods replicas run. What values.yaml sets is required: it can be missing only if
+somebody sets it to null, or if `helm upgrade --reuse-values` leaves it out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ Schema = dict[str, Any]
 
 BOOL: Schema = {"type": "boolean"}
 OPEN: Schema = {"type": "object"}
-STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
 
 
@@ -61,10 +60,28 @@ def listed(item: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": item, **more}
 
 
-def closed(**properties: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+def closed(required: str = "", /, **properties: Schema) -> Schema:
+    """An object of these fields; `required` names those that must be there."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        **({"required": required.split()} if required else {}),
+    }
 
 
+def strings(keys: str, values: str = "") -> Schema:
+    """Texts by name; both may have a form. (Of `propertyNames` Helm would not say where.)"""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "patternProperties": {keys: text(values)},
+    }
+
+
+_QUALIFIED = (
+    r"([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+)
 NAME = text(r"^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?)?$")  # the name of an object; may be empty
 KEY = text(r"^[-._a-zA-Z0-9]{1,253}$")  # an entry of a Secret
 SIZE = text(r"^[1-9][0-9]*(Mi|Gi|Ti)$")
@@ -80,18 +97,162 @@ IMAGE = {
     "digest": text(r"^(sha256:[0-9a-f]{64})?$"),
     "pullPolicy": PULL,
 }
+LABELS = strings(
+    rf"^{_QUALIFIED}$", r"^([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?$"
+)  # values, too, have a form
+ANNOTATIONS = strings(rf"^{_QUALIFIED}$")
+
+
+def of_kubernetes(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _selecting(operators: Sequence[str]) -> Schema:
+    """A requirement of labels or of nodes."""
+    return closed("key operator", key=text(), operator=one_of(*operators), values=listed(text()))
+
+
+def _affinity_of_pods() -> Schema:
+    required = listed(of_kubernetes("PodAffinityTerm"))
+    preferred = listed(
+        closed(
+            "weight podAffinityTerm",
+            weight=whole(1, 100),
+            podAffinityTerm=of_kubernetes("PodAffinityTerm"),
+        )
+    )
+    return _scheduled(required, preferred)
+
+
+def _scheduled(required: Schema, preferred: Schema) -> Schema:
+    return closed(
+        requiredDuringSchedulingIgnoredDuringExecution=required,
+        preferredDuringSchedulingIgnoredDuringExecution=preferred,
+    )
+
+
+_SETS = ("In", "NotIn", "Exists", "DoesNotExist")
+_HONOURED = one_of("Honor", "Ignore")
+_IDS = {"runAsUser": whole(0), "runAsGroup": whole(0), "runAsNonRoot": BOOL}
+_PROFILES = {
+    "seLinuxOptions": closed(user=text(), role=text(), type=text(), level=text()),
+    **{
+        name: closed(
+            "type",
+            type=one_of("RuntimeDefault", "Localhost", "Unconfined"),
+            localhostProfile=text(),
+        )
+        for name in ("seccompProfile", "appArmorProfile")
+    },
+}
+KUBERNETES: dict[str, Schema] = {
+    "LabelSelector": closed(matchLabels=LABELS, matchExpressions=listed(_selecting(_SETS))),
+    "NodeSelectorTerm": closed(
+        matchExpressions=listed(_selecting((*_SETS, "Gt", "Lt"))),
+        matchFields=listed(_selecting((*_SETS, "Gt", "Lt"))),
+    ),
+    "PodAffinityTerm": closed(
+        "topologyKey",
+        topologyKey=text(),
+        labelSelector=of_kubernetes("LabelSelector"),
+        namespaceSelector=of_kubernetes("LabelSelector"),
+        namespaces=listed(text()),
+        matchLabelKeys=listed(text()),
+        mismatchLabelKeys=listed(text()),
+    ),
+    "Affinity": closed(
+        nodeAffinity=_scheduled(
+            closed(
+                "nodeSelectorTerms", nodeSelectorTerms=listed(of_kubernetes("NodeSelectorTerm"))
+            ),
+            listed(
+                closed(
+                    "weight preference",
+                    weight=whole(1, 100),
+                    preference=of_kubernetes("NodeSelectorTerm"),
+                )
+            ),
+        ),
+        podAffinity=_affinity_of_pods(),
+        podAntiAffinity=_affinity_of_pods(),
+    ),
+    "Toleration": closed(
+        key=text(),
+        operator=one_of("Exists", "Equal", "Lt", "Gt"),
+        value=text(),
+        effect=one_of("", "NoSchedule", "PreferNoSchedule", "NoExecute"),
+        tolerationSeconds={"type": "integer"},
+    ),
+    "TopologySpreadConstraint": closed(
+        "maxSkew topologyKey whenUnsatisfiable",
+        maxSkew=whole(1),
+        minDomains=whole(1),
+        topologyKey=text(),
+        whenUnsatisfiable=one_of("DoNotSchedule", "ScheduleAnyway"),
+        labelSelector=of_kubernetes("LabelSelector"),
+        matchLabelKeys=listed(text()),
+        nodeAffinityPolicy=_HONOURED,
+        nodeTaintsPolicy=_HONOURED,
+    ),
+    "PodSecurityContext": closed(
+        **_IDS,
+        **_PROFILES,
+        fsGroup=whole(0),
+        fsGroupChangePolicy=one_of("OnRootMismatch", "Always"),
+        supplementalGroups=listed(whole(0)),
+        supplementalGroupsPolicy=one_of("Merge", "Strict"),
+        seLinuxChangePolicy=one_of("Recursive", "MountOption"),
+        sysctls=listed(closed("name value", name=text(), value=text())),
+    ),
+    "SecurityContext": closed(
+        **_IDS,
+        **_PROFILES,
+        allowPrivilegeEscalation=BOOL,
+        privileged=BOOL,
+        procMount=one_of("Default", "Unmasked"),
+        readOnlyRootFilesystem=BOOL,
+        capabilities=closed(add=listed(text()), drop=listed(text())),
+    ),
+    "NetworkPolicyPeer": closed(
+        ipBlock=closed("cidr", cidr=CIDR, **{"except": listed(CIDR)}),
+        namespaceSelector=of_kubernetes("LabelSelector"),
+        podSelector=of_kubernetes("LabelSelector"),
+    ),
+    "ParentReference": closed(
+        "name",
+        group=text(),
+        kind=text(),
+        name=text(),
+        namespace=text(),
+        port=whole(1, 65535),
+        sectionName=text(),
+    ),
+}
+"""Kubernetes' own types, with all their fields (those for Windows apart), so that a wrong one is
+refused here and not by the API server, which the operator meets long after the install.
+"""
+SECURITY = {
+    "podSecurityContext": of_kubernetes("PodSecurityContext"),
+    "securityContext": of_kubernetes("SecurityContext"),
+}
 SCHEDULING = closed(
-    nodeSelector=STRINGS,
-    tolerations=listed(OPEN),
-    affinity=OPEN,
-    topologySpreadConstraints=listed(OPEN),
+    nodeSelector=LABELS,
+    tolerations=listed(of_kubernetes("Toleration")),
+    affinity=of_kubernetes("Affinity"),
+    topologySpreadConstraints=listed(of_kubernetes("TopologySpreadConstraint")),
     priorityClassName=NAME,
     runtimeClassName=NAME,
 )
-POD = {"cpus": whole(1), "memory": MEMORY, "shmSize": MEMORY, "scheduling": SCHEDULING}
+POD = {
+    "cpus": whole(1),
+    "memory": MEMORY,
+    "shmSize": MEMORY,
+    "scheduling": SCHEDULING,
+}
+LABELLED = {"podLabels": LABELS, "podAnnotations": ANNOTATIONS}
 
 OURS: dict[str, Schema] = {
-    "image": closed(**IMAGE, pullSecrets=listed(NAME)),
+    "image": closed(**IMAGE, pullSecrets=listed({**NAME, "minLength": 1})),
     "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY, metricsKey=KEY),
     "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
     "weights": closed(
@@ -116,6 +277,7 @@ OURS: dict[str, Schema] = {
             memory=MEMORY,
             persistence=closed(size=SIZE, storageClassName=NAME),
             scheduling=SCHEDULING,
+            **SECURITY,
             exporter=closed(enabled=BOOL, passwordKey=KEY, image=closed(**IMAGE)),
         ),
         ha=closed(
@@ -150,20 +312,17 @@ OURS: dict[str, Schema] = {
     "autoscaler": closed(
         maxPods=whole(0, 1024), idleTimeoutSeconds=whole(1), cpus=NUMBER, memory=MEMORY
     ),
-    "uninstall": closed(enabled=BOOL, timeoutSeconds=whole(10)),
+    "uninstall": closed(enabled=BOOL, timeoutSeconds=whole(10), **LABELLED),
     "cpuLimits": BOOL,
-    "env": {
-        "type": "object",
-        "additionalProperties": {"type": "string"},
-        "propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"},
-    },
-    "podAnnotations": STRINGS,
-    "serviceAccount": closed(annotations=STRINGS),
+    "env": strings(r"^[A-Za-z_][A-Za-z0-9_]*$"),
+    **LABELLED,
+    **SECURITY,
+    "serviceAccount": closed(annotations=ANNOTATIONS),
     "podDisruptionBudgets": closed(enabled=BOOL),
     "networkPolicy": closed(
         enabled=BOOL,
-        servingFrom=listed(OPEN),
-        tracesTo=listed(OPEN),
+        servingFrom=listed(of_kubernetes("NetworkPolicyPeer")),
+        tracesTo=listed(of_kubernetes("NetworkPolicyPeer")),
         operatorNamespaces=NAMESPACES,
         monitoringNamespaces=NAMESPACES,
         dnsNamespaces=NAMESPACES,
@@ -178,17 +337,19 @@ OURS: dict[str, Schema] = {
         className=NAME,
         host={"anyOf": [HOST, {"const": ""}]},
         tlsSecret=NAME,
-        annotations=STRINGS,
+        annotations=ANNOTATIONS,
     ),
-    "httpRoute": closed(enabled=BOOL, hosts=listed(HOST), parentRefs=listed(OPEN)),
+    "httpRoute": closed(
+        enabled=BOOL, hosts=listed(HOST), parentRefs=listed(of_kubernetes("ParentReference"))
+    ),
     "monitoring": closed(
         podMonitors=BOOL,
         interval=text(r"^[1-9][0-9]*(s|m)$"),
-        labels=STRINGS,
+        labels=LABELS,
         rules=closed(enabled=BOOL, runbookUrl=text(r"^(https?://.+)?$")),
-        dashboard=closed(enabled=BOOL, labels=STRINGS),
+        dashboard=closed(enabled=BOOL, labels=LABELS),
     ),
-    "tests": closed(timeoutSeconds=whole(10)),
+    "tests": closed(timeoutSeconds=whole(10), **LABELLED),
     "global": OPEN,  # reserved by Helm
     # Of a chart that has this one as a dependency: what its `condition` and `tags` read.
     "enabled": BOOL,
@@ -269,7 +430,7 @@ def schema() -> str:
         "$comment": "Written by helm/schema.py.",
         "title": "Values of hermes-serve",
         **closed(**copy.deepcopy(OURS), settings=tree),
-        "$defs": _used(sections, tree),
+        "$defs": {**KUBERNETES, **_used(sections, tree)},
     }
     _require(document, yaml.safe_load(DEFAULTS.read_text()))
     return json.dumps(document, indent=1) + "\n"
@@ -277,7 +438,7 @@ def schema() -> str:
 
 def _require(node: Schema, defaults: dict[str, Any]) -> None:
     """Requires what has a default, in every object whose keys the chart knows."""
-    if node.get("additionalProperties", False) is not False:
+    if node.get("additionalProperties", False) is not False or "patternProperties" in node:
         return
     nodes = node.setdefault("properties", {})
     node["required"] = [

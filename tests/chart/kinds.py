@@ -23,6 +23,12 @@ def _definitions(version: str) -> Any:
     return Resource.from_contents(_read(version, "_definitions")) @ Registry()
 
 
+def fields(name: str, version: str) -> Document:
+    """The fields of one of Kubernetes' types, such as `io.k8s.api.core.v1.Toleration`."""
+    found: Document = _read(version, "_definitions")["$defs"][name]["properties"]
+    return found
+
+
 def _read(version: str, name: str) -> Document:
     folder = (
         files("kubernetes_validate") / "kubernetes-json-schema" / f"v{_whole(version)}-local-strict"

@@ -17,6 +17,7 @@ from tests.chart.charts import (
     NAMED,
     STAGES,
     Document,
+    cluster_of,
     documents,
     merged,
     one,
@@ -99,6 +100,66 @@ def test_whatever_says_where_pods_run_is_taken() -> None:
             assert spec[name] == scheduling[name], component
         assert spec["tolerations"][:1] == scheduling["tolerations"]
         assert errors_of_pod(spec) == []
+
+
+MESH = "sidecar.istio.io/inject"
+
+
+def test_every_pod_has_the_labels_and_annotations_that_are_given() -> None:
+    given: Document = {"podLabels": {"team": "llm", MESH: "true"}, "podAnnotations": {"a/b": "c d"}}
+    own = {"tests": {"podLabels": {MESH: "false"}, "podAnnotations": {"a/b": "e"}}}
+    values = merged(NAMED, EVERYTHING, given, own)
+    injected = {}
+    for component, template in pod_templates(documents(values)).items():
+        labels, annotations = (template["metadata"][name] for name in ("labels", "annotations"))
+        assert labels["team"] == "llm", component
+        assert labels["app.kubernetes.io/component"] == component
+        assert annotations["a/b"] == ("e" if component == "test" else "c d"), component
+        injected[component] = labels[MESH]
+    # `helm uninstall` waits for the job's pod, and that for a sidecar that does not end
+    assert injected.pop("uninstall") == injected.pop("test") == "false"
+    assert set(injected.values()) == {"true"}
+    values = merged(
+        values,
+        {"uninstall": {"podLabels": {MESH: None}, "podAnnotations": {"linkerd.io/inject": None}}},
+    )
+    job = pod_templates(documents(values))["uninstall"]["metadata"]
+    assert (job["labels"][MESH], job["annotations"]) == ("true", given["podAnnotations"])
+
+
+def test_security_contexts_can_be_emptied_and_replaced() -> None:
+    ids: Document = {"runAsUser": 1000660000, "seccompProfile": {"type": "RuntimeDefault"}}
+    rights: Document = {"privileged": False, "capabilities": {"add": ["SYS_NICE"]}}
+
+    def of(**changes: Document) -> dict[str, tuple[list[Document], list[Document]]]:
+        """By component: the pod's context, and those of its containers."""
+        objects = documents(merged(NAMED, EVERYTHING, changes))
+        found = {}
+        for component, template in pod_templates(objects).items():
+            spec = template["spec"]
+            own = [*spec.get("initContainers", []), *spec["containers"]]
+            found[component] = (
+                [spec.get("securityContext", {})],
+                [one.get("securityContext", {}) for one in own],
+            )
+            assert errors_of_pod(spec) == []
+        return found
+
+    names = {"podSecurityContext": ids, "securityContext": rights}
+    defaults = of()
+    for contexts, containers in defaults.values():
+        assert contexts[0]["runAsUser"] in (10001, 999)
+        assert all(one["readOnlyRootFilesystem"] for one in containers)
+    for contexts, containers in of(podSecurityContext={}, securityContext={}).values():
+        assert not any([*contexts, *containers])
+    for contexts, containers in of(**names).values():
+        assert contexts == [ids]
+        assert all(one == rights for one in containers)
+    of_redis = of(**{f"redis.internal.{name}": value for name, value in names.items()})
+    assert of_redis.pop("redis") == ([ids], [rights, rights])
+    assert of_redis == {name: found for name, found in defaults.items() if name != "redis"}
+    scaled = merged(stage_values("multi-node"), {"securityContext": rights})
+    assert cluster_of(documents(scaled))["autoscalerOptions"]["securityContext"] == rights
 
 
 def test_images_are_pulled_with_the_secrets_that_are_named() -> None:

@@ -174,8 +174,84 @@ COMBINATIONS: list[tuple[str, Document]] = [
         {"networkPolicy.apiServerCidrs": []},
     ),
     ("uninstall.timeoutSeconds (240) is below 690", {"drainSeconds": 600}),
+    *(
+        (f"{place}podLabels has {label}, by which", {f"{place}podLabels": {label: "a"}})
+        for place in ("", "uninstall.", "tests.")
+        for label in (
+            "app.kubernetes.io/component",
+            "app.kubernetes.io/instance",
+            "app.kubernetes.io/part-of",
+            "ray.io/cluster",
+        )
+    ),
+    *(
+        (f"{place}podAnnotations has {name}", {f"{place}podAnnotations": {name: "a"}})
+        for place in ("", "uninstall.", "tests.")
+        for name in ("helm.sh/hook", "hermes-serve/config", "ray.io/ft-enabled")
+    ),
     ("networkPolicy.hubCidrs is empty", {"hub.access": True, "networkPolicy.hubCidrs": []}),
 ]
+
+_SPREAD = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+_TERM = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+# Every row: where it stands below `scheduling`, and its value.
+SCHEDULES: list[tuple[str, Document]] = [
+    ("tolerations/0/value", {"tolerations": [{"key": "gpu", "value": True}]}),
+    ("tolerations/0/tolerationSeconds", {"tolerations": [{"tolerationSeconds": "30"}]}),
+    ("tolerations/0/effect", {"tolerations": [{"effect": "NoShedule"}]}),
+    ("tolerations/0", {"tolerations": [{"name": "gpu"}]}),
+    (
+        "topologySpreadConstraints/0/maxSkew",
+        {"topologySpreadConstraints": [{**_SPREAD, "maxSkew": "1"}]},
+    ),
+    ("topologySpreadConstraints/0", {"topologySpreadConstraints": [_SPREAD]}),
+    ("affinity", {"affinity": {"podAntiAfinity": {}}}),
+    ("affinity/podAffinity", {"affinity": {"podAffinity": {"required": [_TERM]}}}),
+    (
+        "affinity/podAntiAffinity/" + _REQUIRED,
+        {"affinity": {"podAntiAffinity": {_REQUIRED: _TERM}}},
+    ),
+    (
+        f"affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms/0/matchExpressions/0/operator",
+        {
+            "affinity": {
+                "nodeAffinity": {
+                    _REQUIRED: {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "a", "operator": "Is"}]}
+                        ]
+                    }
+                }
+            }
+        },
+    ),
+    ("nodeSelector/gpu", {"nodeSelector": {"gpu": True}}),
+    ("nodeSelector/gpu", {"nodeSelector": {"gpu": "h 100"}}),
+    ("nodeSelector", {"nodeSelector": {"gpu type": "h100"}}),
+]
+
+# Every row: where it stands, and the values.
+OTHER_TYPES: list[tuple[str, Document]] = [
+            ("podSecurityContext", {"podSecurityContext": {"runasuser": 1}}),
+            ("podLabels/a", {"podLabels": {"a": "a" * 64}}),
+            ("uninstall/podAnnotations", {"uninstall.podAnnotations": {"a b": "c"}}),
+            ("image/pullSecrets/0", {"image.pullSecrets": [""]}),
+            ("image/pullSecrets/0", {"image.pullSecrets": [{"name": "registry"}]}),
+            ("monitoring/labels/release", {"monitoring.labels": {"release": True}}),
+            (
+                "httpRoute/parentRefs/0/port",
+                {"httpRoute.parentRefs": [{"name": "a", "port": "80"}]},
+            ),
+            (
+                "networkPolicy/servingFrom/0/namespaceSelector",
+                {"networkPolicy.servingFrom": [{"namespaceSelector": {"name": "a"}}]},
+            ),
+            (
+                "networkPolicy/tracesTo/0/ipBlock/cidr",
+                {"networkPolicy.tracesTo": [{"ipBlock": {"cidr": "10.0.0.1"}}]},
+            ),
+        ]
 
 # Every row: what the schema says, and the values.
 SHAPES: list[tuple[str, Document]] = [
@@ -191,8 +267,21 @@ SHAPES: list[tuple[str, Document]] = [
             "head.memory": "8",
             "ingressPods.replicas": 0,
             "settings.journal.retention_s": "15m",
+            "podLabels.team": 7,
+            "podSecurityContext.runAsUser": "10001",
+            "securityContext.capabilities.drop": "ALL",
+            "redis.internal.securityContext.readOnlyRootFilesystem": "yes",
         }.items()
     ),
+    *((f"at '/head/scheduling/{place}'", {"head.scheduling": value}) for place, value in SCHEDULES),
+    *(
+        (
+            f"at '/{section}/scheduling/",
+            {section.replace("/", ".") + ".scheduling": SCHEDULES[0][1]},
+        )
+        for section in ("ingressPods", "engines", "redis/internal")
+    ),
+    *((f"at '/{place}'", values) for place, values in OTHER_TYPES),
 ]
 
 
@@ -233,6 +322,9 @@ ALLOWED: list[Document] = [
     {"image.repository": "localhost:5000/team/hermes_serve.cpu"},
     {"env.VLLM_LOGGING_LEVEL": "DEBUG", "env.RAY_gcs_rpc_server_reconnect_timeout_s": "90"},
     {"enabled": True, "tags": {"llm": True}},
+    {"podLabels": {"app.kubernetes.io/name": "llm", "cost-centre": ""}},
+    {"head.scheduling.tolerations": [{"operator": "Exists"}, {"key": "a", "effect": ""}]},
+    {"engines.scheduling.affinity.podAntiAffinity": {_REQUIRED: [_TERM]}},
 ]
 
 

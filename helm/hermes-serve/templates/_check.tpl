@@ -7,7 +7,7 @@
 - name: check-redis
   image: {{ include "hermes.rayImage" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  {{- include "hermes.containerSecurity" . | nindent 2 }}
+  {{- include "hermes.containerSecurity" (dict "root" .) | nindent 2 }}
   command:
     - hermes
     - check-redis

@@ -4,12 +4,7 @@
 {{- $pod := dict "root" . "component" "head" "group" .Values.head -}}
 {{- $scheduling := include "hermes.soonElsewhere" .Values.head.scheduling | fromYaml -}}
 metadata:
-  labels:
-    {{- include "hermes.component" (list . "head") | nindent 4 }}
-  {{- with .Values.podAnnotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "hermes.podMetadata" $pod | nindent 2 }}
 spec:
   serviceAccountName: {{ .Release.Name }}-head
   automountServiceAccountToken: false
@@ -18,7 +13,7 @@ spec:
   # when this one has gone.
   terminationGracePeriodSeconds: 10
   {{- include "hermes.pullSecrets" . | nindent 2 }}
-  {{- include "hermes.podSecurity" 10001 | nindent 2 }}
+  {{- include "hermes.podSecurity" (dict "root" . "id" 10001) | nindent 2 }}
   {{- include "hermes.scheduling" $scheduling | nindent 2 }}
   initContainers:
     {{- include "hermes.checkRedis" $pod | nindent 4 }}
@@ -26,7 +21,7 @@ spec:
     - name: ray-head
       image: {{ include "hermes.rayImage" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
-      {{- include "hermes.containerSecurity" . | nindent 6 }}
+      {{- include "hermes.containerSecurity" $pod | nindent 6 }}
       env:
         {{- include "hermes.rayEnvironment" $pod | nindent 8 }}
       ports: # KubeRay creates Services for them by these names

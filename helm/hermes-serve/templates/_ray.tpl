@@ -217,22 +217,17 @@ livenessProbe:
      (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1) */}}
 {{- define "hermes.workerTemplate" -}}
 {{- $ := .root -}}
+{{- /* KubeRay starts a new cluster when the pod template changes, but never when only a count changes. */}}
+{{- $annotations := dict "hermes-serve/pods" (toString .pods) }}
 metadata:
-  labels:
-    {{- include "hermes.component" (list $ .component) | nindent 4 }}
-  annotations:
-    # KubeRay starts a new cluster when the pod template changes, but never when only a count changes.
-    hermes-serve/pods: {{ .pods | quote }}
-    {{- with $.Values.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+  {{- include "hermes.podMetadata" (merge (dict "annotations" $annotations) .) | nindent 2 }}
 spec:
   serviceAccountName: {{ $.Release.Name }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add $.Values.drainSeconds 30 }}
   {{- include "hermes.pullSecrets" $ | nindent 2 }}
-  {{- include "hermes.podSecurity" 10001 | nindent 2 }}
+  {{- include "hermes.podSecurity" (dict "root" $ "id" 10001) | nindent 2 }}
   {{- include "hermes.scheduling" .group.scheduling | nindent 2 }}
   initContainers: # KubeRay adds another after it, which waits for the head
     {{- include "hermes.checkRedis" . | nindent 4 }}
@@ -240,7 +235,7 @@ spec:
     - name: ray-worker
       image: {{ include "hermes.rayImage" $ }}
       imagePullPolicy: {{ $.Values.image.pullPolicy }}
-      {{- include "hermes.containerSecurity" $ | nindent 6 }}
+      {{- include "hermes.containerSecurity" (dict "root" $) | nindent 6 }}
       env:
         {{- include "hermes.rayEnvironment" . | nindent 8 }}
       ports:

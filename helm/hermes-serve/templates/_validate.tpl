@@ -5,6 +5,7 @@
 {{- include "hermes.validateRunning" . -}}
 {{- include "hermes.validateOwned" . -}}
 {{- include "hermes.validateNames" . -}}
+{{- include "hermes.validateLabels" . -}}
 {{- include "hermes.validateSecrets" . -}}
 {{- include "hermes.validateSizes" . -}}
 {{- include "hermes.validateModel" . -}}
@@ -53,6 +54,23 @@
 {{- end }}
 {{- if eq $image.tag "latest" }}
 {{- fail (printf "%s.tag is 'latest', which changes over time: set a version or a digest" $path) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What the chart and KubeRay write into the same place, and what Services and policies select by. */}}
+{{- define "hermes.validateLabels" -}}
+{{- $selector := keys (include "hermes.component" (list . "any") | fromYaml) -}}
+{{- range $path, $of := dict "" .Values "uninstall." .Values.uninstall "tests." .Values.tests }}
+{{- range $name, $_ := $of.podLabels }}
+{{- if or (has $name $selector) (hasPrefix "ray.io/" $name) }}
+{{- fail (printf "%spodLabels has %s, by which Services, network policies and KubeRay find the pods: remove it" $path $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $_ := $of.podAnnotations }}
+{{- if regexMatch "^(helm\\.sh|hermes-serve|ray\\.io)/" $name }}
+{{- fail (printf "%spodAnnotations has %s, which Helm, the chart or KubeRay sets: remove it" $path $name) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
