@@ -247,6 +247,8 @@ POD = {
     "cpus": whole(1),
     "memory": MEMORY,
     "shmSize": MEMORY,
+    "tmpSize": SIZE,
+    "homeSize": SIZE,
     "scheduling": SCHEDULING,
 }
 LABELLED = {"podLabels": LABELS, "podAnnotations": ANNOTATIONS}

@@ -19,6 +19,7 @@ from tests.chart.charts import (
     Document,
     cluster_of,
     documents,
+    environment,
     merged,
     one,
     pod_templates,
@@ -160,6 +161,28 @@ def test_security_contexts_can_be_emptied_and_replaced() -> None:
     assert of_redis == {name: found for name, found in defaults.items() if name != "redis"}
     scaled = merged(stage_values("multi-node"), {"securityContext": rights})
     assert cluster_of(documents(scaled))["autoscalerOptions"]["securityContext"] == rights
+
+
+def test_no_volume_of_a_pod_may_fill_the_nodes_disk() -> None:
+    sizes: Document = {"head.tmpSize": "3Gi", "ingressPods.homeSize": "4Gi"}
+    download = {
+        "hub.access": True,
+        "settings.model.source": "a/b",
+        "weights": {"existingClaim": "", "size": "40Gi"},
+    }
+    limits = {}
+    for component, template in pod_templates(documents(merged(NAMED, sizes, download))).items():
+        for volume in template["spec"].get("volumes", []):
+            if "emptyDir" in volume:
+                limits[component, volume["name"]] = volume["emptyDir"]["sizeLimit"]
+    assert limits["head", "tmp"] == "3Gi"
+    assert limits["ingress", "home"] == "4Gi"
+    assert limits["engine", "home"] == f"{(10 + 40) * 1024}Mi", "the model, too, is there"
+    engine = pod_templates(documents(NAMED))["engine"]["spec"]["volumes"]
+    assert {"name": "home", "emptyDir": {"sizeLimit": "10Gi"}} in engine
+    for component, template in pod_templates(documents(NAMED)).items():
+        rotation = environment(template).get("RAY_ROTATION_MAX_BYTES")
+        assert bool(rotation) == (component in ("head", "ingress", "engine")), component
 
 
 def test_images_are_pulled_with_the_secrets_that_are_named() -> None:

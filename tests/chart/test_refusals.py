@@ -267,6 +267,8 @@ SHAPES: list[tuple[str, Document]] = [
             "head.memory": "8",
             "ingressPods.replicas": 0,
             "settings.journal.retention_s": "15m",
+            "head.tmpSize": "10",
+            "engines.homeSize": "",
             "podLabels.team": 7,
             "podSecurityContext.runAsUser": "10001",
             "securityContext.capabilities.drop": "ALL",

@@ -18,6 +18,16 @@
 {{- end -}}
 {{- end }}
 
+{{/* How large a pod's home may be. An engine's holds the model, too, if hub.access lets it download one and no volume takes it. */}}
+{{- define "hermes.homeSize" -}}
+{{- $ := .root -}}
+{{- if and (eq .component "engine") $.Values.hub.access (hasPrefix "/home/hermes/" (include "hermes.hubHome" $)) -}}
+{{ add (include "hermes.mebibytes" .group.homeSize) (include "hermes.mebibytes" $.Values.weights.size) }}Mi
+{{- else -}}
+{{ .group.homeSize }}
+{{- end -}}
+{{- end }}
+
 {{/* Options of `ray start` for every pod.
      Requests do not pass through Ray's object store, so nearly all shared memory is left to tensor-parallel ranks.
      Without these two ports, a raylet waits until its agents have chosen some. They are Python, and slow to start on a busy
@@ -49,6 +59,9 @@ RAY_SERVE_HAPROXY_SERVER_STATE_FILE: /run/haproxy/server-state
 # How long a raylet waits for its agents once it has started; then it ends itself. The default of 30 s is too short where
 # several pods start on one busy node.
 RAY_agent_register_timeout_ms: "120000"
+# Ray's logs: of each file this much and one older part are kept, in the volume `tmp`.
+RAY_ROTATION_MAX_BYTES: "16777216"
+RAY_ROTATION_BACKUP_COUNT: "1"
 RAY_DEDUP_LOGS: "0"
 RAY_USAGE_STATS_ENABLED: "0"
 VLLM_NO_USAGE_STATS: "1"
@@ -165,12 +178,15 @@ VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM can
 
 {{- define "hermes.rayVolumes" -}}
 {{- $ := .root -}}
-- name: tmp
-  emptyDir: {}
-- name: home
-  emptyDir: {}
-- name: haproxy
-  emptyDir: {}
+- name: tmp # Ray's session: its logs, sockets; engines compile here
+  emptyDir:
+    sizeLimit: {{ .group.tmpSize }}
+- name: home # caches; and the model, if it is downloaded and has no volume
+  emptyDir:
+    sizeLimit: {{ include "hermes.homeSize" . }}
+- name: haproxy # its configuration and sockets
+  emptyDir:
+    sizeLimit: 16Mi
 - name: shm
   emptyDir:
     medium: Memory
