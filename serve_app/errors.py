@@ -125,6 +125,21 @@ class RedisRefuses(RedisUnavailable):
         self.what, self.answer = redacted(what), redacted(answer)
 
 
+class RefusedForNow(RedisUnavailable):
+    """Redis answers, and refuses something that it will take later.
+
+    Args:
+        what: the command, or `CLIENTS`.
+        answer: Redis's own words, such as "MISCONF …".
+    """
+
+    CLIENTS = "another client"
+
+    def __init__(self, what: str, answer: str) -> None:
+        super().__init__(f"Redis refuses {what} for now: {answer}")
+        self.what, self.answer = redacted(what), redacted(answer)
+
+
 class AnswerLost(RedisUnavailable):
     """A command was sent and not answered: it is unknown whether Redis has executed it or will."""
 

@@ -45,6 +45,12 @@ REDIS_CHECK_AGAIN_S = 2.5
 """Time between two tries of one that can: `/readyz` tells within five seconds what Redis refuses
 from now on. One try is 50 small commands.
 """
+REDIS_ANSWER_COUNTS_S = 5.0
+"""How long Redis's own words count for more than the network's: a Redis that closes connections
+tells some of them why, and not all.
+"""
+REDIS_TELL_AGAIN_S = 60.0
+"""A problem of Redis that comes and goes is logged no more often than this."""
 REDIS_CHECK_NAME_S = 15.0
 """How long a name may take. The system's resolver asks each server twice for five seconds, and only
 then knows that none answers.

@@ -7,13 +7,13 @@ continues it after any kill.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from serve_app.contract import Reason, State, request_of_item
-from serve_app.errors import RequestRefused
+from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.reader import JournalReader, read_whole
@@ -38,12 +38,20 @@ _input = msgspec.json.Decoder(str | list[msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class Conversations:
-    """Puts what came before into requests."""
+T = TypeVar("T")
 
-    def __init__(self, store: JournalStore, max_body_bytes: int) -> None:
+
+class Conversations:
+    """Puts what came before into requests.
+
+    Args:
+        within_s: how long Redis may take to give one earlier response.
+    """
+
+    def __init__(self, store: JournalStore, max_body_bytes: int, within_s: float) -> None:
         self._store = store
         self._max_body_bytes = max_body_bytes
+        self._within_s = within_s
 
     async def whole(self, tenant: str, body: bytes, request: Mapping[str, Any]) -> bytes:
         """The body of a request that goes on, with the items of the earlier responses.
@@ -62,7 +70,7 @@ class Conversations:
         if request_id == previous:
             raise _not_found(previous)
         async with self._store.wholes:
-            entries, asked = await self._store.whole(request_id)
+            entries, asked = await self._in_time(self._store.whole(request_id))
             made = await asyncio.to_thread(_joined, previous, tenant, entries, asked, body)
         self._check_size(len(made), PARAM)
         return made
@@ -95,8 +103,15 @@ class Conversations:
         if not request_id:
             return {}
         async with self._store.wholes:
-            entries = await self._store.read(request_id)
+            entries = await self._in_time(self._store.read(request_id))
             return await asyncio.to_thread(_output, tenant, entries or [], names)
+
+    async def _in_time(self, reading: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._within_s):
+                return await reading
+        except TimeoutError:
+            raise RedisUnavailable(f"Redis: no answer in {self._within_s:g} s") from None
 
     def _check_size(self, size: int, param: str) -> None:
         if size > self._max_body_bytes:

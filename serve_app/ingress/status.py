@@ -137,8 +137,8 @@ class Readiness:
     def _problem(self, workers: int) -> str | None:
         if failing := self._loops.failing:
             return f"background loops of this process keep ending: {', '.join(failing)}"
-        if self._redis.refused:
-            return f"Redis cannot be used: {self._redis.refused}"
+        if self._redis.answer:
+            return f"Redis cannot be used: {self._redis.answer}"
         if not self._membership.reachable or not self._redis.usable:
             return "the journal (Redis) cannot be reached"
         return None if workers else "no worker has its engine ready yet"

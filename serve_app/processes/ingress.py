@@ -171,7 +171,9 @@ class IngressProcess:
         inference = InferenceEndpoint(
             self.uploads,
             self._validator,
-            Conversations(base.store, settings.ingress.max_body_bytes),
+            Conversations(
+                base.store, settings.ingress.max_body_bytes, settings.redis.admission_timeout_s
+            ),
             self.submissions,
             self.acceptance,
             answering,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import socket
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from serve_app import timings
-from serve_app.errors import RedisRefuses, RedisUnavailable
+from serve_app.clock import SYSTEM, Clock
+from serve_app.errors import RedisRefuses, RedisUnavailable, RefusedForNow
 from serve_app.loops import Loops, jittered
 from serve_app.redis.client import connect_redis, redis_call
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.memory import parse_info, warnings
-from serve_app.redis.replies import REFUSES_FOR_NOW, check_refused, is_demoted
+from serve_app.redis.replies import check_refused
 from serve_app.redis.trial import Trial, trial
 from serve_app.settings import RedisSettings
 
@@ -38,6 +40,8 @@ class Step(StrEnum):
     AUTHENTICATE = "check user and password in the URL, and Redis's ACL"
     PERMISSIONS = "check the namespace, and the user's permissions (cluster/redis.acl)"
     CLUSTER = "use one primary, and Sentinel if it has replicas (docs/redis.md)"
+    CLIENTS = "raise its maxclients, or end what else is connected to it"
+    PRIMARY = "check the URL (the primary's host, or its name in Sentinel)"
     COMMANDS = "check the database in the URL, and use Redis 6.2 or a later one (docs/redis.md)"
 
     STATE = "see to what it says, such as memory, replicas or the disk (docs/redis.md)"
@@ -45,7 +49,12 @@ class Step(StrEnum):
     @property
     def passes(self) -> bool:
         """Whether it may succeed later, because Redis or the network is only late."""
-        return self in (Step.RESOLVE, Step.CONNECT, Step.STATE)
+        return self in (Step.RESOLVE, Step.CONNECT, Step.CLIENTS, Step.PRIMARY, Step.STATE)
+
+    @property
+    def answered(self) -> bool:
+        """Whether Redis itself has said what is wrong."""
+        return self not in (Step.RESOLVE, Step.CONNECT)
 
 
 class Finding(NamedTuple):
@@ -58,6 +67,7 @@ class Finding(NamedTuple):
         return f"{self.what}; {self.step}"
 
 
+_REPLICA = ("READONLY ", "MASTERDOWN ")
 _CLUSTER = ("CROSSSLOT ", "MOVED ", "ASK ", "CLUSTERDOWN ")
 _LOGIN = ("WRONGPASS ", "NOAUTH ")
 
@@ -66,10 +76,21 @@ def _refused(error: RedisRefuses) -> Finding:
     answer = error.answer
     if answer.startswith(_CLUSTER) or "cluster mode" in answer:
         return Finding(Step.CLUSTER, f"Redis Cluster is not supported: {answer}")
+    if answer.startswith("DENIED "):  # its protected mode
+        return Finding(Step.AUTHENTICATE, f"it refuses {error.what}: {answer}")
     if answer.startswith(_LOGIN) or error.what == "AUTH":
         return Finding(Step.AUTHENTICATE, f"it rejects user and password: {answer}")
     step = Step.PERMISSIONS if "NOPERM " in answer else Step.COMMANDS
     return Finding(step, f"it refuses {error.what}: {answer}")
+
+
+def _refused_for_now(error: RefusedForNow) -> Finding:
+    answer = error.answer.rstrip(".")  # and not what it refuses: that differs from try to try
+    if error.what == RefusedForNow.CLIENTS:
+        return Finding(Step.CLIENTS, f"it refuses {error.what} for now: {answer}")
+    if answer.startswith(_REPLICA):
+        return Finding(Step.PRIMARY, f"it is a replica, and takes no writes: {answer}")
+    return Finding(Step.STATE, f"it refuses commands for now: {answer}")
 
 
 class Check:
@@ -99,18 +120,22 @@ class Check:
             Redis: a pod that restarts must not stay away because of a setting.
         """
         try:
-            if self._connections and all(one.usable for one in self._connections):
-                return await self._try()
-            if unresolved := await self._resolve():
-                return unresolved
-            await self._connect()
+            kept = bool(self._connections) and all(one.usable for one in self._connections)
+            if not kept:
+                if unresolved := await self._resolve():
+                    return unresolved
+                await self._connect()
             found = await self._try()
-            async with connect_redis(self._settings, timings.REDIS_CHECK_ANSWER_S) as redis:
-                if self._of_service:
+            if not self._of_service:
+                return found
+            if not kept:
+                async with connect_redis(self._settings, timings.REDIS_CHECK_ANSWER_S) as redis:
                     await redis_call(redis.ping)  # the other client connects as well
             return found
         except RedisUnavailable as error:
             self.close()  # a transaction may be open there
+            if isinstance(error, RefusedForNow):
+                return _refused_for_now(error)
             return _refused(error) if isinstance(error, RedisRefuses) else self._late(error)
 
     def close(self) -> None:
@@ -155,8 +180,7 @@ class Check:
     def _late(self, error: RedisUnavailable) -> Finding:
         address = self._settings.address
         where = address.path or ", ".join(f"{host}:{port}" for host, port in address.nodes)
-        step = Step.STATE if str(error).startswith(REFUSES_FOR_NOW) else Step.CONNECT
-        return Finding(step, f"{where} does not serve: {error}".rstrip("."))
+        return Finding(Step.CONNECT, f"{where} does not serve: {error}".rstrip("."))
 
 
 async def _ask(connection: RespConnection, commands: Sequence[Command]) -> None:
@@ -169,13 +193,13 @@ async def _ask(connection: RespConnection, commands: Sequence[Command]) -> None:
         return
     replies = await connection.ask(commands, timings.REDIS_CHECK_ANSWER_S)
     for command, reply in zip(commands, replies, strict=True):
-        if is_demoted(reply):
-            raise RedisUnavailable(f"it is a replica, and takes no writes: {reply}")
         for part in reply if isinstance(reply, list) else [reply]:
             check_refused(" ".join(map(str, command[:2])), part)
 
 
 log = logging.getLogger("hermes.redis")
+_PROBLEMS = 16
+"""So many are remembered. Redis's words may hold numbers."""
 
 
 class RedisWatch:
@@ -186,11 +210,17 @@ class RedisWatch:
         self._loops = loops
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
-        self._said = ""
+        self._anew = False
+        self._told = Told(log)
+        self._answered_s = -math.inf
         self.usable = False
         """Whether everything was possible, and Redis has not been lost since."""
+        self.answer = ""
+        """Why not, in Redis's own words, and what to look at; empty if it has said nothing."""
         self.refused = ""
-        """What Redis refuses, in its own words, and what to look at; waiting does not help."""
+        """The same, if waiting does not help, or if Redis takes no other client: then what is
+        accepted would wait for a connection.
+        """
         self.warnings: tuple[str, ...] = ()
         """What is wrong with Redis's configuration, for its operator."""
 
@@ -204,12 +234,17 @@ class RedisWatch:
 
     def lost(self) -> None:
         """Redis cannot be reached at the moment. What was found before no longer counts."""
-        self.usable = False
-        self._again.set()
+        if self.usable:
+            self.usable = False
+            self._anew = True
+            self._again.set()
 
     async def _keep(self) -> None:
         while True:
             self._again.clear()
+            if self._anew:  # who has lost it may need a connection, too
+                self._check.close()
+                self._anew = False
             self._found(await self._check.run())
             late = not self.usable and not self.refused
             pause_s = timings.REDIS_CHECK_RETRY_S if late else timings.REDIS_CHECK_AGAIN_S
@@ -218,14 +253,54 @@ class RedisWatch:
                     await self._again.wait()
 
     def _found(self, found: Finding | tuple[str, ...]) -> None:
-        self.usable = not isinstance(found, Finding)
-        self.refused = str(found) if isinstance(found, Finding) and not found.step.passes else ""
-        said = str(found) if isinstance(found, Finding) else ""
-        if said != self._said:
-            log.warning("Redis cannot be used: %s", said) if said else log.info("Redis: usable")
-        self._said = said
-        if not isinstance(found, Finding):
-            for warning in found:
-                if warning not in self.warnings:
-                    log.warning("Redis: %s", warning)
-            self.warnings = found
+        if isinstance(found, Finding):
+            self._not_usable(found)
+            return
+        self.usable, self.answer, self.refused = True, "", ""
+        self._told.usable()
+        for warning in found:
+            if warning not in self.warnings:
+                log.warning("Redis: %s", warning)
+        self.warnings = found
+
+    def _not_usable(self, found: Finding) -> None:
+        self.usable = False
+        now_s = SYSTEM.monotonic_s()
+        if found.step.answered:
+            self._answered_s, self.answer = now_s, str(found)
+        elif now_s - self._answered_s < timings.REDIS_ANSWER_COUNTS_S:
+            return  # of connections that it closes, not every one hears why
+        else:
+            self.answer = ""
+        lasting = not found.step.passes or found.step is Step.CLIENTS
+        self.refused = self.answer if lasting else ""
+        self._told.problem(str(found))
+
+
+class Told:
+    """Logs what is wrong with Redis, once for each problem, and when it is over. An outage whose
+    wordings alternate, or that comes and goes, is not logged with each of them.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Clock = SYSTEM) -> None:
+        self._log, self._clock = log, clock
+        self._at_s: dict[str, float] = {}
+        """When each problem was logged last."""
+        self._began_s = math.inf
+        """When the outage began of which the log tells; infinite if there is none."""
+
+    def problem(self, what: str) -> None:
+        now_s = self._clock.monotonic_s()
+        last_s = self._at_s.get(what, -math.inf)
+        if last_s >= self._began_s or now_s - last_s < timings.REDIS_TELL_AGAIN_S:
+            return
+        if len(self._at_s) >= _PROBLEMS:
+            self._at_s.clear()
+        self._began_s = min(self._began_s, now_s)
+        self._at_s[what] = now_s
+        self._log.warning("Redis cannot be used: %s", what)
+
+    def usable(self) -> None:
+        if self._began_s < math.inf:
+            self._began_s = math.inf
+            self._log.info("Redis: usable")

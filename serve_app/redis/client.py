@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
+from serve_app.redis.replies import check_passes
 from serve_app.settings import RedisSettings
 
 _CLIENT = re.compile(
@@ -25,9 +26,19 @@ _CLIENT = re.compile(
 )
 
 
+_OF_PIPELINE = re.compile(
+    r"""Command # \d+ \(.*\) of pipeline caused error: \(["'](.*)["'],\)""", re.DOTALL
+)
+
+
 def said(error: Exception) -> str:
-    """What redis-py says, with the Sentinels' addresses in place of its clients' inner lives."""
-    return _CLIENT.sub(r"\1:\2 ", str(error)) or type(error).__name__
+    """What Redis says, with its code (such as OOM), which redis-py may have cut off and put apart;
+    or else what redis-py says, with the Sentinels' addresses in place of its clients' inner lives.
+    """
+    code = getattr(error, "status_code", None)
+    words = _OF_PIPELINE.sub(r"\1", str(error))
+    words = _CLIENT.sub(r"\1:\2 ", words) or type(error).__name__
+    return f"{code} {words}" if code and not words.startswith(code) else words
 
 
 def sentinel_client(settings: RedisSettings, **of_primary: Any) -> Sentinel:
@@ -108,9 +119,12 @@ async def redis_call(call: Callable[[], Awaitable[T]]) -> T:
     """Run a redis-py call; every way of not getting an answer raises the same exception.
 
     Raises:
-        RedisUnavailable: Redis is unreachable, loading or full, or the command failed.
+        RedisUnavailable: Redis is unreachable, or the command failed; `RefusedForNow` if it is
+            loading, full or the like.
     """
     try:
         return await call()
     except (RedisError, OSError) as error:
-        raise RedisUnavailable(f"Redis: {said(error)}") from None
+        words = said(error)
+        check_passes("a command", words)
+        raise RedisUnavailable(f"Redis: {words}") from None

@@ -51,6 +51,11 @@ class RespConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def refusal(self) -> Exception | None:
+        """The error that Redis has closed the connection with."""
+        return self._unasked if isinstance(self._unasked, Exception) else None
+
+    @property
     def _why_closed(self) -> str:
         return "closed by Redis" if self._unasked is None else str(self._unasked)
 
@@ -60,7 +65,7 @@ class RespConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        while (reply := self._reader.gets()) is not False:
+        while (reply := self._next()) is not False:
             if (
                 self._on_push is not None
                 and isinstance(reply, list)
@@ -79,13 +84,23 @@ class RespConnection(asyncio.Protocol):
                 if not future.done():
                     future.set_result(replies)
 
+    def _next(self) -> Reply:
+        """The next whole reply; False if there is none yet, or what came is no reply at all."""
+        try:
+            return self._reader.gets()
+        except hiredis.HiredisError as error:  # another server listens there
+            self._unasked = str(error)
+            self.abort()
+            return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        for _, _, future in self._waiting:
+        for _, replies, future in self._waiting:
+            if replies and isinstance(replies[-1], Exception):  # the last thing that it said
+                self._unasked = replies[-1]
             if not future.done():
-                future.set_exception(
-                    AnswerLost(f"connection to Redis lost: {exc or self._why_closed}")
-                )
+                why = exc if exc and self._unasked is None else self._why_closed
+                future.set_exception(AnswerLost(f"connection to Redis lost: {why}"))
         self._waiting.clear()
         if self._on_lost is not None:
             self._on_lost()
@@ -150,8 +165,8 @@ async def connect(
     """Open a connection and log in.
 
     Raises:
-        RedisUnavailable: Redis cannot be reached, or is loading; `RedisRefuses` if it rejects the
-            login or the database.
+        RedisUnavailable: Redis cannot be reached; `RefusedForNow` if it is loading or has no room
+            for another client; `RedisRefuses` if it rejects the login or the database.
     """
     connection = RespConnection(on_push, on_lost)
     host, port = await _node(settings)
@@ -161,6 +176,7 @@ async def connect(
             await _greet(connection, settings.address)
     except AnswerLost as error:
         connection.abort()
+        check_refused("the connection", connection.refusal)
         # TLS 1.3 checks a client's certificate after the handshake, and the server's reset can
         # overtake its alert.
         cause = " (it may require a client certificate)" if settings.address.tls else ""
@@ -170,7 +186,11 @@ async def connect(
         raise RedisUnavailable(
             f"cannot reach Redis: {str(error) or type(error).__name__}"
         ) from None
-    except BaseException:  # Redis refuses it, or the caller no longer waits
+    except RedisUnavailable:
+        connection.abort()
+        check_refused("the connection", connection.refusal)  # which came before the first question
+        raise
+    except BaseException:  # the caller no longer waits
         connection.abort()
         raise
     return connection

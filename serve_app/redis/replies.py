@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.errors import RedisRefuses, RedisUnavailable
+from serve_app.errors import RedisRefuses, RedisUnavailable, RefusedForNow
 
 Reply = Any
 
@@ -19,10 +19,9 @@ _FOR_NOW = (
     "TRYAGAIN ",
     "NOREPLICAS ",
     "MISCONF ",
-    "ERR max number of clients",
+    (_NO_MORE_CLIENTS := "ERR max number of clients"),
     *_DEMOTED,
 )
-REFUSES_FOR_NOW = "Redis refuses"
 _RIGHTS = ("NOPERM ", "NOAUTH ")
 
 
@@ -49,12 +48,23 @@ def check_refused(what: str, reply: Reply) -> None:
 
     Raises:
         RedisRefuses: the reply is an error.
-        RedisUnavailable: the same, but it will pass by itself: Redis is full, loads, or fails over.
+        RefusedForNow: the same, but it will pass by itself: Redis is full, loads, or fails over.
     """
-    if _passes(reply):
-        raise RedisUnavailable(f"{REFUSES_FOR_NOW} {what} for now: {reply}")
     if isinstance(reply, Exception):
+        check_passes(what, str(reply))
         raise RedisRefuses(what, str(reply))
+
+
+def check_passes(what: str, error: str) -> None:
+    """Check an error of Redis, which must be one that does not pass by itself.
+
+    Raises:
+        RefusedForNow: it does.
+    """
+    if error.startswith(_NO_MORE_CLIENTS):
+        raise RefusedForNow(RefusedForNow.CLIENTS, error)
+    if error.startswith(_FOR_NOW):
+        raise RefusedForNow(what, error)
 
 
 def _passes(reply: Reply) -> bool:

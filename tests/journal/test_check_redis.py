@@ -149,13 +149,15 @@ def test_a_replica_is_not_the_redis_that_takes_writes(tmp_path: Path) -> None:
 
 
 def test_a_redis_that_takes_nothing_for_now_says_why(tmp_path: Path) -> None:
+    see = "; see to what it says, such as memory"
     refusals = {
-        "OOM command not allowed": {"maxmemory": 1},
-        "NOREPLICAS ": {"min-replicas-to-write": 1},
+        "OOM command not allowed": ({"maxmemory": 1}, see),
+        "NOREPLICAS ": ({"min-replicas-to-write": 1}, see),
+        "ERR max number of clients": ({"maxclients": 1}, "; raise its maxclients"),
     }
-    for number, (words, settings) in enumerate(refusals.items()):
+    for number, (words, (settings, hint)) in enumerate(refusals.items()):
         with serving(tmp_path / str(number), **settings) as server:
-            refused(run(server.url(), command()), words, "; see to what it says, such as memory")
+            refused(run(server.url(), command()), "for now: " + words, hint)
 
 
 def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:

@@ -5,18 +5,29 @@ does not answer, or a connection that dies silently, is noticed by everybody who
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from serve_app import timings
 from serve_app.contract import IngressLease
-from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
+from serve_app.errors import (
+    AnswerLost,
+    RedisRefuses,
+    RedisUnavailable,
+    RefusedForNow,
+    RequestRefused,
+)
+from serve_app.ingress.conversations import Conversations
 from serve_app.journal.writer import JournalWriter
 from serve_app.redis.connection import RespConnection, connect
 from serve_app.redis.link import RedisLink
-from serve_app.settings import Settings
+from serve_app.settings import RedisSettings, Settings
 from tests.journal.admitting import StillIngress
 from tests.journal.cable import HANGING, Cable, behind
 from tests.journal.journal_helpers import (
@@ -26,6 +37,7 @@ from tests.journal.journal_helpers import (
     complete,
     events,
     everything,
+    redis_settings,
     world,
 )
 from tests.tables import each
@@ -146,6 +158,20 @@ async def test_an_admission_waits_no_longer_than_its_own_time(
         await its.base.link.close()
 
 
+@each("given", ["previous_response_id", "item_reference"])
+async def test_what_came_before_a_request_is_waited_for_no_longer_either(
+    redis_url: str, namespace: str, given: str
+) -> None:
+    earlier: dict[str, Any] = {"previous_response_id": "resp_req_1", "input": "Hi"}
+    if given == "item_reference":
+        earlier = {"input": [{"type": "item_reference", "id": "msg_" + "0" * 48}]}
+    async with Cable(redis_url) as way, world(way.url, namespace) as w:
+        way.dead = True
+        conversations = Conversations(w.store, 10_000, within_s=0.05)
+        with pytest.raises(RedisUnavailable, match=r"no answer in 0\.05 s"):
+            await conversations.whole("t", json.dumps(earlier).encode(), earlier)
+
+
 async def test_a_lease_that_cannot_be_renewed_for_want_of_an_answer_is_known_soon(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,9 +267,60 @@ async def test_an_opening_that_is_not_answered_costs_the_other_attempts_a_pause_
         assert await w.store.void("req_2", 1, b"nonce-2"), "it came late, and is found"
 
 
+FULL = b"-ERR max number of clients reached\r\n"
+
+
 def test_what_redis_says_before_it_closes_is_told() -> None:
     connection = RespConnection()
-    connection.data_received(b"-ERR max number of clients reached\r\n")
+    connection.data_received(FULL)
     connection.connection_lost(None)
     with pytest.raises(RedisUnavailable, match="max number of clients"):
         connection.call([("PING",)])
+
+
+@asynccontextmanager
+async def server_that_says(what: bytes, at_once: bool) -> AsyncIterator[RedisSettings]:
+    """The settings of what is no Redis: it says something, after a question or without one, and
+    closes.
+    """
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not at_once:
+            await reader.read(1)
+        writer.write(what)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield RedisSettings.model_validate(redis_settings(f"redis://a:b@127.0.0.1:{port}/0"))
+
+
+FOREIGN = {
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+    "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "TLS": bytes.fromhex("15030100020246"),
+    "half of a reply, then another server's": b"*2\r\n+OK\r\n\x00\x01",
+}
+
+
+@each("foreign, at_once", itertools.product(FOREIGN, (False, True)))
+async def test_a_server_that_is_no_redis_costs_a_sentence_and_no_traceback(
+    foreign: str, at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with server_that_says(FOREIGN[foreign], at_once) as settings:
+        with pytest.raises(RedisUnavailable, match=r"Protocol error, got .* as reply type byte"):
+            await connect(settings)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@each("at_once", [False, True])
+async def test_why_redis_refuses_a_connection_is_told_whenever_it_says_so(at_once: bool) -> None:
+    """Of two answers that are awaited this is the first, and the last."""
+    async with server_that_says(FULL, at_once) as settings:
+        with pytest.raises(RefusedForNow) as refused:
+            await connect(settings)
+    assert refused.value.what == RefusedForNow.CLIENTS
+    async with server_that_says(b"-DENIED Redis is running in protected mode\r\n", at_once) as it:
+        with pytest.raises(RedisRefuses, match="DENIED"):
+            await connect(it)

@@ -1,12 +1,14 @@
 """Ready means that a request would be answered: whatever the service needs of Redis is taken away
-from a live one, is named, and heals when it is given back.
+from a live one, is named in Redis's own words, and heals when it is given back.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,13 @@ from redis.asyncio import Redis
 
 from scripts.local import processes, redis_server
 from serve_app import timings
+from serve_app.loops import Loops
+from serve_app.redis.check import Finding, RedisWatch, Step, Told
+from serve_app.settings import RedisSettings
 from tests import permits
 from tests.journal.in_process import Door, in_process, settings_of
 from tests.journal.journal_helpers import PrivateRedis
+from tests.turned_clock import TurnedClock
 from tests.waiting import eventually
 
 KEYS, CHANNELS = "keys", "channels"
@@ -95,3 +101,132 @@ async def test_an_outage_after_which_a_right_is_missing_does_not_end_as_ready(
         async with rights(private_redis.url) as change:
             await change("-xadd")
             await eventually(partial(refuses, d, "xadd"))
+
+
+REFUSED_FOR_NOW: dict[str, tuple[list[tuple[str, ...]], list[tuple[str, ...]]]] = {
+    "MISCONF ": (
+        [("CONFIG", "SET", "save", "3600 1"), ("BGSAVE",)],
+        [("CONFIG", "SET", "save", "")],
+    ),
+    "OOM ": ([("CONFIG", "SET", "maxmemory", "1")], [("CONFIG", "SET", "maxmemory", "8gb")]),
+    "NOREPLICAS ": (
+        [("CONFIG", "SET", "min-replicas-to-write", "1")],
+        [("CONFIG", "SET", "min-replicas-to-write", "0")],
+    ),
+    "READONLY ": ([("REPLICAOF", "127.0.0.1", "1")], [("REPLICAOF", "NO", "ONE")]),
+    "ERR max number of clients reached": (
+        [
+            ("CONFIG", "SET", "maxclients", "1"),
+            ("CLIENT", "KILL", "TYPE", "normal"),
+            ("CLIENT", "KILL", "TYPE", "pubsub"),
+        ],
+        [("CONFIG", "SET", "maxclients", "1000")],
+    ),
+}
+"""Redis's words for it, what makes it say so, and what ends that."""
+
+
+async def test_what_redis_refuses_for_now_is_told_in_its_words_and_once(
+    private_redis: PrivateRedis,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 0.1)
+    monkeypatch.setattr(timings, "REDIS_CHECK_RETRY_S", 0.02)
+    (tmp_path / "data" / "dump.rdb").mkdir()  # so that it cannot save
+    monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])
+
+    async def problem(d: Door) -> str:
+        return str((await d.http.get("/readyz")).json()["problem"])
+
+    async with (
+        in_process(settings_of(private_redis.url, namespace)) as d,
+        Redis.from_url(redis_server.as_operator(private_redis.url), protocol=2) as operator,
+    ):
+        for words, (breaking, mending) in REFUSED_FOR_NOW.items():
+            await eventually(lambda: ready(d))
+            caplog.clear()
+            for command in breaking:
+                await operator.execute_command(*command)  # type: ignore[no-untyped-call]
+
+            async def told(words: str = words) -> bool:
+                return words in await problem(d)
+
+            await eventually(told)
+            assert (await problem(d)).startswith("Redis cannot be used: ")
+            tries = count_tries(d, monkeypatch)
+            await eventually(lambda: len(tries) > 20)  # noqa: B023
+            assert words in await problem(d)
+            refused = await d.post("Hi")
+            reasons = ("journal_unavailable", "storage_full")
+            assert refused.headers["x-hermes-reason"] in reasons, words
+            lines = [line for line in caplog.messages if "cannot be used" in line]
+            assert sum(words in line for line in lines) == 1, lines
+            assert len(lines) <= 2, "and at most one of the network, before Redis said why"
+            for command in mending:
+                await operator.execute_command(*command)  # type: ignore[no-untyped-call]
+        await eventually(lambda: ready(d))
+        assert (await d.post("Hi")).status_code == 200
+
+
+def count_tries(d: Door, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the check finds from now on."""
+    watch, found = d.ingress.redis_watch, list[object]()
+    found_before = type(watch)._found
+
+    def note(what: Finding | tuple[str, ...]) -> None:
+        found.append(what)
+        found_before(watch, what)
+
+    monkeypatch.setattr(watch, "_found", note)
+    return found
+
+
+def test_an_outage_whose_wordings_alternate_or_that_comes_and_goes_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hermes.redis")
+    clock = TurnedClock()
+    told = Told(logging.getLogger("hermes.redis"), clock)
+    for _ in range(150):
+        clock.now_s += 0.5
+        for what in ("closed", "reset", "max number of clients"):
+            told.problem(what)
+    assert len(caplog.messages) == 3
+    told.usable()
+    assert caplog.messages[3:] == ["Redis: usable"]
+    caplog.clear()
+    for _ in range(160):
+        clock.now_s += 0.5
+        told.problem("closed")
+        told.usable()
+    assert len(caplog.messages) <= 4, "a line and its end in each minute"
+    clock.now_s += timings.REDIS_TELL_AGAIN_S
+    for n in range(1000):
+        told.problem(f"used_memory {n}")
+    assert len(told._at_s) <= 16
+
+
+def test_redis_own_words_outlive_what_the_network_says_of_the_same_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = TurnedClock()
+    monkeypatch.setattr("serve_app.redis.check.SYSTEM", clock)
+    watch = RedisWatch(RedisSettings(), "n", Loops())
+    closed = Finding(Step.CONNECT, "connection closed")
+    full = Finding(Step.CLIENTS, "max number of clients")
+    watch._found(closed)
+    assert (watch.answer, watch.refused) == ("", "")
+    for _ in range(20):
+        watch._found(full)
+        watch._found(closed)
+        assert watch.answer == watch.refused == str(full)
+        clock.now_s += 1
+    watch._found(Finding(Step.STATE, "LOADING"))
+    assert ("LOADING" in watch.answer, watch.refused) == (True, "")
+    clock.now_s += timings.REDIS_ANSWER_COUNTS_S
+    watch._found(closed)
+    assert (watch.usable, watch.answer) == (False, ""), "by now it may be gone altogether"
+    assert len(caplog.messages) == 3
