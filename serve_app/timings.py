@@ -45,6 +45,12 @@ REDIS_CHECK_AGAIN_S = 2.5
 """Time between two tries of one that can: `/readyz` tells within five seconds what Redis refuses
 from now on. One try is 50 small commands.
 """
+REDIS_SIZES_AGAIN_S = 60.0
+"""Time between two tries of whether Redis takes the largest values: after a reconnection, and while
+it does not. Each try sends and reads `ingress.max_body_bytes`.
+"""
+REDIS_SIZE_ANSWER_S = 10.0
+"""How long such a value may take to get there and back."""
 REDIS_ANSWER_COUNTS_S = 5.0
 """How long Redis's own words count for more than the network's: a Redis that closes connections
 tells some of them why, and not all.
@@ -82,9 +88,10 @@ ENTRIES_A_LOOK = 64
 """Entries of one journal per such read; a follower with more to read reads pages."""
 PAGE_ENTRIES = 256
 """Entries per page of a journal; the next page is read when these have been consumed."""
-ENTRY_BYTES = 1 << 20
+ENTRY_BYTES = (1 << 20) - 1_024
 """An entry holds about this much of a response and of the engine's outputs, so that no append keeps
-those of other requests waiting: sending a MiB takes about a millisecond.
+those of other requests waiting: sending a MiB takes about a millisecond. It is a little less than
+the least that Redis's `proto-max-bulk-len` and `client-query-buffer-limit` can be.
 """
 ENTRY_OUTPUTS = 1_024
 """Engine outputs per entry: encoding many more than fit would cost time."""

@@ -19,6 +19,7 @@ from serve_app.clock import SYSTEM
 from serve_app.errors import SettingsError
 from serve_app.redis.check import Check, Finding
 from serve_app.settings import RedisSettings
+from serve_app.settings.ingress import IngressSettings
 
 HELP = (
     "Wait until Redis can be used; if it cannot, say why in one sentence.\n\n"
@@ -28,16 +29,23 @@ HELP = (
 )
 
 
+MAX_BODY_BYTES = IngressSettings().max_body_bytes
+
+
 class Login(NamedTuple):
     """One login to check. `name` begins the sentence; `namespace` is None for Ray's GCS."""
 
     name: str
     settings: RedisSettings
     namespace: str | None
+    max_body_bytes: int = MAX_BODY_BYTES
 
 
-def wait_for_redis(namespace: str, ca_file: str, wait_s: float) -> str:
+def wait_for_redis(namespace: str, ca_file: str, wait_s: float, max_body_bytes: int) -> str:
     """Check every login, one after another, and print what is being waited for.
+
+    Args:
+        max_body_bytes: of a request, which Redis has to take.
 
     Returns:
         The sentence that says what is wrong; empty if nothing is.
@@ -46,7 +54,7 @@ def wait_for_redis(namespace: str, ca_file: str, wait_s: float) -> str:
     # would wait for the whole grace period when it ends a pod that waits here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        logins = _logins(namespace, ca_file)
+        logins = _logins(namespace, ca_file, max_body_bytes)
     except SettingsError as error:
         return str(error)
     return asyncio.run(_wait_for_all(logins, SYSTEM.monotonic_s() + wait_s))
@@ -68,10 +76,10 @@ def problem_with(name: str, url: str, namespace: str, ca_file: str) -> str:
     return asyncio.run(_wait_for(login, SYSTEM.monotonic_s()))
 
 
-def _logins(namespace: str, ca_file: str) -> list[Login]:
+def _logins(namespace: str, ca_file: str, max_body_bytes: int) -> list[Login]:
     url = os.environ.get("HERMES_REDIS_URL") or RedisSettings().url
     settings = _settings("HERMES_REDIS_URL", url, ca_file)
-    found = [Login("Redis", settings, namespace)]
+    found = [Login("Redis", settings, namespace, max_body_bytes)]
     if address := os.environ.get("HERMES_GCS_REDIS"):
         scheme, slashes, host = address.rpartition("://")
         user = os.environ.get("HERMES_GCS_REDIS_USER") or "ray"
@@ -99,7 +107,7 @@ async def _wait_for_all(logins: Sequence[Login], until_s: float) -> str:
 
 
 async def _wait_for(login: Login, until_s: float) -> str:
-    said, check = "", Check(login.settings, login.namespace)
+    said, check = "", Check(login.settings, login.namespace, login.max_body_bytes)
     while isinstance(found := await check.run(), Finding):
         sentence = f"{login.name}: {found}."
         if not found.step.passes or SYSTEM.monotonic_s() >= until_s:

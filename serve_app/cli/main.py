@@ -37,9 +37,12 @@ def check_redis_command(
         str, typer.Option(help="for rediss://: CA certificates to trust instead of the system's")
     ] = "",
     wait_s: Annotated[float, typer.Option(help="how long to wait for what may pass")] = 60.0,
+    max_body_bytes: Annotated[
+        int, typer.Option(help="ingress.max_body_bytes of the service: Redis has to take so much")
+    ] = check_redis.MAX_BODY_BYTES,
 ) -> None:
     """Wait for Redis, or say what is wrong with it."""
-    if sentence := check_redis.wait_for_redis(namespace, ca_file, wait_s):
+    if sentence := check_redis.wait_for_redis(namespace, ca_file, wait_s, max_body_bytes):
         fail(sentence)
 
 

@@ -54,13 +54,22 @@ class Acceptance:
             The follower that reads its journal, and the request's facts.
 
         Raises:
-            RequestRefused: as `Admission.submit`, and `journal_unavailable`.
+            RequestRefused: as `Admission.submit`, `body_too_large` if Redis takes no such value,
+                and `journal_unavailable`.
         """
+        size_bytes = len(submission.body)
+        if size_bytes >= self._redis.sizes.refused_bytes:
+            raise _too_large(size_bytes)
         try:
             if self._redis.refused:
                 raise RedisUnavailable(self._redis.refused)
             async with asyncio.timeout(self._within_s):
-                return await self._submit(submission)
+                try:
+                    return await self._submit(submission)
+                except RedisUnavailable:
+                    if not await self._takes_no(size_bytes):
+                        raise
+            raise _too_large(size_bytes)
         except (RedisUnavailable, TimeoutError) as error:
             facts = submission.facts
             log.warning(
@@ -73,6 +82,12 @@ class Acceptance:
                 "The service cannot accept requests at the moment; please try again.",
                 retry_after_s=timings.RETRY_AFTER_S,
             ) from None
+
+    async def _takes_no(self, size_bytes: int) -> bool:
+        """Whether a request was not accepted because of its size, although all else works."""
+        if size_bytes <= timings.LARGE_BYTES or not self._redis.usable:
+            return False
+        return await self._redis.sizes.refuses(size_bytes)
 
     async def accept_detached(self, submission: Submission) -> tuple[str, RequestFacts]:
         """The same for a request that goes on without its client.
@@ -130,3 +145,11 @@ class Acceptance:
             follower = followed[-1]
             follower.on_begun = receipt.begun
         return follower, receipt.facts
+
+
+def _too_large(size_bytes: int) -> RequestRefused:
+    return RequestRefused(
+        Reason.BODY_TOO_LARGE,
+        f"The request body has {size_bytes:,} bytes, more than the service's storage takes at a "
+        "time; shorten the request.",
+    )

@@ -68,7 +68,9 @@ class IngressProcess:
         self._replicas = replicas
         self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
         self.endings = Endings(base.store, base.telemetry)
-        self.redis_watch = RedisWatch(settings.redis, settings.namespace, base.loops)
+        self.redis_watch = RedisWatch(
+            settings.redis, settings.namespace, settings.ingress.max_body_bytes, base.loops
+        )
         self.membership = Membership(
             base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
         )

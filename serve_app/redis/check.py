@@ -25,6 +25,7 @@ from serve_app.redis.client import connect_redis, redis_call
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.memory import parse_info, warnings
 from serve_app.redis.replies import check_refused
+from serve_app.redis.sizes import ValueSizes
 from serve_app.redis.trial import Trial, trial
 from serve_app.settings import RedisSettings
 
@@ -98,9 +99,10 @@ class Check:
 
     Args:
         namespace: of the service; None for Ray's GCS, whose login is tried and nothing else.
+        max_body_bytes: of a request.
     """
 
-    def __init__(self, settings: RedisSettings, namespace: str | None) -> None:
+    def __init__(self, settings: RedisSettings, namespace: str | None, max_body_bytes: int) -> None:
         patience_s = max(settings.connect_timeout_s, timings.REDIS_CHECK_ANSWER_S)
         self._settings = settings.model_copy(update={"connect_timeout_s": patience_s})
         self._trial = (
@@ -109,6 +111,8 @@ class Check:
             else trial(namespace, secrets.token_hex(8), settings.address.db)
         )
         self._of_service = namespace is not None
+        largest_bytes = max(max_body_bytes, timings.ENTRY_BYTES)
+        self.sizes = ValueSizes(self._settings, largest_bytes)
         self._connections: list[RespConnection] = []
         self._delivered = asyncio.Event()
 
@@ -131,7 +135,7 @@ class Check:
             if not kept:
                 async with connect_redis(self._settings, timings.REDIS_CHECK_ANSWER_S) as redis:
                     await redis_call(redis.ping)  # the other client connects as well
-            return found
+            return (*found, *await self.sizes.warnings(anew=not kept))
         except RedisUnavailable as error:
             self.close()  # a transaction may be open there
             if isinstance(error, RefusedForNow):
@@ -205,8 +209,11 @@ _PROBLEMS = 16
 class RedisWatch:
     """The result of the last try."""
 
-    def __init__(self, settings: RedisSettings, namespace: str, loops: Loops) -> None:
-        self._check = Check(settings, namespace)
+    def __init__(
+        self, settings: RedisSettings, namespace: str, max_body_bytes: int, loops: Loops
+    ) -> None:
+        self._check = Check(settings, namespace, max_body_bytes)
+        self.sizes = self._check.sizes
         self._loops = loops
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()

@@ -160,6 +160,17 @@ def test_a_redis_that_takes_nothing_for_now_says_why(tmp_path: Path) -> None:
             refused(run(server.url(), command()), "for now: " + words, hint)
 
 
+def test_a_redis_that_takes_smaller_values_than_requests_may_have_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, proto_max_bulk_len="1mb", client_query_buffer_limit="1mb") as server:
+        done = run(server.url(), command())
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "warning: it does not take and give values of 16,777,216 bytes" in done.stdout
+        smaller = ["--max-body-bytes", "1"]  # answers need more: entries of ENTRY_BYTES
+        assert run(server.url(), command(*smaller)).stdout == "Redis: usable\n"
+
+
 def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
     port = ports.free_port()
     (conf := tmp_path / "conf").write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from serve_app import timings
 from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.policy.classes import CLASSES
 from tests.journal.in_process import Door, door, in_process, settings_of
@@ -203,3 +204,54 @@ async def test_what_redis_would_lose_is_told_on_readyz_and_in_the_log(
         page = (await d.http.get("/metrics")).text
         assert "hermes_redis_limit_bytes 8.589934592e+09" in page
         assert "hermes_redis_used_bytes" in page
+
+
+async def test_a_body_that_redis_does_not_take_is_too_large_and_said_beforehand(
+    private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 0.05)
+    bounds = {
+        "proto-max-bulk-len": 512 * MIB,
+        "client-query-buffer-limit": 1024 * MIB,
+        "client-output-buffer-limit": "normal 0 0 0",
+    }
+    narrow = {"client-output-buffer-limit": f"normal {2 * MIB} 0 0"}
+
+    async def refused(d: Door, text: str) -> bool:
+        answer = await d.post(text)
+        if answer.headers["x-hermes-reason"] != "body_too_large":
+            return False
+        assert answer.status_code == 413
+        assert f"{len(text) // 1_000_000}," in answer.json()["error"]["message"], "names the size"
+        assert "retry-after" not in answer.headers
+        return True
+
+    async with in_process(settings_of(private_redis.url, namespace)) as d:
+        watch = d.ingress.redis_watch
+        for name, wide in bounds.items():
+            assert not watch.warnings
+            # Redis's operator narrows it while the service runs: the first request finds out
+            private_redis.run("CONFIG", "SET", name, narrow.get(name, 2 * MIB))
+            if "output" not in name:  # that a worker cannot read a body is found at the next try
+                assert await refused(d, LARGE), name
+                assert await refused(d, LARGE + "x"), name
+            monkeypatch.setattr(timings, "REDIS_SIZES_AGAIN_S", 0.0)
+            watch.lost()
+            await eventually(lambda: watch.warnings)
+            assert "values of 16,777,216 bytes" in watch.warnings[0]
+            assert (await d.http.get("/readyz")).json()["warnings"] == [*watch.warnings]
+            assert (await d.post("x" * MIB)).status_code == 200, "what it takes is served"
+            private_redis.run("CONFIG", "SET", name, wide)
+            await eventually(lambda: not watch.warnings)
+            monkeypatch.setattr(timings, "REDIS_SIZES_AGAIN_S", 1e6)
+            assert (await d.post(LARGE)).status_code == 200, name
+
+
+async def test_a_large_body_during_an_outage_is_not_too_large(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    async with door(private_redis.url, namespace) as d:
+        private_redis.kill()
+        for _ in range(3):
+            answer = await d.post(LARGE)
+            assert answer.headers["x-hermes-reason"] == "journal_unavailable"

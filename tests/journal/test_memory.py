@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
+from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.ids import TERMINAL_ID
 from tests.journal.journal_helpers import (
+    HEAD,
+    OPENED,
+    SUMMARY,
     PrivateRedis,
     add,
     added,
@@ -58,3 +63,21 @@ async def test_a_full_redis_refuses_new_requests_and_takes_every_end(
         last = (await w.entries())[-1]
         assert (last.id, transcript(last)) == (TERMINAL_ID, events(1, 5))
         assert await w.admit("req_2") == "req_2"
+
+
+async def test_no_entry_is_larger_than_a_redis_can_be_told_to_take(
+    private_redis: PrivateRedis, namespace: str
+) -> None:
+    for name in ("proto-max-bulk-len", "client-query-buffer-limit"):
+        private_redis.run("CONFIG", "SET", name, "1mb")  # it takes no smaller number
+    async with world(private_redis.url, namespace) as w:
+        writer = await w.writer()
+        for number, pieces in enumerate([[timings.ENTRY_BYTES] * 2, [timings.ENTRY_BYTES - 500]]):
+            await w.admit(name := f"req_{number}")
+            attempt, _ = await writer.open(name, 1, b"nonce", OPENED)
+            attempt.append([], [os.urandom(size) for size in pieces], 0, HEAD)
+            await eventually(lambda: not attempt.pending)  # noqa: B023
+            attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+            await attempt.closed
+            compacted = await w.compacted(name)
+            assert compacted == (number == 1), "its transcript is as large as one can be"

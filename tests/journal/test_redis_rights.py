@@ -214,7 +214,7 @@ def test_redis_own_words_outlive_what_the_network_says_of_the_same_outage(
 ) -> None:
     clock = TurnedClock()
     monkeypatch.setattr("serve_app.redis.check.SYSTEM", clock)
-    watch = RedisWatch(RedisSettings(), "n", Loops())
+    watch = RedisWatch(RedisSettings(), "n", 1, Loops())
     closed = Finding(Step.CONNECT, "connection closed")
     full = Finding(Step.CLIENTS, "max number of clients")
     watch._found(closed)
