@@ -233,25 +233,25 @@ SCHEDULES: list[tuple[str, Document]] = [
 
 # Every row: where it stands, and the values.
 OTHER_TYPES: list[tuple[str, Document]] = [
-            ("podSecurityContext", {"podSecurityContext": {"runasuser": 1}}),
-            ("podLabels/a", {"podLabels": {"a": "a" * 64}}),
-            ("uninstall/podAnnotations", {"uninstall.podAnnotations": {"a b": "c"}}),
-            ("image/pullSecrets/0", {"image.pullSecrets": [""]}),
-            ("image/pullSecrets/0", {"image.pullSecrets": [{"name": "registry"}]}),
-            ("monitoring/labels/release", {"monitoring.labels": {"release": True}}),
-            (
-                "httpRoute/parentRefs/0/port",
-                {"httpRoute.parentRefs": [{"name": "a", "port": "80"}]},
-            ),
-            (
-                "networkPolicy/servingFrom/0/namespaceSelector",
-                {"networkPolicy.servingFrom": [{"namespaceSelector": {"name": "a"}}]},
-            ),
-            (
-                "networkPolicy/tracesTo/0/ipBlock/cidr",
-                {"networkPolicy.tracesTo": [{"ipBlock": {"cidr": "10.0.0.1"}}]},
-            ),
-        ]
+    ("podSecurityContext", {"podSecurityContext": {"runasuser": 1}}),
+    ("podLabels/a", {"podLabels": {"a": "a" * 64}}),
+    ("uninstall/podAnnotations", {"uninstall.podAnnotations": {"a b": "c"}}),
+    ("image/pullSecrets/0", {"image.pullSecrets": [""]}),
+    ("image/pullSecrets/0", {"image.pullSecrets": [{"name": "registry"}]}),
+    ("monitoring/labels/release", {"monitoring.labels": {"release": True}}),
+    (
+        "httpRoute/parentRefs/0/port",
+        {"httpRoute.parentRefs": [{"name": "a", "port": "80"}]},
+    ),
+    (
+        "networkPolicy/servingFrom/0/namespaceSelector",
+        {"networkPolicy.servingFrom": [{"namespaceSelector": {"name": "a"}}]},
+    ),
+    (
+        "networkPolicy/tracesTo/0/ipBlock/cidr",
+        {"networkPolicy.tracesTo": [{"ipBlock": {"cidr": "10.0.0.1"}}]},
+    ),
+]
 
 # Every row: what the schema says, and the values.
 SHAPES: list[tuple[str, Document]] = [
