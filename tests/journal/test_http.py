@@ -102,8 +102,9 @@ async def test_a_field_that_nobody_knows_reaches_neither_journal_nor_comparison(
         again = await ask(d, key, client_metadata={"a": "b"}, own_id="é")
         assert again.headers["x-hermes-ignored"] == "client_metadata, own_id"
         assert again.headers["x-request-id"] == plain.headers["x-request-id"]
-        names = {f"own é,{number:02} {'x' * 80}": number for number in range(11)}
-        for more in ({}, {"stream": True}, {"prompt": [[]]}):
+        names: dict[str, Any] = {f"own é,{number:02} {'x' * 80}": number for number in range(11)}
+        wrong: dict[str, Any] = {"prompt": [[]]}
+        for more in ({}, {"stream": True}, wrong):
             answer = await ask(d, **names, **more)
             ignored = answer.headers["x-hermes-ignored"].split(", ")
             assert ignored[0] == "own???00?" + "x" * 55
