@@ -2,35 +2,39 @@
 them. Pure.
 
 One Redis Stream per request, `{ns}:j:<request_id>`; `ids.py` defines its ids.
-Fields (one letter each, since they are stored with every entry), and the entries that have them:
+Fields (one letter each, since they are stored with every entry), and the entries that have them;
+k-i stands for k-1, k-2, ...:
 
-    n  nonce of the writer                            every entry but 0-1
+    n  nonce of the writer                            k-0, k-i, k-max, max-max
     r  request line and headers                       0-1
        JSON {method, path, query, headers}
     m  facts, JSON                                    0-1 (`RequestFacts`), k-0 (`AttemptFacts`),
                                                       k-max, max-max (`Summary`)
     i  id of the request's queue entry                0-1
-    h  head of the response, JSON {status, headers}   the first that has one
-    o  engine outputs, JSON                           k-1, k-2, ...
+    h  head of the response, JSON {status, headers}   k-i, k-max: the first that has one; max-max
+                                                      beside `z`
+    o  engine outputs, JSON                           k-i, k-max
        [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...];
        what few requests have follows (`Output` in workers/replay.py)
-    b  response bytes that came of the outputs up to  k-1, k-2, ...
+    b  response bytes that came of the outputs up to  k-i, k-max
        here: server-sent events with their `id:`
        lines. Of a response that is no stream, parts
        that count only with the attempt's seal
-    e  number of the last event so far; 0 where       k-1, k-2, ..., k-max, max-max
+    e  number of the last event so far; 0 where       k-i, k-max, max-max
        the response is no stream
+    u  what the request has used so far (`Usage`)     k-i, k-max, max-max
     k  state in which the request ended               k-max, max-max
     w  reason of the end                              k-max, max-max
     p  id of the entry before                         k-max, max-max
-    f  id of the last output of older epochs that     the outputs of k > 1 up to the first bytes
+    f  id of the last output of older epochs that     k-i, k-max of k > 1: up to the first bytes
        still counts
-    q  why the attempt was given up; the request      the last entry of such an attempt; k-(max-1)
+    q  why the attempt was given up; the request      k-i: the last of such an attempt
        goes on
-    c  empty: another attempt can continue this one   its first entry with `o`
     z  the transcript: all response bytes, zlib,      max-max
        if they fit into an entry; the entries before
        are trimmed
+
+Journals of other versions may have a `c`, which nobody reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,19 @@
 """Requests that were given up, kept completely so that somebody can examine them and send them
 again.
 
-The stream `{ns}:dead` has a bounded length. Its fields: i request id, w reason, a attempts, and r,
-m, b as in the journal's entry 0-1 (request line, facts, body). An entry that could not be decoded
-has u instead, which says where it was found, and its own fields after a dot (`.r`, `.d`, …).
+The stream `{ns}:dead` has a bounded length. Its fields:
+
+    i  request id
+    w  reason
+    a  attempts
+    r  request line, as in the journal's entry 0-1
+    m  facts, as there
+    b  body
+
+An entry that could not be decoded has others:
+
+    u  where it was found
+    .  before each of its own (`.r`, `.d`, …)
 """
 
 from __future__ import annotations

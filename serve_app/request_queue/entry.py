@@ -1,4 +1,15 @@
-"""A queue entry as `claim` returns it, and how it is decoded. Pure.
+"""A queue entry: its fields, and how they are decoded. Pure.
+
+    r  request id
+    t  tenant
+    s  session key
+    d  deadline, Unix ms
+    c  cost estimate, tokens, and its parts:
+    i  prompt
+    o  the most that it may write; 0: no limit was given
+    k  kind (`Work`)
+    n  sequences (`Work`), if there are several
+    p  `traceparent`, if it is traced
 
 Anybody may have written to Redis, so an entry that does not fit the schema raises an error here,
 and nowhere later.

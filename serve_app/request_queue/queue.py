@@ -3,9 +3,7 @@ always overrides them.
 
 Keys: streams `{ns}:q:<model>:<class>`, one for each class; consumer group `QUEUE_GROUP` in each.
 
-The fields of an entry: r request id, t tenant, s session key, d deadline (Unix ms), c cost estimate
-(tokens), and its parts: i prompt, o the most that it may write (0: no limit was given),
-k kind (see `Work`), p `traceparent` (if it is traced).
+`entry.py` has the fields of an entry.
 """
 
 from __future__ import annotations
