@@ -9,9 +9,9 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.replies import check_passes
+from serve_app.redis.tls import tls_context
 from serve_app.settings import RedisSettings
 
 _CLIENT = re.compile(
@@ -41,6 +42,25 @@ def said(error: Exception) -> str:
     return f"{code} {words}" if code and not words.startswith(code) else words
 
 
+class _Tls(SSLConnection):
+    """Uses the context that all connections share, which redis-py makes anew for each."""
+
+    async def _connect(self) -> None:
+        self.ssl_context.context = await tls_context(self.ssl_context.ca_certs or "")
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+class _TlsToPrimary(_Tls, SentinelManagedSSLConnection):
+    """The same, to where the Sentinels say."""
+
+
+def _sharing(client: Redis, connection: type[_Tls]) -> Redis:
+    """Have a client open such connections, if it uses TLS."""
+    if issubclass(client.connection_pool.connection_class, SSLConnection):
+        client.connection_pool.connection_class = connection
+    return client
+
+
 def sentinel_client(settings: RedisSettings, **of_primary: Any) -> Sentinel:
     """redis-py's client of the Sentinels. `of_primary` holds arguments for the connections to the
     primary.
@@ -57,7 +77,7 @@ def sentinel_client(settings: RedisSettings, **of_primary: Any) -> Sentinel:
     asked["retry"] = Retry(
         NoBackoff(), 0
     )  # asking the next Sentinel is better than asking the same one again
-    return Sentinel(  # type: ignore[no-untyped-call]
+    client = Sentinel(  # type: ignore[no-untyped-call]
         list(address.nodes),
         sentinel_kwargs={**asked, **tls, **address.own_login},
         db=address.db,
@@ -65,6 +85,9 @@ def sentinel_client(settings: RedisSettings, **of_primary: Any) -> Sentinel:
         **address.login,
         **of_primary,
     )
+    for sentinel in client.sentinels:
+        _sharing(sentinel, _Tls)
+    return client
 
 
 async def find_primary(settings: RedisSettings) -> tuple[str, int]:
@@ -104,7 +127,7 @@ def connect_redis(settings: RedisSettings, within_s: float = math.inf) -> Redis:
     address = settings.address
     if address.primary:
         primary: Redis = sentinel_client(settings, **arguments).master_for(address.primary)
-        return primary
+        return _sharing(primary, _TlsToPrimary)
     if address.path:
         arguments["unix_socket_path"] = address.path
     else:
@@ -112,7 +135,7 @@ def connect_redis(settings: RedisSettings, within_s: float = math.inf) -> Redis:
     arguments |= {"db": address.db, **address.login}
     if address.tls:
         arguments |= {"ssl": True, "ssl_ca_certs": settings.ca_file or None}
-    return Redis(**arguments)
+    return _sharing(Redis(**arguments), _Tls)
 
 
 async def redis_call(call: Callable[[], Awaitable[T]]) -> T:

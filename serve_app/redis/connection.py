@@ -9,7 +9,6 @@ Everything else uses redis-py.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -20,6 +19,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
 from serve_app.redis.client import find_primary, said
 from serve_app.redis.replies import Reply, check_refused
+from serve_app.redis.tls import tls_context
 from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import RedisAddress
 
@@ -219,7 +219,7 @@ async def _open(connection: RespConnection, settings: RedisSettings, host: str, 
     tls = None
     if settings.address.tls:
         try:
-            tls = ssl.create_default_context(cafile=settings.ca_file or None)
+            tls = await tls_context(settings.ca_file)
         except OSError as error:
             file = settings.ca_file
             raise RedisUnavailable(f"cannot read redis.ca_file '{file}': {error}") from None

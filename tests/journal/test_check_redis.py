@@ -4,19 +4,26 @@ which Redis cannot be used gives one sentence that says what to look at.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
 
 from scripts.local import environment, ports, processes, redis_server
 from scripts.local.environment import ROOT
-from tests.waiting import until
+from serve_app.redis.client import connect_redis
+from serve_app.redis.connection import connect
+from serve_app.settings import RedisSettings
+from tests.waiting import PATIENCE_S, until
 
 SECRET = "not-the-password"
 Done = subprocess.CompletedProcess[str]
@@ -192,15 +199,22 @@ def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
 # -- TLS -------------------------------------------------------------------------------------------
 
 
-def test_one_side_speaks_tls_and_the_other_does_not(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+@contextmanager
+def serving_tls(folder: Path) -> Iterator[tuple[redis_server.RedisServer, int, Path]]:
+    """A Redis, the port on which it speaks TLS, and its certificate."""
+    certificate, key = folder / "tls.crt", folder / "tls.key"
     making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
     named = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*making.split(), *named, *files], check=True, capture_output=True)
     port = ports.free_port()
     tls = {"tls_port": port, "tls_cert_file": certificate, "tls_key_file": key}
-    with serving(tmp_path / "redis", **tls, tls_auth_clients="no") as server:
+    with serving(folder / "redis", **tls, tls_auth_clients="no") as server:
+        yield server, port, certificate
+
+
+def test_one_side_speaks_tls_and_the_other_does_not(tmp_path: Path) -> None:
+    with serving_tls(tmp_path) as (server, port, certificate):
         login = f"hermes:{server.password}@127.0.0.1"
         for url in (f"redis://{login}:{port}/0", f"rediss://{login}:{server.port}/0"):
             refused(run(url, command()), "does not serve", "redis:// or rediss://")
@@ -216,3 +230,34 @@ def test_one_side_speaks_tls_and_the_other_does_not(tmp_path: Path) -> None:
             operator.config_set("tls-auth-clients", "yes")
         done = run(f"rediss://{login}:{port}/0", trusting)
         refused(done, "it may require a client certificate")
+
+
+async def test_certificates_are_read_once_and_not_on_the_loop_until_they_are_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all connections of both clients."""
+    readers: list[threading.Thread] = []
+    make = ssl.create_default_context
+
+    def counted(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        readers.append(threading.current_thread())
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    with serving_tls(tmp_path) as (server, port, certificate):
+        url = f"rediss://hermes:{server.password}@127.0.0.1:{port}/0"
+        settings = RedisSettings(url=url, ca_file=str(certificate), connect_timeout_s=PATIENCE_S)
+
+        async def connections() -> None:
+            client = connect_redis(settings)
+            for one in await asyncio.gather(*(connect(settings) for _ in range(4))):
+                one.abort()
+            await asyncio.gather(*(client.ping() for _ in range(4)))
+            await client.aclose()
+
+        for times in (1, 2):
+            await connections()
+            await connections()
+            assert len(readers) == times
+            certificate.write_bytes(certificate.read_bytes() * 2)
+    assert threading.current_thread() not in readers
