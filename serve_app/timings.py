@@ -103,6 +103,10 @@ PACK_BYTES = 128 * 1024
 """A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
 Short answers never do; packing holds the event loop for 0.2 ms.
 """
+PACK_AT_ONCE_BYTES = 128 * 1024
+"""A transcript up to this size, some 400 tokens, is packed on the event loop, in 0.6 ms. A larger
+one is packed in a thread, which costs the loop 0.1 ms.
+"""
 LARGE_BYTES = 64 * 1024
 """What is larger goes over a connection to Redis that nobody else waits for. An entry with more
 response bytes is announced without them, and readers read the stream: Redis drops a subscriber for

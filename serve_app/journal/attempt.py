@@ -6,6 +6,8 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -70,6 +72,10 @@ class Attempt:
         self._last_head: Head | None = None
         self._compression_level: int | None = None
         self._ending: tuple[State, Reason | None, Summary] | None = None
+        self._sealing: tuple[Entry, Summary] | None = None
+        """The seal, and the summary in it, while the transcript is packed."""
+        self.packing: Callable[[], bytes | None] | None = None
+        """Packs a long transcript, in any thread; `packed` takes what it returns."""
         self._finished = False
         self._quit: Cause | None = None
         self._resumed_from: EntryId | None = None
@@ -83,6 +89,7 @@ class Attempt:
             or self._body
             or self._head
             or self._ending
+            or self._sealing
             or self._quit
         )
 
@@ -167,9 +174,9 @@ class Attempt:
 
     def take(self) -> Entry | None:
         """The one entry to append next: a built entry that is not accepted yet, otherwise
-        everything buffered.
+        everything buffered. None while `packing` is to be done.
         """
-        if not self.unaccepted and self.pending:
+        if not self.unaccepted and self.pending and self._sealing is None:
             self._build()
         return self.unaccepted[0] if self.unaccepted else None
 
@@ -201,11 +208,23 @@ class Attempt:
             return
         seal = entry.sealed(*ending, EntryId(self.epoch, before))
         self._ending = None
-        packed = None
-        if (level := self._compression_level) is not None:
-            packed = compress((self._older, *self.history.bodies(), entry.body), level)
-        self.unaccepted.append(seal)
-        self.ending = seal.terminal_behind(packed, self._last_head), ending[2]
+        self._sealing = seal, ending[2]
+        if (level := self._compression_level) is None:
+            self.packed(None)
+            return
+        bodies = chain((self._older,), self.history.bodies(), (entry.body,))
+        self.packing = partial(compress, bodies, level)
+        if len(self._older) + self.bytes <= timings.PACK_AT_ONCE_BYTES:
+            self.packed(self.packing())
+
+    def packed(self, transcript: bytes | None) -> None:
+        """The transcript is packed (None: not kept as one), so the end can be appended."""
+        self.packing = None
+        if self._sealing is not None:  # otherwise it was fenced meanwhile
+            seal, summary = self._sealing
+            self._sealing = None
+            self.unaccepted.append(seal)
+            self.ending = seal.terminal_behind(transcript, self._last_head), summary
 
     def _next_outputs(self) -> bytes:
         """The outputs of the next entry as JSON. Of many, a part: bytes come behind all outputs
@@ -257,6 +276,7 @@ class Attempt:
         self.ending = None
         self._outputs, self._body, self._older, self.history = [], [], b"", History()
         self._head, self._ending, self._quit, self._finished = None, None, None, True
+        self._sealing = self.packing = None
         if not self.closed.done():
             if fenced:
                 self.closed.set_exception(
@@ -296,10 +316,9 @@ class History:
         yield from self._recent
 
     def bodies(self) -> Iterator[bytes]:
-        """All response bytes, in large pieces."""
-        for _, block in self._blocks:
-            yield b"".join([entry.body for entry in _unpacked(block)])
-        yield b"".join([entry.body for entry in self._recent])
+        """All response bytes that are there now, in large pieces; any thread may take them."""
+        recent = b"".join([entry.body for entry in self._recent])
+        return chain((_bodies_in(block) for _, block in list(self._blocks)), (recent,))
 
     def add(self, entry: Entry) -> None:
         self._recent.append(entry)
@@ -332,3 +351,9 @@ def _packed(entries: list[Entry]) -> bytes:
 def _unpacked(block: bytes) -> list[Entry]:
     flat = _decoder.decode(zlib.decompress(block))
     return [Entry(EntryId(epoch, seq), fields) for epoch, seq, fields in flat]
+
+
+def _bodies_in(block: bytes) -> bytes:
+    """The response bytes alone. Python's lock is held for a short time only."""
+    flat = _decoder.decode(zlib.decompress(block))
+    return b"".join([fields.get(b"b", b"") for _, _, fields in flat])

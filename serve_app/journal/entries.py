@@ -338,7 +338,7 @@ def compress(body: Iterable[bytes], level: int) -> bytes | None:
     """The transcript field for all response bytes; None if it would be too large for an entry."""
     deflate = zlib.compressobj(level)
     packed, size = [], 0
-    for piece in (*body, None):
+    for piece in chain(body, (None,)):
         packed.append(deflate.flush() if piece is None else deflate.compress(piece))
         size += len(packed[-1])
         if size > timings.ENTRY_BYTES:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 
@@ -34,7 +34,7 @@ from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.finish import append, append_though_full, by_worker
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId, opening_id
 from serve_app.journal.store import long_questions, with_body
-from serve_app.loops import Loops, backoff
+from serve_app.loops import Loops, backoff, ended
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import body_key, journal_key
@@ -107,6 +107,7 @@ class JournalWriter:
         self._something_to_do = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
+        self._packing: dict[Attempt, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Connect (or keep trying) and start flushing."""
@@ -118,6 +119,7 @@ class JournalWriter:
     async def stop(self) -> None:
         """Stop flushing and close the connection; entries that are not accepted yet remain so."""
         await self._loops.end(*self._tasks)
+        await ended(list(self._packing.values()))
         await self._shared.close()
         await self._link.close()
 
@@ -226,11 +228,13 @@ class JournalWriter:
         commands: list[Command] = [
             ("PUBLISH", channel, encode_wakes(items)) for channel, items in wakes.items()
         ]
-        batch = [
-            (attempt, entry)
-            for attempt in self._dirty.values()
-            if (entry := attempt.take()) is not None
-        ]
+        batch = []
+        for attempt in self._dirty.values():
+            if (entry := attempt.take()) is not None:
+                batch.append((attempt, entry))
+            elif attempt.packing is not None and attempt not in self._packing:
+                packing = self._pack(attempt, attempt.packing)
+                self._packing[attempt] = asyncio.create_task(packing, name="pack")
         self._dirty = {}
         self._begin_pause(len(batch))
         others = len(commands)
@@ -263,6 +267,16 @@ class JournalWriter:
                 self._again(attempt)
             raise
         return refused
+
+    async def _pack(self, attempt: Attempt, work: Callable[[], bytes | None]) -> None:
+        """Pack a long transcript where it keeps no other stream waiting."""
+        packed = None
+        try:
+            packed = await asyncio.to_thread(work)
+        finally:
+            del self._packing[attempt]
+            attempt.packed(packed)
+            self._again(attempt)
 
     def _appending(self, attempt: Attempt, entry: Entry) -> Command:
         if entry.ends and attempt.ending:

@@ -534,6 +534,7 @@ class JournalMachine(JournalWorld):
 
 def test_a_journal_is_what_its_model_says(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timings, "APPEND_RETRY_S", (0.001,))
+    monkeypatch.setattr(timings, "PACK_AT_ONCE_BYTES", -1)  # all as long ones
     within = settings(
         max_examples=100,
         stateful_step_count=40,

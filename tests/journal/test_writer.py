@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from redis.exceptions import ResponseError
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
+from serve_app.journal import attempt
 from serve_app.journal.attempt import Attempt
-from serve_app.journal.entries import decode_wakes
+from serve_app.journal.entries import compress, decode_wakes
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.writer import JournalWriter
 from tests.journal.journal_helpers import (
@@ -26,10 +28,11 @@ from tests.journal.journal_helpers import (
     complete,
     event,
     events,
+    finish,
     world,
 )
 from tests.transcripts import transcript
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 TERMINAL = str(TERMINAL_ID)
 SEAL = str(seal_id(1))
@@ -52,6 +55,44 @@ async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
     with pytest.raises(Fenced):
         await w.opened(await w.writer(), 2, b"nonce-2")
     assert not await w.store.end("req_1", *CANCELLED, [])
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_the_end_of_a_long_answer_keeps_no_other_stream_waiting(
+    w: World, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Also if Redis forgets some of it meanwhile (`again`)."""
+    packers: list[threading.Thread] = []
+    go_on = threading.Event()
+
+    def packing(*args: Any) -> bytes | None:
+        packers.append(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():
+            go_on.wait(PATIENCE_S)
+        return compress(*args)
+
+    monkeypatch.setattr(attempt, "compress", packing)
+    long = await w.started()
+    writer = w._started[-1]
+    assert isinstance(writer, JournalWriter)
+    texts = [b"id: %d\ndata: %b\n\n" % (number, b"x" * 40_000) for number in range(1, 6)]
+    for number, text in enumerate(texts, 1):
+        long.append([[0, "x", [1], None, None, None]], [text], number, HEAD)
+        await eventually(lambda: not long.pending)
+    finish(long)
+    await eventually(lambda: packers)
+    if again:
+        long.rewind(EntryId(1, 2))
+        writer._mark(long)
+    await w.admit("req_2")
+    short, _ = await writer.open("req_2", 1, b"nonce", OPENED)
+    await added(short, 1)
+    await complete(short)
+    assert not long.closed.done()
+    go_on.set()
+    await long.closed
+    assert transcript((await w.entries())[-1]) == b"".join(texts)
+    assert [one is threading.main_thread() for one in packers] == [False, True]
 
 
 async def lingering(w: World, monkeypatch: pytest.MonkeyPatch) -> tuple[JournalWriter, Attempt]:
