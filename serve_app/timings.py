@@ -82,6 +82,10 @@ lost wake-up.
 """
 FOLLOWER_FOREIGN_S = 0.1
 """The same for a request whose wake-ups go to another ingress: it relies on these reads alone."""
+FOLLOWER_LOOKS_A_S = 2_000
+"""Journals that an ingress reads so in a second, however many are silent: when another one dies,
+all of its streams come at once. So many streams are each read once a second.
+"""
 FOLLOWERS_A_LOOK = 500
 """Journals per round trip of such a read; more would delay other readers of the connection."""
 ENTRIES_A_LOOK = 64

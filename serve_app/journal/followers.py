@@ -8,9 +8,11 @@ one notices a gap, a second of silence or a new subscription, and reads the stre
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import math
 from collections.abc import Callable
+from operator import itemgetter
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
@@ -264,26 +266,40 @@ class Followers:
 
     async def _watch_silence(self) -> None:
         """Read the journals of silent followers, many per round trip, because thousands may wait in
-        the queue.
+        the queue, or come from an ingress that has died.
         """
         while True:
-            foreign = {
-                f for group in self._followers.values() for f in group if self._is_foreign(f)
-            }
-            await asyncio.sleep(_silence_s(bool(foreign)) / 2)
-            now = SYSTEM.monotonic_s()
-            silent = [
-                f
-                for group in self._followers.values()
-                for f in group
-                if f.fed_at < now - _silence_s(f in foreign) and not f.reader.full
-            ]
-            for start in range(0, len(silent), timings.FOLLOWERS_A_LOOK):
-                try:
-                    await self._look_at(silent[start : start + timings.FOLLOWERS_A_LOOK])
-                except RedisUnavailable as error:
-                    log.debug("journal: cannot check silent followers: %s", error)
-                    break
+            pause_s = self._silence_s(*self._all()) / 2
+            await asyncio.sleep(pause_s)
+            try:
+                await self._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
+            except RedisUnavailable as error:
+                log.debug("journal: cannot check silent followers: %s", error)
+
+    async def _look(self, at_most: int) -> None:
+        """Read the journals of so many followers that have been silent for too long, of those first
+        for which it is most overdue.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        now_s, due = SYSTEM.monotonic_s(), list[tuple[float, Follower]]()
+        for follower in self._all():
+            due_s = follower.fed_at + self._silence_s(follower)
+            if due_s < now_s and not follower.reader.full:
+                due.append((due_s, follower))
+        chosen = [follower for _, follower in heapq.nsmallest(at_most, due, key=itemgetter(0))]
+        for start in range(0, len(chosen), timings.FOLLOWERS_A_LOOK):
+            await self._look_at(chosen[start : start + timings.FOLLOWERS_A_LOOK])
+
+    def _all(self) -> list[Follower]:
+        return [follower for group in self._followers.values() for follower in group]
+
+    def _silence_s(self, *followers: Follower) -> float:
+        """How long these may be silent before their journals are read."""
+        if any(map(self._is_foreign, followers)):
+            return timings.FOLLOWER_FOREIGN_S
+        return timings.FOLLOWER_SILENCE_S
 
     def _is_foreign(self, follower: Follower) -> bool:
         """Whether the wake-ups go to another ingress, the one that admitted the request."""
@@ -298,7 +314,3 @@ class Followers:
             follower.fed_at = SYSTEM.monotonic_s()
             follower.feed(entries, timings.ENTRIES_A_LOOK)
             follower.wake()  # even without news: its connection may need a heartbeat
-
-
-def _silence_s(foreign: bool) -> float:
-    return timings.FOLLOWER_FOREIGN_S if foreign else timings.FOLLOWER_SILENCE_S

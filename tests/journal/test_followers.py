@@ -11,10 +11,11 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
+from serve_app.journal import followers
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import encode_wakes, wake_of
 from serve_app.journal.facts import Head
-from serve_app.journal.followers import Follower
+from serve_app.journal.followers import Follower, Followers
 from tests.journal.journal_helpers import (
     OPENED,
     SUMMARY,
@@ -29,6 +30,7 @@ from tests.journal.journal_helpers import (
     world,
 )
 from tests.transcripts import transcript
+from tests.turned_clock import TurnedClock
 from tests.waiting import eventually
 
 
@@ -90,6 +92,48 @@ async def test_a_follower_without_any_wake_up_finds_everything_by_itself(w: Worl
     add(attempt, *range(1, 11))
     await complete(attempt)
     assert await everything(follower) == events(1, 10)
+
+
+async def test_the_streams_of_an_ingress_that_died_are_read_at_a_bounded_rate(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: each in its turn, and few of them soon."""
+    clock = TurnedClock()
+    monkeypatch.setattr(followers, "SYSTEM", clock)
+    monkeypatch.setattr(timings, "FOLLOWER_LOOKS_A_S", 200)
+    hub = Followers(w.settings, w.store, "ingress-2")
+    await w.admit()  # for ingress-1
+    attempt = await w.opened(await w.writer())
+    many = [await hub.follow("req_1", 0) for _ in range(500)]
+    foreign = many[:400]  # of the others nothing is known yet
+    for follower in many[400:]:
+        follower.reader.facts = None
+    pause_s = timings.FOLLOWER_FOREIGN_S / 2
+    for follower in many:
+        follower.fed_at = clock.now_s
+    await added(attempt, 1)
+    read = await reads(w)
+    for _ in range(round(1.0 / pause_s)):
+        clock.now_s += pause_s
+        await hub._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
+    assert await reads(w) - read <= timings.FOLLOWER_LOOKS_A_S
+    assert sum(follower.reader.last_event for follower in foreign) > 150
+    for _ in range(round(3.0 / pause_s)):
+        clock.now_s += pause_s
+        await hub._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
+    assert [follower.reader.last_event for follower in many] == [1] * len(many), "each in its turn"
+    for follower in many[3:]:
+        hub.leave(follower)
+    await added(attempt, 2)
+    clock.now_s += 2 * timings.FOLLOWER_FOREIGN_S
+    await hub._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
+    assert [follower.reader.last_event for follower in many[:3]] == [2, 2, 2]
+
+
+async def reads(w: World) -> int:
+    """How many journals were read so far."""
+    stats = await w.operator.info("commandstats")
+    return int(stats["cmdstat_xrange"]["calls"])
 
 
 async def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(
