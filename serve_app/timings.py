@@ -91,7 +91,13 @@ FOLLOWERS_A_LOOK = 500
 ENTRIES_A_LOOK = 64
 """Entries of one journal per such read; a follower with more to read reads pages."""
 PAGE_ENTRIES = 256
-"""Entries per page of a journal; the next page is read when these have been consumed."""
+"""Most entries per page of a journal; the next page is read when these have been consumed."""
+FIRST_PAGE_ENTRIES = 32
+"""Entries of the first page, when nobody knows yet how large they are."""
+PAGE_BYTES = 256 * 1024
+"""After a larger page the next one has fewer entries, because who does not read keeps a page. Most
+entries have less than a KiB; an entry may have `ENTRY_BYTES`.
+"""
 ENTRY_BYTES = (1 << 20) - 1_024
 """An entry holds about this much of a response and of the engine's outputs, so that no append keeps
 those of other requests waiting: sending a MiB takes about a millisecond. It is a little less than
@@ -268,6 +274,10 @@ that request. It must never live shorter.
 EXPIRE_WITHIN_S = 0.7
 """How long Redis may take to record a passed deadline. Then the client is answered anyway, and
 Redis is updated later.
+"""
+SEND_BYTES = 16 * 1024
+"""A piece of an answer. The server's `send` waits while the socket's buffer holds more than 64 KiB
+(the bound of asyncio and uvloop), so a client that does not read keeps at most that and a piece.
 """
 STALLED_LOOK_AT_MOST_S = 5.0
 """Longest time between two searches for clients that do not read; otherwise a quarter of

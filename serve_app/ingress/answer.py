@@ -24,7 +24,9 @@ from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
 from serve_app.dispatch.deadlines import Deadlines
 from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable, retry_headers
+from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.sending import pieces
 from serve_app.ingress.signs_of_life import sign_of_life
 from serve_app.journal.ending import MESSAGES
 from serve_app.journal.events import (
@@ -74,6 +76,7 @@ class Answering(NamedTuple):
     disconnects: Disconnects
     deadlines: Deadlines
     heartbeat_s: float
+    unread: ConnectionLimit
 
 
 class Answer:
@@ -98,12 +101,15 @@ class Answer:
         as_events: bool = False,
     ) -> None:
         self._follower = follower
-        self._disconnects, self._deadlines, self._heartbeat_s = answering
+        self._disconnects, self._deadlines, self._heartbeat_s, self._unread = answering
         self._path = path
         self._streamed = streamed
         self._as_events = as_events
         self._facts = facts
         self._overdue = False
+        self._unread_bytes = 0
+        self._tenant = facts.tenant if facts is not None else ""
+        self._passing = False
         self._alarm: asyncio.TimerHandle | None = None
         self._started = False
         self.status = 0
@@ -153,6 +159,8 @@ class Answer:
                 self._suspended.close()
             if self._alarm is not None:
                 self._alarm.cancel()
+            if self._unread_bytes:
+                self._unread.release(self._tenant, self._unread_bytes)
             self._disconnects.left(self._follower, departed)
 
     def _set_alarm(self, in_s: float) -> None:
@@ -195,17 +203,26 @@ class Answer:
             ended = (
                 reader.ending is not None
             )  # set before sending, because more bytes can arrive meanwhile
+            if ended:
+                self._count_unread(reader.memory_bytes + sum(map(len, held)))
             body = reader.take()
             if reader.streams and reader.head is not None:
                 if body:
                     await self._send(send, reader.head, body)
                     self._asgi_send, self._follower.push = send, self._push
+            elif body and reader.more and self._passes_on():
+                assert reader.head is not None
+                self._passing = True
+                await self._send(send, reader.head, body)
             elif body:
                 held.append(body)
             if reader.more and ended:  # a long transcript: the next piece, once this one is sent
+                await asyncio.sleep(0)
                 continue
             if ended:
-                await self._finish(send, b"".join(held))
+                whole = b"".join(held)
+                held.clear()
+                await self._finish(send, whole)
                 return
             if self._streamed and SYSTEM.monotonic_s() - self._last_sent_s >= self._heartbeat_s:
                 await self._send(send, _EVENT_STREAM, self._sign_of_life())
@@ -220,6 +237,25 @@ class Answer:
         return sign_of_life(
             self._path, self._follower.request_id, self._facts, last, begun or last > 0
         )
+
+    def _count_unread(self, size: int) -> None:
+        """Count so much that was read of a journal and not sent yet, unless it is little.
+
+        Raises:
+            RequestRefused: there is no room for it, and nothing has been sent.
+        """
+        if size > max(self._unread_bytes, timings.LARGE_BYTES):
+            if not (self._started or self._unread_bytes):
+                self._unread.check(self._tenant)
+            self._unread.count(self._tenant, size - self._unread_bytes)
+            self._unread_bytes = size
+
+    def _passes_on(self) -> bool:
+        """Whether a long answer that is not a stream can be sent before all of it is read."""
+        reader = self._follower.reader
+        complete = reader.ending is not None and reader.ending.state is State.COMPLETED
+        ours = self._as_events or (self._started and not self._passing)
+        return complete and reader.head is not None and not ours
 
     def _push(self) -> bool:
         """Send what the reader holds, while the task only waits. False: the task must go on."""
@@ -255,6 +291,10 @@ class Answer:
         reader = self._follower.reader
         ending, head = reader.ending, reader.head
         assert ending is not None
+        if self._passing and head is not None:
+            if ending.state is State.COMPLETED:
+                await self._send(send, head, held, more=False)
+            return  # otherwise the server ends the connection before the answer is complete
         as_events = self._started or self._as_events
         completed = ending.state is State.COMPLETED
         whole = head is not None and not head.streamed and (completed or held)
@@ -262,7 +302,7 @@ class Answer:
             await self._send(send, head, held, more=False)
             return
         if whole and (completed or not self._streamed):
-            last, tail = 0, body_event(held)
+            last, tail, held = 0, body_event(held), b""
         elif not completed:
             if not as_events:
                 raise RequestRefused(ending.reason or Reason.INTERNAL, ending.message)
@@ -293,9 +333,14 @@ class Answer:
             if not more:
                 headers.append((b"content-length", str(len(body)).encode()))
             await send({"type": "http.response.start", "status": head.status, "headers": headers})
-        for start in range(0, max(1, len(body)), PIECE_BYTES):
-            piece = body[start : start + PIECE_BYTES] if len(body) > PIECE_BYTES else body
-            await self._take(send, piece, more or start + PIECE_BYTES < len(body))
+        if len(body) > timings.SEND_BYTES:
+            for piece in pieces(body):
+                await self._take(send, piece, more=True)
+                await asyncio.sleep(0)  # a quick client takes all of it without a pause for others
+            if more:
+                return
+            body = b""
+        await self._take(send, body, more)
 
     async def _take(self, send: Send, body: bytes, more: bool) -> None:
         """Send bytes to the client; returns when the socket accepts more."""

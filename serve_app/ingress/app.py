@@ -24,6 +24,7 @@ from serve_app.ingress.refusals import (
     refusal_answer,
     refusal_of,
 )
+from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.observability.metrics import Telemetry
 
@@ -53,6 +54,7 @@ def build_app(
     routers: Iterable[APIRouter],
     api_keys: ApiKeys,
     connections: ConnectionLimit,
+    slow_readers: SlowReaders,
     max_header_bytes: int,
     cors_origins: Sequence[str],
     telemetry: Telemetry,
@@ -85,7 +87,7 @@ def build_app(
         Exception,
     ):
         app.add_exception_handler(kind, handle)
-    guard = Guard(app, inference, api_keys, connections, max_header_bytes, telemetry)
+    guard = Guard(app, inference, api_keys, connections, slow_readers, max_header_bytes, telemetry)
     if not cors_origins:
         return guard
     return CORSMiddleware(

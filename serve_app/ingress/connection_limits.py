@@ -30,8 +30,8 @@ class ConnectionLimit:
     def __len__(self) -> int:
         return self._held.total()
 
-    def take(self, tenant: str, size: int = 1) -> None:
-        """Count more of a tenant.
+    def check(self, tenant: str, size: int = 1) -> None:
+        """Whether a tenant may have more.
 
         Raises:
             RequestRefused: `too_many_connections`, or `tenant_limit` if other tenants may still
@@ -49,7 +49,15 @@ class ConnectionLimit:
                 f"You hold {self._held[tenant]} {self._what} here already; please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
+
+    def count(self, tenant: str, size: int = 1) -> None:
+        """Count more of a tenant, whether or not it may have that."""
         self._held[tenant] += size
+
+    def take(self, tenant: str, size: int = 1) -> None:
+        """Count more of a tenant; raises as `check`."""
+        self.check(tenant, size)
+        self.count(tenant, size)
 
     def release(self, tenant: str, size: int = 1) -> None:
         self._held[tenant] -= size
@@ -58,7 +66,7 @@ class ConnectionLimit:
 
     @contextmanager
     def hold(self, tenant: str) -> Iterator[None]:
-        """Count a connection of a tenant while the block runs; raises as `take`."""
+        """Count a connection of a tenant while the block runs; raises as `check`."""
         self.take(tenant)
         try:
             yield
@@ -78,3 +86,11 @@ class ConnectionLimits:
         self.event_readers = ConnectionLimit(
             "readers of events", ingress.max_readers, int(share * ingress.max_readers)
         )
+        self.unread = ConnectionLimit(
+            "bytes of answers that wait to be read",
+            ingress.max_unread_bytes,
+            int(share * ingress.max_unread_bytes),
+        )
+        """What answers above `timings.LARGE_BYTES` take until their clients have them. Whoever
+        finds any room has one answer, of whatever size.
+        """

@@ -39,7 +39,7 @@ def add_docs(app: FastAPI, model: str) -> None:
     """Add the page and its description to an application created without them (`docs_url=None,
     openapi_url=None`).
     """
-    described: dict[str, Any] = {}
+    described: list[Response] = []
 
     async def page(request: Request) -> Response:
         # All relative, because a proxy may put a prefix before our paths.
@@ -60,9 +60,9 @@ def add_docs(app: FastAPI, model: str) -> None:
         return FileResponse(_FILES / Path(path).name, media_type=_ASSETS[path], headers=headers)
 
     async def openapi(_: Request) -> Response:
-        if not described:
-            described.update(description(app, model))
-        return JSONResponse(described)
+        if not described:  # all readers have the same bytes
+            described.append(JSONResponse(description(app, model)))
+        return described[0]
 
     app.router.routes.append(Route("/docs", page))
     app.router.routes.append(Route("/openapi.json", openapi))

@@ -5,23 +5,20 @@ be as large as what is stored.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app import timings
 from serve_app.errors import RequestRefused
 from serve_app.ingress.answer import Answer, Answering
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.refusals import refusal_answer
-from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.ids import REQUEST_ID
-
-log = logging.getLogger("hermes.ingress")
 
 
 class _Reading(Response):
@@ -40,18 +37,16 @@ class _Reading(Response):
 
 
 class EventStreams:
-    """What one ingress needs to serve its readers. One that does not read is disconnected."""
+    """What one ingress needs to serve its readers."""
 
     def __init__(
-        self,
-        disconnects: Disconnects,
-        answering: Answering,
-        slow_readers: SlowReaders,
-        connections: ConnectionLimit,
+        self, disconnects: Disconnects, answering: Answering, connections: ConnectionLimit
     ) -> None:
         self._disconnects = disconnects
         self._answering = answering
-        self._slow_readers = slow_readers
+        self._unread = answering.unread
+        self._making = asyncio.Lock()
+        """One at a time: making 6 MB of JSON holds Python's lock for 10 ms again and again."""
         self.connections = connections
 
     def events(
@@ -71,9 +66,11 @@ class EventStreams:
         """
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            if has_ended(entries):
+                self._unread.check(tenant)
             answer = await self.attach(request_id, seen, entries, as_events)
             try:
-                await self._slow_readers.serve(answer, scope, receive, send)
+                await answer(scope, receive, send)
             except RequestRefused as refusal:  # as the POST itself would have got it
                 refused = refusal_answer(refusal, answer.own_headers())
                 await refused(scope, receive, send)
@@ -81,15 +78,20 @@ class EventStreams:
         return _Reading(self.connections.hold(tenant), run)
 
     def json(self, tenant: str, make: Callable[[], Awaitable[bytes]]) -> Response:
-        """An answer in JSON. `make` is called when there is room for another reader."""
+        """An answer in JSON. `make` is called when there is room for another reader, and for what
+        it makes.
+        """
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            answer = Response(await make(), media_type="application/json")
+            async with self._making:
+                self._unread.check(tenant)
+                answer = Response(await make(), media_type="application/json")
+                size = len(answer.body) if len(answer.body) > timings.LARGE_BYTES else 0
+                self._unread.count(tenant, size)
             try:
-                async with asyncio.timeout(self._slow_readers.stalled_s):
-                    await answer(scope, receive, send)
-            except TimeoutError:
-                log.info("%s: the client does not take the answer", scope["path"])
+                await answer(scope, receive, send)
+            finally:
+                self._unread.release(tenant, size)
 
         return _Reading(self.connections.hold(tenant), run)
 

@@ -17,6 +17,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.inference import InferenceEndpoint
 from serve_app.ingress.refusals import internal, note_refusal, refusal_answer, refusal_of
+from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
@@ -34,7 +35,7 @@ class Guard:
     """ASGI middleware. It sets `tenant` and `key` in `scope["state"]` to the request's caller.
 
     Inference requests go straight to their endpoint, because every layer of the framework wraps
-    `send`, and each token would pass them all.
+    `send`, and each token would pass them all. All other answers are sent by `SlowReaders.paced`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Guard:
         inference: InferenceEndpoint,
         api_keys: ApiKeys,
         connections: ConnectionLimit,
+        slow_readers: SlowReaders,
         max_header_bytes: int,
         telemetry: Telemetry,
     ) -> None:
@@ -50,6 +52,7 @@ class Guard:
         self._inference = inference
         self._api_keys = api_keys
         self._connections = connections
+        self._slow_readers = slow_readers
         self._max_header_bytes = max_header_bytes
         self._telemetry = telemetry
 
@@ -90,7 +93,7 @@ class Guard:
                     await self._inference(scope, receive, send)
                 return
         scope["state"]["begun"] = True  # the framework answers a defect, and raises it afterwards
-        await self._app(scope, receive, send)
+        await self._slow_readers.paced(self._app, scope, receive, send)
 
     def _note_defect(self, error: Exception) -> None:
         """Count and log a defect in our code."""

@@ -7,16 +7,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.connection_limits import ConnectionLimit
+from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.pages import invalid
 from serve_app.journal.usage import STATES, Row, Whose, sums
 from serve_app.policy.classes import BATCH
@@ -89,17 +90,13 @@ class _Asked(BaseModel):
 
 
 def routes(
-    settings: Settings, link: RedisLink, clock: RedisClock, readers: ConnectionLimit
+    settings: Settings, link: RedisLink, clock: RedisClock, streams: EventStreams
 ) -> APIRouter:
-    """The endpoints.
-
-    Args:
-        readers: a page reads the rows of all tenants, so whoever asks counts as a reader.
-    """
+    """The endpoints. A page reads the rows of all tenants, so whoever asks counts as a reader."""
     router = APIRouter(tags=["usage"])
     admins = frozenset(settings.auth.admin_tenants)
 
-    async def page(tenant: str, asked: _Asked) -> JSONResponse:
+    def page(tenant: str, asked: _Asked) -> Response:
         usual, most = _LIMITS[asked.bucket_width]
         if asked.limit is not None and asked.limit > most:
             raise invalid("limit", f"it must be at most {most} for this bucket_width")
@@ -109,11 +106,11 @@ def routes(
         first = _begin(asked.page, start_s) // (hours * timings.HOUR_S) * hours
         buckets = range(first, -(-end_s // timings.HOUR_S), hours)
         shown = buckets[: asked.limit or usual]
-        with readers.hold(tenant):
-            found = await sums(link, settings.namespace, shown, asked.group)
         more = len(shown) < len(buckets)
-        return JSONResponse(
-            {
+
+        async def make() -> bytes:
+            found = await sums(link, settings.namespace, shown, asked.group)
+            made = {
                 "object": "page",
                 "data": [
                     _bucket(hour, hours, one, asked.group_by)
@@ -122,22 +119,24 @@ def routes(
                 "has_more": more,
                 "next_page": f"{_PAGE}{shown[-1] + hours}" if more else None,
             }
-        )
+            return msgspec.json.encode(made)
+
+        return streams.json(tenant, make)
 
     @router.get("/v1/usage", summary="What your requests have used, by hour or day")
-    async def own(request: Request) -> JSONResponse:
+    async def own(request: Request) -> Response:
         asked, tenant = _Asked.of(request), request.state.tenant
-        return await page(tenant, asked.model_copy(update={"project_ids": [tenant]}))
+        return page(tenant, asked.model_copy(update={"project_ids": [tenant]}))
 
     @router.get("/v1/organization/usage/completions", summary="The same of all tenants, for admins")
-    async def all_tenants(request: Request) -> JSONResponse:
+    async def all_tenants(request: Request) -> Response:
         if settings.auth.required and request.state.tenant not in admins:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
                 "The usage of all tenants is for those in auth.admin_tenants; GET /v1/usage has "
                 "your own.",
             )
-        return await page(request.state.tenant, _Asked.of(request))
+        return page(request.state.tenant, _Asked.of(request))
 
     return router
 

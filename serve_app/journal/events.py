@@ -142,6 +142,7 @@ class Pieces:
     def __init__(self, packed: bytes, seen_events: int = 0) -> None:
         self.done = False
         self._packed = memoryview(packed)
+        self.packed_bytes = len(packed)
         self._position = 0
         self._inflater = zlib.decompressobj()
         self._skipper = _Skipper(seen_events)

@@ -57,6 +57,7 @@ class Follower:
         run.
         """
         self._store = store
+        self._page = timings.FIRST_PAGE_ENTRIES
         self._idle = False
         self._woken = asyncio.Event()
 
@@ -110,9 +111,14 @@ class Follower:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        wanted = [(self.request_id, self.reader.position)]
-        (entries,) = await self._store.read_many(wanted, timings.PAGE_ENTRIES)
-        self.feed(entries, timings.PAGE_ENTRIES)
+        wanted, at_most = [(self.request_id, self.reader.position)], self._page
+        (entries,) = await self._store.read_many(wanted, at_most)
+        self.feed(entries, at_most)
+        size = sum(len(entry.body) + len(entry.outputs or b"") for entry in entries or ())
+        if size > timings.PAGE_BYTES:
+            self._page = max(1, self._page // 4)
+        elif size < timings.PAGE_BYTES // 2:
+            self._page = min(timings.PAGE_ENTRIES, self._page * 2)
 
     def feed(self, entries: list[Entry] | None, at_most: int = 0) -> None:
         """Pass on entries from a wake-up, or from a read of `at_most` entries of the stream; None:

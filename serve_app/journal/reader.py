@@ -16,7 +16,7 @@ from serve_app.journal.events import Pieces, after_event, events_in
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts
 from serve_app.journal.ids import BEGINNING, FIRST_OPENING_ID, REQUEST_ID, EntryId
 
-_HOLD_BYTES = 256 * 1024
+_HOLD_BYTES = 64 * 1024
 
 
 class JournalReader:
@@ -60,6 +60,11 @@ class JournalReader:
         the stream.
         """
         return self.streams and self.held_bytes > _HOLD_BYTES
+
+    @property
+    def memory_bytes(self) -> int:
+        """How many bytes it holds of what is to be taken, a transcript packed."""
+        return self.held_bytes + (self._pieces.packed_bytes if self._pieces is not None else 0)
 
     @property
     def more(self) -> bool:

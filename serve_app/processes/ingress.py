@@ -169,7 +169,12 @@ class IngressProcess:
     def app(self) -> Any:
         """The ASGI application that serves this ingress's HTTP."""
         base, settings = self.base, self.settings
-        answering = Answering(self._disconnects, self._deadlines, settings.ingress.heartbeat_s)
+        answering = Answering(
+            self._disconnects,
+            self._deadlines,
+            settings.ingress.heartbeat_s,
+            self.connections.unread,
+        )
         inference = InferenceEndpoint(
             self.uploads,
             self._validator,
@@ -182,9 +187,7 @@ class IngressProcess:
             self.slow_readers,
             base.tracing,
         )
-        streams = EventStreams(
-            self._disconnects, answering, self.slow_readers, self.connections.event_readers
-        )
+        streams = EventStreams(self._disconnects, answering, self.connections.event_readers)
         routers = [
             status.routes(
                 self._id,
@@ -196,7 +199,7 @@ class IngressProcess:
             requests_api.routes(base.store, self.endings, streams),
             responses_api.routes(base.store, self.endings, streams),
             stored_chats.routes(base.store, streams, self.uploads, settings.limits),
-            usage_api.routes(settings, base.link, base.clock, self.connections.event_readers),
+            usage_api.routes(settings, base.link, base.clock, streams),
         ]
         return build_app(
             settings.model.name,
@@ -204,6 +207,7 @@ class IngressProcess:
             routers,
             self._api_keys,
             self.connections.requests,
+            self.slow_readers,
             settings.ingress.max_header_bytes,
             settings.ingress.cors_origins,
             base.telemetry,

@@ -63,12 +63,18 @@ class IngressSettings(Section):
         description="Connections to /v1/requests/{id}/events that one ingress holds at a time; "
         "more are refused",
     )
+    max_unread_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of large answers that one ingress holds at a time until their clients "
+        "have taken them; more are refused with 429. Answers up to 64 KiB do not count",
+    )
     max_tenant_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of an ingress's connections, readers and `max_upload_bytes` that one "
-        "tenant may use, if API keys are required",
+        description="Share of an ingress's connections, readers, `max_upload_bytes` and "
+        "`max_unread_bytes` that one tenant may use, if API keys are required",
     )
     max_bulk_reads: int = Field(
         4,

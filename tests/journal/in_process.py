@@ -97,10 +97,13 @@ async def ingress_process(
 class Door:
     """A running ingress and a client of it."""
 
-    def __init__(self, ingress: IngressProcess, port: int, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self, ingress: IngressProcess, port: int, http: httpx.AsyncClient, server: uvicorn.Server
+    ) -> None:
         self.ingress = ingress
         self.port = port
         self.http = http
+        self._server = server
         self._posted: list[asyncio.Task[httpx.Response]] = []
 
     async def post(self, prompt: str, **headers: str) -> httpx.Response:
@@ -127,6 +130,12 @@ class Door:
         for task in self._posted:
             task.cancel()
         await asyncio.gather(*self._posted, return_exceptions=True)
+
+    @property
+    def buffered(self) -> list[int]:
+        """The bytes that the server holds for each connection, because its client does not read."""
+        transports = [one.transport for one in self._server.server_state.connections]
+        return [one.get_write_buffer_size() for one in transports]
 
     async def waiting(self, requests: int) -> list[str]:
         """The ids of the waiting requests, once there are this many."""
@@ -168,6 +177,7 @@ def _cancelled_when_the_client_leaves(app: Any) -> Any:
 async def door_of(ingress: IngressProcess) -> AsyncIterator[Door]:
     """Serves an ingress that runs."""
     with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # or it takes megabytes
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         app = _cancelled_when_the_client_leaves(ingress.app())
@@ -178,7 +188,7 @@ async def door_of(ingress: IngressProcess) -> AsyncIterator[Door]:
             await eventually(lambda: ingress.limits.memory.seen)
             url = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-                made = Door(ingress, port, http)
+                made = Door(ingress, port, http, server)
                 yield made
                 await made.close()
         finally:

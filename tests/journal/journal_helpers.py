@@ -260,9 +260,8 @@ async def everything(follower: Follower) -> bytes:
         got.append(follower.reader.take())
         if follower.reader.ending is not None and not follower.reader.more:
             return b"".join(got)
-        if follower.reader.more:
-            continue
-        await follower.wait()
+        if not follower.reader.more or got[-1] == b"":  # that of no stream comes with its end
+            await follower.wait()
 
 
 def until_written(operator_url: str) -> None:

@@ -5,22 +5,27 @@ connection and little memory.
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
 
 from serve_app import timings
-from serve_app.contract import State
-from serve_app.ingress import answer, slow_readers
+from serve_app.contract import CHATS, RESPONSES, State
+from serve_app.ingress import answer, sending, slow_readers
 from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import RequestFacts, Summary
+from serve_app.journal.facts import Head, RequestFacts, Summary
 from serve_app.journal.reader import _HOLD_BYTES
+from serve_app.journal.writer import JournalWriter
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import (
     HEAD,
+    OPENED,
     SUMMARY,
     World,
     add,
@@ -29,12 +34,15 @@ from tests.journal.journal_helpers import (
     everything,
     finish,
 )
+from tests.tables import Failures
 from tests.turned_clock import TurnedClock
 from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
 EVENTS = 24_000
 PATH = "/v1/requests/req_1/events"
+BUFFERED_BYTES = (64 + 16) * 1024 + 16
+"""What asyncio and uvloop take for a socket before they make a sender wait, and a piece."""
 
 
 async def finished(w: World) -> bytes:
@@ -54,6 +62,105 @@ async def finished(w: World) -> bytes:
     return whole
 
 
+class Stored:
+    """A chat and a response, each with an input and an answer of a MB, or half of it packed."""
+
+    def __init__(self, d: Door, writer: JournalWriter) -> None:
+        self._d = d
+        self._writer = writer
+        self._text = secrets.token_hex(MIB // 2)
+
+    async def questions(self) -> dict[str, bytes]:
+        """What has one of these as its answer, once they are there."""
+        asked = [{"role": "user", "content": self._text}]
+        chosen = {"id": "chatcmpl-1", "choices": [{"message": {"content": self._text}}]}
+        said = [{"type": "message", "content": [{"type": "output_text", "text": self._text}]}]
+        chat = await self._ended(CHATS, {"messages": asked}, chosen)
+        again = self._posting
+        answer = {"object": "response", "output": said}
+        response = await self._ended(RESPONSES, {"input": asked}, answer)
+        paths = [
+            f"/v1/requests/{chat}/events",
+            f"/v1/requests/{chat}/response",
+            f"{CHATS}/chatcmpl-{chat}",
+            f"{CHATS}/chatcmpl-{chat}/messages",
+            CHATS,
+            f"{RESPONSES}/resp_{response}",
+            f"{RESPONSES}/resp_{response}/input_items",
+        ]
+        return {path: getting(path) for path in paths} | {"the POST again": again}
+
+    async def _ended(self, path: str, asked: dict[str, Any], answer: dict[str, Any]) -> str:
+        body = json.dumps({"model": "hermes-tiny", "store": True, **asked}).encode()
+        headers = {"content-type": "application/json", "idempotency-key": path[1:]}
+        self._posting = POSTING % (path.encode(), path[1:].encode(), len(body), body)
+        headers["prefer"] = "respond-async"
+        posted = await self._d.http.post(path, content=body, headers=headers)
+        request_id = str(posted.headers["x-request-id"])
+        attempt, entries = await self._writer.open(request_id, 1, b"nonce", OPENED)
+        facts = decode_facts(entries[0], RequestFacts)
+        head = Head(200, [("content-type", "application/json")])
+        attempt.append([], [json.dumps(answer).encode()], 0, head)
+        attempt.finish(State.COMPLETED, None, Summary(facts, OPENED, 1, facts.admitted_ms), 1)
+        await attempt.closed
+        return request_id
+
+
+POSTING = (
+    b"POST %b HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n"
+    b"idempotency-key: %b\r\ncontent-length: %d\r\n\r\n%b"
+)
+
+
+def getting(path: str) -> bytes:
+    return b"GET %b HTTP/1.1\r\nhost: door\r\n\r\n" % path.encode()
+
+
+async def test_what_a_client_does_not_read_takes_little_memory(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    """Of any endpoint, streamed or not; and what it holds is counted as long."""
+    async with door(redis_url, namespace) as d, AsyncExitStack() as clients:
+        limits, sent = d.ingress.connections, d.ingress.slow_readers._sending
+        questions = await Stored(d, await w.writer()).questions()
+        questions["of all"] = getting("/docs/swagger-ui-bundle.js")
+        for question in questions.values():
+            await clients.enter_async_context(connected(d, question))
+        await eventually(lambda: sum(size > 0 for size in d.buffered) == len(questions))
+        assert max(d.buffered) <= BUFFERED_BYTES
+        assert len(sent) == len(questions)
+        assert (len(limits.event_readers), len(limits.requests)) == (len(questions) - 2, 1)
+        assert MIB // 2 * 8 < len(limits.unread) < MIB * 2 * 8
+        for one in list(sent):
+            one.cut()
+        await eventually(lambda: not sent)
+        held = (limits.event_readers, limits.requests, limits.unread)
+        assert [len(one) for one in held] == [0, 0, 0]
+
+
+async def test_answers_that_nobody_reads_are_few_at_a_time(
+    w: World, redis_url: str, namespace: str
+) -> None:
+    async with door(redis_url, namespace, ingress={"max_unread_bytes": MIB}) as d:
+        unread = d.ingress.connections.unread
+        questions = await Stored(d, await w.writer()).questions()
+        async with AsyncExitStack() as clients:
+            for question in [*questions.values()] * (2 * timings.WHOLES_AT_ONCE):
+                await clients.enter_async_context(connected(d, question))
+            await eventually(lambda: len(unread) >= MIB)
+            del questions["the POST again"]
+            with Failures() as failures:
+                for path in questions:
+                    with failures.of(path):
+                        refused = await d.http.get(path)
+                        told = (refused.status_code, refused.headers["x-hermes-reason"])
+                        assert told == (429, "too_many_connections")
+            assert len(unread) < 2 * MIB * (1 + timings.WHOLES_AT_ONCE)
+        await eventually(lambda: not len(unread))
+        for path in questions:
+            assert len((await d.http.get(path)).raise_for_status().content) > MIB
+
+
 @asynccontextmanager
 async def connected(d: Door, request: bytes) -> AsyncIterator[socket.socket]:
     """A client that has sent this, and reads nothing of the answer."""
@@ -67,8 +174,6 @@ async def connected(d: Door, request: bytes) -> AsyncIterator[socket.socket]:
 
 
 # -- who does not read ---------------------------------------------------------------------------
-
-READS_NOTHING = b"GET %b HTTP/1.1\r\nhost: door\r\n\r\n" % PATH.encode()
 
 
 class Looks(TurnedClock):
@@ -89,32 +194,38 @@ class Looks(TurnedClock):
         await eventually(lambda: self.count > before + 1)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
 async def test_only_clients_that_read_nothing_for_long_are_disconnected(
-    w: World, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    w: World, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
     stalled_s = 1_000.0
     looks, clock = Looks(), TurnedClock()
     monkeypatch.setattr(slow_readers, "SYSTEM", looks)
     monkeypatch.setattr(answer, "SYSTEM", clock)
+    monkeypatch.setattr(sending, "SYSTEM", clock)
     monkeypatch.setattr(timings, "STALLED_LOOK_AT_MOST_S", 0.01)
-    whole = await finished(w)
+    whole, path = (await finished(w), PATH) if streamed else (b"", "")
     small = httpx.AsyncHTTPTransport(
         socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)]
     )
     async with (
         door(redis_url, namespace, ingress={"stalled_reader_s": stalled_s}) as d,
         httpx.AsyncClient(base_url=d.http.base_url, timeout=PATIENCE_S, transport=small) as http,
-        connected(d, READS_NOTHING),
+        AsyncExitStack() as clients,
     ):
+        if not streamed:
+            path = next(p for p in await Stored(d, await w.writer()).questions() if "/resp_" in p)
+            whole = (await d.http.get(path)).content
+        await clients.enter_async_context(connected(d, getting(path)))
         answers = d.ingress.slow_readers
-        await eventually(lambda: len(answers._answers) == 1)
-        (stuck,) = answers._answers
-        async with http.stream("GET", PATH) as reading:
+        await eventually(lambda: len(answers._sending) == 1)
+        (stuck,) = answers._sending
+        async with http.stream("GET", path) as reading:
             pieces, got = reading.aiter_bytes(), b""
-            await eventually(lambda: len(answers._answers) == 2)
-            (reader,) = answers._answers - {stuck}
+            await eventually(lambda: len(answers._sending) == 2)
+            (reader,) = answers._sending - {stuck}
             waiting = d.posted("Nobody answers for a while.")
-            await eventually(lambda: len(answers._answers) == 3)
+            await eventually(lambda: len(answers._sending) == 3)
             for _ in range(2):
                 await looks.later(0.6 * stalled_s, clock)
                 while reader.sending_since_s < clock.now_s:
@@ -132,7 +243,7 @@ async def test_readers_of_events_are_few_at_a_time(
     await finished(w)
     async with door(redis_url, namespace, ingress={"max_readers": 2}) as d:
         readers = d.ingress.connections.event_readers
-        async with connected(d, READS_NOTHING), connected(d, READS_NOTHING):
+        async with connected(d, getting(PATH)), connected(d, getting(PATH)):
             await eventually(lambda: len(readers) == 2)
             refused = await d.http.get(PATH)
             told = (refused.status_code, refused.headers["x-hermes-reason"])
@@ -155,6 +266,14 @@ async def test_a_follower_whose_client_does_not_read_leaves_the_rest_in_the_stre
             await asyncio.sleep(0)
     await eventually(lambda: follower.reader.full)
     assert follower.reader.held_bytes < 2 * _HOLD_BYTES
+    late = await (await w.hub()).follow("req_1", 0)
+    pages = []
+    while late.reader.last_event < last:
+        pages.append(late.reader.held_bytes)
+        late.reader.take()
+        await late.catch_up()
+    assert max(pages) <= timings.FIRST_PAGE_ENTRIES * 11_000
+    assert max(pages[1:]) <= timings.PAGE_BYTES
     attempt.finish(State.COMPLETED, None, SUMMARY, 1)
     await attempt.closed
     got = await everything(follower)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -16,13 +17,15 @@ from urllib.parse import urlsplit
 import httpx
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
+EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 HELD: list[dict[str, Any]] = [{"role": "user", "content": "HELD"}]
 """A fault of the services' simulated engine: such a request stays until it is cancelled."""
 BODY_BYTES = 16 << 20
+STORED_BYTES = 6 << 20
 SEQUENCES = 10
 TEXT_WORDS, TEXT_TOKENS = 300, 2_000
+ASKED = "asked"
 READERS = 1_100
 """More than both ingresses together let one tenant hold."""
 
@@ -101,6 +104,15 @@ class Flood:
             )
         )
 
+    async def unread(self, seconds: float) -> None:
+        """Ask for a long stored input on many connections, and read none of it, for so long after
+        the line `ASKED`.
+        """
+        asked = {"model": self._model, "input": "x" * STORED_BYTES, "background": True}
+        told = await self._http.post(RESPONSES, json=asked)
+        self._count("an input to read", told)
+        await self._readers(f"{RESPONSES}/{told.json()['id']}/input_items", seconds)
+
     async def _again(self, name: str, path: str, body: bytes) -> None:
         headers = {"content-type": "application/json"}
         while not self._over.is_set():
@@ -115,19 +127,24 @@ class Flood:
         except TimeoutError:
             return
 
-    async def _readers(self, path: str) -> None:
-        """Ask for the events of a long answer on many connections, and read none of it."""
+    async def _readers(self, path: str, seconds: float | None = None) -> None:
+        """Ask for something long on many connections, and read no more than how it begins."""
         address = urlsplit(str(self._http.base_url))
         head = f"GET {path} HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {self._key}"
-        writers = []
+        writers, loop = [], asyncio.get_running_loop()
         for _ in range(READERS):
-            reader, writer = await asyncio.open_connection(
-                address.hostname, address.port, limit=1_024
-            )
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.setblocking(False)
+            await loop.sock_connect(connection, (address.hostname, address.port))
+            reader, writer = await asyncio.open_connection(sock=connection, limit=1_024)
             writer.write(f"{head}\r\n\r\n".encode())
             status = (await reader.readline()).split()[1].decode()
             self.answers.setdefault("a reader that reads nothing", Counter())[status] += 1
             writers.append(writer)
+        if seconds is not None:
+            print(ASKED, flush=True)
+            loop.call_later(seconds, self._over.set)
         await self._over.wait()
         for writer in writers:
             writer.close()
@@ -145,6 +162,7 @@ async def main(phase: str, url: str, key: str, model: str, number: str) -> None:
             "cancel": flood.cancel,
             "largest": flood.largest,
             "embeddings": flood.embeddings,
+            "unread": flood.unread,
         }
         await phases[phase](int(number))
         print(json.dumps(flood.answers), flush=True)

@@ -5,9 +5,11 @@ process more memory than docs/operations.md says.
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +21,7 @@ from scripts.chaos_testing.parts import Parts
 from scripts.local import redis_server
 from scripts.local.environment import ROOT
 from tests.service.busy import busy
+from tests.service.flooding import ASKED
 from tests.service.politeness import EMBEDDINGS, Polite
 from tests.service.services import HELD, KEYS
 from tests.service.support import CHAT, Running, asking
@@ -30,7 +33,8 @@ AS_IT_WAS = {"realtime": 0, "standard": WAITING, "batch": 0}
 REDIS_BYTES = 1024 * MIB
 PAIRS = 10_000
 FLOOD_S = 180
-GROWTH_BYTES = {"ingress": (512 + 8 * 16 + 4 * 64) * MIB, "worker": 12 * 64 * MIB}
+ROUNDS, ROUND_S = 5, 20
+GROWTH_BYTES = {"ingress": (512 + 8 * 16 + 4 * 64 + 256) * MIB, "worker": 12 * 64 * MIB}
 """The most that a process takes more under load, with the settings of these services; see *What one
 request may hold* in docs/operations.md.
 """
@@ -129,6 +133,28 @@ def costs_others_no_answer(service: Running, phase: str, path: str, seconds: int
 @pytest.mark.disturbs
 def test_a_flood_of_the_largest_legal_requests_costs_others_no_answer(flooded: Running) -> None:
     costs_others_no_answer(flooded, "largest", CHAT, FLOOD_S)
+
+
+@pytest.mark.clock
+@pytest.mark.disturbs
+def test_a_thousand_long_answers_that_nobody_reads_cost_others_no_time(simulated: Running) -> None:
+    parts, ratios = Parts(simulated.service), []
+    with growth({"ingress": parts.pids("ingress")}) as most:
+        for _ in range(ROUNDS):
+            alone, beside = (Polite(simulated.url, KEYS["zeta"], simulated.model) for _ in "ab")
+            with alone:
+                time.sleep(ROUND_S)
+            with flood(simulated, "unread", ROUND_S) as sending:
+                assert sending.stdout is not None
+                assert sending.stdout.readline() == f"{ASKED}\n"
+                with beside:
+                    print(answers(sending))
+            assert alone.wrong == beside.wrong == []
+            print(f"p99 {alone.p99_s:.3f} s alone, {beside.p99_s:.3f} s beside")
+            ratios.append(beside.p99_s / alone.p99_s)
+    print(f"{most['ingress'] // MIB} MiB more at most; p99 by {[f'{one:.2f}' for one in ratios]}")
+    assert most["ingress"] < GROWTH_BYTES["ingress"]
+    assert statistics.median(ratios) <= 1.2, ratios
 
 
 @pytest.mark.clock

@@ -75,8 +75,8 @@ class Client:
         self.breaks = False
         self._sending = False
         self.follower = followers.follow_new(ID)
-        # No deadline is looked at here.
-        answering = Answering(Nobody(), None, heartbeat_s=0.0)  # type: ignore[arg-type]
+        # No deadline is looked at here, nor what is unread.
+        answering = Answering(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
         answer = Answer(answering, self.follower, "/v1/completions", facts=None, streamed=True)
         self.task = asyncio.ensure_future(answer({}, None, self._send))
 
