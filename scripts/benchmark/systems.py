@@ -231,7 +231,12 @@ def _ensure_ray_serve_llm(folder: Path) -> Path:
         [*install, "--requirement", str(_LOCK)],
     ):
         try:
-            subprocess.run(command, check=True, timeout=_INSTALL_TIMEOUT_S)
+            subprocess.run(
+                command,
+                check=True,
+                timeout=_INSTALL_TIMEOUT_S,
+                env=surroundings.for_packages(Path(sys.executable)),
+            )
         except subprocess.CalledProcessError as failed:
             raise SystemFailed(f"{' '.join(command)} ended with {failed.returncode}") from failed
     stamp.write_text(wanted)

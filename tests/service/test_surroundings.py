@@ -32,7 +32,7 @@ SAYS = [
     ),
     (
         'mkdir b; ln -s $(which bash dirname readlink) b; PATH=$here/b $quickstart "$@"',
-        "Python 3.11 is needed",
+        "Python 3.11, 3.12 or 3.13 is needed",
     ),
     ('$quickstart "$@" --state-dir "a\'b"', "a'b, has the character"),
     ('touch file; $quickstart "$@" --state-dir file', "here/file cannot be used"),

