@@ -12,6 +12,7 @@ import logging
 import math
 import secrets
 import socket
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -38,6 +39,7 @@ class Step(StrEnum):
         "check the URL (host, port, redis:// or rediss://, the primary's name), the CA "
         "certificates, what lies between, and Redis's own log"
     )
+    TRUST = "name a file of PEM certificates that this user can read"
     AUTHENTICATE = "check user and password in the URL, and Redis's ACL"
     PERMISSIONS = "check the namespace, and the user's permissions (cluster/redis.acl)"
     CLUSTER = "use one primary, and Sentinel if it has replicas (docs/redis.md)"
@@ -126,8 +128,8 @@ class Check:
         try:
             kept = bool(self._connections) and all(one.usable for one in self._connections)
             if not kept:
-                if unresolved := await self._resolve():
-                    return unresolved
+                if missing := self._unreadable() or await self._resolve():
+                    return missing
                 await self._connect()
             found = await self._try()
             if not self._of_service:
@@ -147,6 +149,16 @@ class Check:
         for connection in self._connections:
             connection.abort()
         self._connections = []
+
+    def _unreadable(self) -> Finding | None:
+        """Whether the CA certificates cannot be loaded: to wait for Redis would change nothing."""
+        file = self._settings.ca_file
+        try:
+            if file and self._settings.address.tls:
+                ssl.create_default_context(cafile=file)
+        except OSError as error:
+            return Finding(Step.TRUST, f"cannot read redis.ca_file '{file}': {error}")
+        return None
 
     async def _resolve(self) -> Finding | None:
         """Resolve the names. Of several Sentinels, one is enough."""

@@ -23,6 +23,7 @@ from scripts.local.environment import ROOT
 from serve_app.redis.client import connect_redis
 from serve_app.redis.connection import connect
 from serve_app.settings import RedisSettings
+from tests.tables import each
 from tests.waiting import PATIENCE_S, until
 
 SECRET = "not-the-password"
@@ -196,6 +197,19 @@ def test_a_sentinel_that_does_not_know_the_primary(tmp_path: Path) -> None:
         processes.end(pid)
 
 
+@each("kind", ["missing", "a folder", "empty", "no certificate"])
+def test_a_ca_file_that_cannot_be_read_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / kind
+    if kind == "a folder":
+        file.mkdir()
+    elif kind != "missing":
+        file.write_text("" if kind == "empty" else "-----BEGIN CERTIFICATE-----\n")
+    url = f"rediss://hermes:{SECRET}@127.0.0.1:{ports.free_port()}/0"
+    done = run(url, command("--ca-file", str(file), wait_s=600))  # else the minute of `run` ends it
+    refused(done, f"cannot read redis.ca_file '{file}'", "name a file of PEM certificates")
+    assert done.stdout == ""
+
+
 # -- TLS -------------------------------------------------------------------------------------------
 
 
@@ -223,8 +237,6 @@ def test_one_side_speaks_tls_and_the_other_does_not(tmp_path: Path) -> None:
         trusting = command("--ca-file", str(certificate))
         done = run(f"rediss://{login}:{port}/0", trusting)
         assert (done.returncode, done.stderr) == (0, "")
-        done = run(f"rediss://{login}:{port}/0", command("--ca-file", str(tmp_path / "none")))
-        refused(done, f"cannot read redis.ca_file '{tmp_path / 'none'}'")
         with Redis.from_url(server.url("operator"), protocol=2) as operator:
             operator.config_set("tls-ca-cert-file", str(certificate))
             operator.config_set("tls-auth-clients", "yes")
