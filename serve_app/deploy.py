@@ -46,8 +46,14 @@ _HEADERS_OF_SERVE = (
 """
 _NO_HEADER = "(no header)"
 """What Serve looks for instead: a name cannot have spaces."""
-_REPLACED = (*_HEADERS_OF_SERVE, (http_util, "RequestIdMiddleware"))
-"""By an ingress, in Serve's modules."""
+_REPLACED = (
+    *_HEADERS_OF_SERVE,
+    (http_util, "RequestIdMiddleware"),
+    (replica, "add_port_to_grpc_server"),
+)
+"""In Serve's modules, by an ingress; the last by a worker, too."""
+
+_LOOPBACK = "127.0.0.1"
 
 _SHORT_REQUESTS = 128
 """Additional concurrent requests for short ones: probes, states, `DELETE`."""
@@ -55,6 +61,17 @@ _SHORT_REQUESTS = 128
 
 def _replica_id() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def _listen_where_ray_does() -> None:
+    """Keep to the loopback what Serve (2.60) opens on every address after the constructor: the port
+    on which a replica unpickles what the others send. Of a Ray on the loopback all are here.
+    """
+    if ray.util.get_node_ip_address() == _LOOPBACK:
+        add_port = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, address: add_port(
+            server, address.replace("[::]", _LOOPBACK)
+        )
 
 
 class _Unchanged:
@@ -81,6 +98,7 @@ class Worker:
     """One replica of this deployment owns one engine."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        _listen_where_ray_does()
         settings = load_settings(args)
         self._process = WorkerProcess(settings, _replica_id(), _cluster(), make_engine(settings))
         await self._process.start()
@@ -113,6 +131,7 @@ class Ingress:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, args: dict[str, Any], workers: DeploymentHandle[Any]
     ) -> None:
+        _listen_where_ray_does()
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
         http_util.RequestIdMiddleware = _Unchanged

@@ -27,6 +27,9 @@ _ECHOES = (
 )
 # vLLM's log lines and progress bars.
 _LOADING = re.compile(r"\[\w+\.py:\d+\]\s*(?P<told>.+)|^(?:\(.*?\)\s*)?(?P<bar>\S.*\d%.*)")
+# "[2026-11-22 10:00:00,000 E 7 7] (gcs_server) gcs.cc:1: …", of Ray's own processes
+_RAY_ERROR = re.compile(r"^\[\S+ \S+ [EFC] \d+ \d+\] (?P<error>.+)$")
+_RAY_LOGS = ("gcs_server*", "raylet*", "dashboard*", "ray*.log")
 _TAIL_BYTES = 4096
 _SHOWN = 110
 
@@ -60,15 +63,23 @@ def keep(state: Path, kept: Path) -> Path:
 
 
 def cause(kept: Path) -> str:
-    """The last error of an engine's processes, otherwise of the replica around it; empty if there
-    is none.
+    """The last error of an engine's processes, otherwise of the replica around it, otherwise the
+    first of Ray's own processes; empty if there is none.
     """
     found: dict[bool, str] = {}
     for path in sorted(kept.rglob("worker-*.*"), key=lambda log: log.stat().st_mtime):
         for line in path.read_text(errors="replace").splitlines():
             if (match := _ERROR.match(line)) and not any(echo in line for echo in _ECHOES):
                 found[match["who"] is not None] = match["error"]
-    return found.get(True) or found.get(False, "")
+    return found.get(True) or found.get(False) or _of_ray(kept)
+
+
+def _of_ray(kept: Path) -> str:
+    for path in (path for name in _RAY_LOGS for path in sorted(kept.rglob(name)) if path.is_file()):
+        for line in path.read_text(errors="replace").splitlines():
+            if match := _RAY_ERROR.match(line) or _ERROR.match(line):
+                return match["error"]
+    return ""
 
 
 def loading(state: Path, source: str) -> str:

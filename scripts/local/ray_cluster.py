@@ -4,7 +4,6 @@ machine.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -16,14 +15,17 @@ from pathlib import Path
 
 from scripts.local import ports, processes, surroundings
 from scripts.local.environment import ROOT, VENV
-from serve_app.cli.serve_api import ask
+from serve_app.cli.serve_api import DashboardFails, ask
 
 # Ray counts logical CPUs: on a small machine replicas would wait forever for CPUs that they hardly
 # use.
 LOGICAL_CPUS = 16
 RAY = VENV / "bin" / "ray"
+LOOPBACK = "127.0.0.1"
 _SHARED_MEMORY = "shared-memory"
 _STARTED_WITHIN_S = 240  # a head on a busy machine
+_FAILS = 50
+"""So many answers in a row, at least ten seconds, are no start that is not over yet."""
 GAVE_UP = "The current node timed out during startup"
 """What `ray start` says when the GCS has not told of the node for 30 s, a constant in Ray's
 node.py. On a busy machine that happens, and the next try succeeds.
@@ -39,10 +41,16 @@ def short_folder(state: Path) -> Path:
     return Path("/tmp") / f"hs-{digest}"
 
 
+def shipped_environment() -> dict[str, str]:
+    """The variables of `cluster/ray.env`."""
+    lines = (ROOT / "cluster" / "ray.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
 def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
     """Environment variables that Ray Serve reads before it starts."""
     return {
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        **shipped_environment(),
         # Buffering would hold back errors in Serve's log until there are a thousand lines.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.free_port()),
@@ -62,12 +70,6 @@ def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # HAProxy must stop sending new connections to a hung ingress soon.
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
-        # A reload disconnects streams after this time; it exceeds the longest request.
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3700",
-        # Large headers must reach the service, which refuses them in OpenAI's format.
-        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
     }
 
 
@@ -78,7 +80,7 @@ class Place:
     `cpus`, `gpus`: what Ray is told, whatever exists. `prefix`: runs a command there.
     """
 
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
     prefix: tuple[str, ...] = ()
     cpus: int = LOGICAL_CPUS
     gpus: int = 0
@@ -117,8 +119,12 @@ def start(
         ]
         pid = _launch(command, state, haproxy, environment, ray, place)
         url = f"http://{place.address}:{dashboard}"
-        if _comes_up(pid, f"{url}/api/serve/applications/"):
-            return pid, url
+        try:
+            if _comes_up(pid, f"{url}/api/serve/applications/"):
+                return pid, url
+        except DashboardFails:
+            _end_all(state)  # keep its logs, for `logs.keep`
+            raise
         processes.end(pid)
         if last or GAVE_UP not in processes.tail(log):
             break
@@ -130,10 +136,23 @@ def start(
 
 
 def _comes_up(pid: int, url: str) -> bool:
+    """Whether Serve's API answers in time.
+
+    Raises:
+        DashboardFails: it answers, and fails again and again: no time will change that.
+    """
     deadline = time.monotonic() + _STARTED_WITHIN_S
+    failed = 0
     while processes.is_alive(pid) and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), ask(url, timeout_s=5):
-            return True
+        try:
+            with ask(url, timeout_s=5):
+                return True
+        except DashboardFails:
+            failed += 1
+            if failed == _FAILS:
+                raise
+        except OSError:
+            failed = 0
         time.sleep(0.2)
     return False
 
@@ -171,14 +190,18 @@ def _launch(
         f"--node-ip-address={place.address}",
         f"--dashboard-agent-listen-port={ports.free_port()}",
         f"--dashboard-agent-grpc-port={ports.free_port()}",
+        f"--runtime-env-agent-port={ports.free_port()}",
         f"--metrics-export-port={ports.free_port()}",
         f"--num-cpus={place.cpus}",
         f"--num-gpus={place.gpus}",
         '--resources={"ingress": 1, "engine": 1}',  # as on the chart's pods of both kinds
         f"--object-store-memory={128 * 1024 * 1024}",
     ]
+    # Only with clusters disabled does Ray listen on the loopback alone. Then no node could join.
+    alone = place.address == LOOPBACK and not name
     full = {
         **surroundings.kept(os.environ),
+        **({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if alone else {}),
         **serve_environment(folder / name, haproxy),
         **{name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")},
         "RAY_TMPDIR": str(folder),
@@ -234,7 +257,7 @@ def note_shared_memory(state: Path) -> None:
 def use_token(file: Path) -> None:
     """Make the Ray that this process starts require a token from this file.
 
-    Serve's replicas listen for one another on every address and unpickle what they receive.
+    Serve's replicas unpickle what they receive, and other users reach the loopback, too.
     """
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

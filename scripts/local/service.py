@@ -17,7 +17,13 @@ import yaml
 
 from scripts.local import logs, ports, preflight, processes, ray_cluster, redis_server
 from scripts.local.environment import ROOT
-from serve_app.cli.serve_api import application_status, deploy, failure, with_scaling
+from serve_app.cli.serve_api import (
+    DashboardFails,
+    application_status,
+    deploy,
+    failure,
+    with_scaling,
+)
 
 STATE_FILE = "service.json"
 _ASKED_EACH = 5
@@ -193,7 +199,7 @@ def start(
         deploy(service.dashboard_url, document)
         source = document["applications"][0]["args"]["model"].get("source", "")
         wait_ready(service, tell, timeout_s, source)
-    except RuntimeError as error:
+    except (RuntimeError, DashboardFails) as error:
         kept = logs.keep(state_dir, kept_logs or state_dir / "logs")
         service.down()
         why = logs.cause(kept)

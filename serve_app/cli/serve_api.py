@@ -63,16 +63,24 @@ def authorization() -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
+class DashboardFails(ConnectionError):
+    """The dashboard is there, and fails at what it is asked (500)."""
+
+
 def ask(url: str, timeout_s: float) -> Any:
     """Request a page of the dashboard; returns the open response.
 
     Raises:
-        OSError: nobody answers, or somebody who is no dashboard of Ray or wants another token.
+        OSError: nobody answers, or somebody who is no dashboard of Ray or wants another token;
+            `DashboardFails` if it answers 500.
     """
     request = urllib.request.Request(url, headers=authorization())
     try:
         return urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
+        if error.code == 500:
+            said = error.read().decode(errors="replace").strip()[-2000:]
+            raise DashboardFails(f"{url} answers 500: {said}") from None
         raise ConnectionError(_refusal(url, error.code)) from None
     except urllib.error.URLError as error:
         raise ConnectionError(f"{url} does not answer: {error.reason}") from None

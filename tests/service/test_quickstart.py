@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from scripts.local import ports, processes, ray_cluster
@@ -97,6 +98,7 @@ def test_it_starts_a_service_that_nothing_of_the_users_reaches_and_that_outlives
         shared = processes.shared_memory(ours)
         answers_to_its_token_alone(service, state / "ray-token")
         reaches_nobody([*ours, *service.pids.values()])
+        listens_on_the_loopback_alone([*ours, *service.pids.values()])
         has_an_engine_on_every_gpu(service, state / "ray-token")
         redis_may_be_killed(service, url, told)
         done = subprocess.run(
@@ -128,6 +130,17 @@ def reaches_nobody(pids: list[int]) -> None:
             found[pid] = [one for one in variables if STRANGE in one]
     assert len(found) > 8
     assert {pid: variables for pid, variables in found.items() if variables} == {}
+
+
+def listens_on_the_loopback_alone(pids: list[int]) -> None:
+    """GCS, raylet, agents, HAProxy, Serve's proxies, replicas and Redis."""
+    places = set()
+    for pid in filter(processes.is_alive, pids):
+        for one in psutil.Process(pid).net_connections("inet"):
+            if one.status == psutil.CONN_LISTEN:
+                places.add((processes.command_line(pid), one.laddr.ip.removeprefix("::ffff:")))
+    assert len(places) > 8
+    assert {place for place in places if place[1] != "127.0.0.1"} == set()
 
 
 def has_an_engine_on_every_gpu(service: Service, token: Path) -> None:

@@ -57,6 +57,55 @@ def test_the_line_that_says_why_nothing_started(
     assert logs.cause(tmp_path) == wanted
 
 
+@each(
+    "name, line",
+    [
+        ("ray/gcs_server.out", "[2026-11-28 06:00:00,123 C 71 71] (gcs_server) gcs.cc:1: port 1"),
+        ("ray/dashboard.log", "2026-11-28 06:00:00 ERROR ImportError: grpcio is too old"),
+        ("ray.log", "RuntimeError: port 1"),
+    ],
+)
+def test_without_replicas_rays_first_error_says_why(tmp_path: Path, name: str, line: str) -> None:
+    folder = tmp_path / name.replace("/", "-")
+    (log := folder / name).parent.mkdir(parents=True)
+    later = "[2026-11-28 06:00:01,123 E 71 71] (raylet) the GCS is gone\nValueError: an echo"
+    log.write_text("\n".join(["starting", line, *["more"] * 60, later]))
+    (log.parent / "raylet.out").touch()
+    assert logs.cause(folder)
+    assert line.endswith(logs.cause(folder))
+
+
+def test_a_serve_whose_api_fails_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a grpcio-reflection that is newer than grpcio: 500 to everything."""
+    failing = tmp_path / "bin" / "ray"
+    failing.parent.mkdir()
+    failing.write_text(
+        f"#!{sys.executable}\n"
+        "import http.server, os, re, sys\n"
+        "logs = os.environ['RAY_TMPDIR'] + '/ray/session_latest/logs'\n"
+        "os.makedirs(logs)\n"
+        "open(logs + '/dashboard.log', 'w').write('ImportError: grpcio is too old\\n')\n"
+        "class Failing(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_error(500, explain='what it says')\n"
+        "port = re.search(r'--dashboard-port=(\\d+)', ' '.join(sys.argv))[1]\n"
+        "http.server.HTTPServer(('127.0.0.1', int(port)), Failing).serve_forever()\n"
+    )
+    failing.chmod(0o755)
+    monkeypatch.setattr(ray_cluster, "_FAILS", 3)
+    real = ray_cluster.start
+    monkeypatch.setattr(
+        ray_cluster, "start", lambda *words, **more: real(*words, **{**more, "ray": failing})
+    )
+    config = environment.ROOT / "cluster" / "local_cpu.yaml"
+    with pytest.raises(RuntimeError, match="answers 500") as failed:
+        service.start(tmp_path / "state", config, ports.free_port(), {})
+    assert "what it says" in str(failed.value)
+    assert "ImportError: grpcio is too old" in str(failed.value)
+
+
 def test_of_the_environment_only_what_describes_the_machine_goes_on() -> None:
     machine = dict.fromkeys("PATH HOME LC_ALL CUDA_VISIBLE_DEVICES HF_TOKEN PIP_CERT".split(), "x")
     others = """RAY_ADDRESS RAY_AUTH_TOKEN VLLM_HOST_IP HERMES_REDIS_URL HERMES_KEYS_FILE
