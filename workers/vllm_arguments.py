@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from argparse import Namespace
 from typing import Any, NoReturn
 
@@ -58,9 +59,32 @@ def engine_arguments(settings: Settings) -> Namespace:
     args: Namespace = parser.parse_args(words)
     try:
         validate_parsed_serve_args(args)
+        _check_parsers(args)
     except (TypeError, ValueError, VLLMClientError) as error:
         raise SettingsError(f"settings: engine.args: {error}") from None
     return args
+
+
+def _check_parsers(args: Namespace) -> None:
+    """Check that vLLM knows the parsers, which its server does before it starts.
+
+    Raises:
+        ValueError: it does not.
+    """
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    kinds = (
+        ("tool_call_parser", args.tool_parser_plugin, ToolParserManager),
+        ("reasoning_parser", args.reasoning_parser_plugin, ReasoningParserManager),
+    )
+    for name, plugin, manager in kinds:
+        wanted, known = getattr(args, name), sorted(manager.list_registered())
+        if wanted and not plugin and wanted not in known:  # a plug-in registers others
+            near = difflib.get_close_matches(wanted, known, 1) or known
+            raise ValueError(
+                f"{name} is '{wanted}', which vLLM does not know: use {', '.join(near)}"
+            )
 
 
 def _as_words(key: str, value: Any) -> list[str]:

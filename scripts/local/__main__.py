@@ -210,7 +210,10 @@ def up(options: argparse.Namespace, device: str) -> int:
     variables = dict(options.env)
     args = service.render(config, options.port, given)["applications"][0]["args"]
     if problem := preflight.take(options.state_dir) or user_settings.problem(
-        args, variables, options.redis_url
+        args,
+        variables,
+        options.redis_url,
+        own_arguments=any(names[:2] == ("engine", "args") for names, _ in options.settings),
     ):
         raise RuntimeError(problem)
     ray_cluster.use_token(options.state_dir / "ray-token")

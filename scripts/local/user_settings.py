@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,25 @@ from serve_app.settings import Settings, load_settings
 _MADE_BY_VLLM = {"download_dir", "mm_encoder_fp8_scale_save_path"}
 
 
-def problem(args: Mapping[str, Any], variables: Mapping[str, str], redis_url: str | None) -> str:
+def problem(
+    args: Mapping[str, Any],
+    variables: Mapping[str, str],
+    redis_url: str | None,
+    own_arguments: bool = False,
+) -> str:
     """Why the service could not start with these settings; empty if it can.
 
     Args:
         args: of the application, as in a Serve config file.
         variables: the environment of the service's processes.
         redis_url: the one of --redis-url, which goes before HERMES_REDIS_URL.
+        own_arguments: whether the user has set arguments of the engine, which vLLM then checks.
     """
     try:
         settings = load_settings(args, variables)
         ApiKeys(settings.auth)
+        if own_arguments and settings.engine.kind == "vllm":
+            _tried_by_vllm(settings)
     except SettingsError as error:
         return str(error)
     name, url = "--redis-url", redis_url
@@ -33,6 +42,18 @@ def problem(args: Mapping[str, Any], variables: Mapping[str, str], redis_url: st
     return _missing(settings) or (
         problem_with(name, url, settings.namespace, settings.redis.ca_file) if url else ""
     )
+
+
+def _tried_by_vllm(settings: Settings) -> None:
+    """Have vLLM's own parser look at its arguments; it takes seconds to import.
+
+    Raises:
+        SettingsError: one line that names the setting.
+    """
+    from workers.vllm_arguments import engine_arguments
+
+    with contextlib.suppress(RuntimeError):  # vLLM for GPUs without one: the workers will see
+        engine_arguments(settings)
 
 
 def _missing(settings: Settings) -> str:

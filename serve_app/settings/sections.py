@@ -17,7 +17,7 @@ from serve_app.settings.redis_address import RedisAddress, redis_address
 NAMESPACE = r"^[A-Za-z0-9_.-]+$"
 RESOURCE = r"^[A-Za-z0-9_]*$"
 MODEL_NAME = r"^[^\p{Z}\p{Cc}\p{Cf}:]+$"
-MODEL_SOURCE = r"^(/[^\p{Cc}]*|[^./~\p{Z}\p{Cc}][^\p{Z}\p{Cc}]*)$"
+MODEL_SOURCE = r"^(/[^\p{Cc}]*|(s3|gs|az)://[^\p{Z}\p{Cc}]+|[^./~\p{Z}\p{Cc}][^/\p{Z}\p{Cc}]*(/[^/\p{Z}\p{Cc}]+)?)$"
 ENDPOINT = r"^(https?://[^\p{Z}\p{Cc}]+)?$"
 ORIGIN = r"^(\*|https?://[^/\p{Z}\p{Cc}]+)$"
 
@@ -28,7 +28,8 @@ FORMS = {
     NAMESPACE: "takes letters, digits, '_', '.' and '-'",
     RESOURCE: "takes letters, digits and '_'",
     MODEL_NAME: "takes no spaces and no ':'",
-    MODEL_SOURCE: "takes a folder by its full path, a hub id (organisation/model) or builtin:tiny",
+    MODEL_SOURCE: "takes a folder by its full path, a hub id (organisation/model, no URL) or "
+    "builtin:tiny",
     ENDPOINT: "takes a URL such as http://collector:4318/v1/traces",
     ORIGIN: "takes '*' and origins such as https://chat.example.com",
 }

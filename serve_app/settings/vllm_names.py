@@ -170,6 +170,9 @@ WITH_MEANING = frozenset(
 )
 """The other arguments of vLLM 0.32's own server; a test compares the two lists with it."""
 
+_ONE = ("data_parallel_size", "data_parallel_size_local")
+_SHARES = ("gpu_memory_utilization",)
+
 TEMPLATE = r"^/|[{}\n]|^template_\w+\.jinja$"
 """A file by its full path, the text itself as vLLM tells it from a file, or a file of vLLM's."""
 NO_TEMPLATE = "takes the full path of a file, or the text of the template itself"
@@ -185,9 +188,22 @@ def argument_problem(name: str, value: Any = None) -> str:
     if plain not in WITH_MEANING:
         near = difflib.get_close_matches(plain, sorted(WITH_MEANING), 1)
         return "is no argument of vLLM: " + (f"did you mean '{near[0]}'?" if near else "remove it")
-    if plain != "chat_template" or value is None:
+    if value is None:
+        return ""
+    if plain in _ONE:
+        return "" if str(value) == "1" else _ENGINES
+    if plain in _SHARES:
+        return "" if _is_share(value) else "takes a share above 0 and up to 1: 90 % is 0.9"
+    if plain != "chat_template":
         return ""
     return "" if isinstance(value, str) and re.search(TEMPLATE, value) else NO_TEMPLATE
+
+
+def _is_share(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and 0 < float(value) <= 1
+    except (TypeError, ValueError):
+        return False
 
 
 def variables_problem(names: Iterable[str]) -> str:

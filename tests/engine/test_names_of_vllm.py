@@ -26,12 +26,28 @@ from serve_app.ingress.validation.fields import OF_VLLM, WITHOUT_EFFECT
 from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS
 from serve_app.settings.vllm_names import WITH_MEANING, WITHOUT_MEANING
+from tests.tables import each
 from workers.vllm_arguments import engine_arguments
 
 
 def test_every_argument_of_vllm_is_known() -> None:
     parser = make_arg_parser(FlexibleArgumentParser())
     assert {action.dest for action in parser._actions} == WITH_MEANING | WITHOUT_MEANING.keys()
+
+
+@each(
+    "args, words",
+    [
+        ({"tool_call_parser": "hermess"}, "use hermes"),
+        ({"tool_call_parser": "hermess", "enable_auto_tool_choice": True}, "use hermes"),
+        ({"reasoning_parser": "deepseek_r2"}, "use deepseek_"),
+        ({"reasoning-parser": "zzzz"}, "reasoning_parser is 'zzzz', which vLLM does not know"),
+    ],
+)
+def test_a_parser_that_vllm_does_not_know_is_refused(args: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=r"^settings: engine\.args: ") as refused:
+        engine_arguments(Settings.model_validate({"engine": {"args": args}}))
+    assert words in str(refused.value)
 
 
 OPENAIS: dict[str, type[Any]] = {

@@ -43,6 +43,12 @@ def test_a_variable_that_would_harm_is_refused(name: str) -> None:
         ({"zzzz": 1}, "is no argument of vLLM"),
         ({"chat_template": "chat.jinja"}, "takes the full path"),
         ({"chat_template": {"a": 1}}, "takes the full path"),
+        ({"data_parallel_size": 2}, "set workers.replicas"),
+        ({"data-parallel-size-local": "2"}, "set workers.replicas"),
+        ({"gpu_memory_utilization": 90}, "90 % is 0.9"),
+        ({"gpu-memory-utilization": 0}, "90 % is 0.9"),
+        ({"gpu_memory_utilization": "90%"}, "90 % is 0.9"),
+        ({"gpu_memory_utilization": True}, "90 % is 0.9"),
     ],
 )
 def test_the_sentence_says_what_to_do(args: dict[str, Any], words: str) -> None:
@@ -52,9 +58,28 @@ def test_the_sentence_says_what_to_do(args: dict[str, Any], words: str) -> None:
 def test_what_means_something_is_taken() -> None:
     for template in ("/models/chat.jinja", "{{ messages }}", "template_chatml.jinja", None):
         args = {"chat_template": template, "max-model-len": "8k", "enable_lora": True}
+        args |= {"data_parallel_size": 1, "gpu_memory_utilization": "0.9"}
         assert load_settings({"engine": {"args": args}}, {}).engine.args == args
     simulated = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 5}}}
     assert load_settings(simulated, {"VLLM_DP_SIZE": "2"}).engine.kind == "simulated"
+
+
+@each(
+    "source",
+    [
+        "https://huggingface.co/Qwen/Qwen3-0.6B",
+        "http://localhost/model",
+        "huggingface.co/Qwen/Qwen3-0.6B",
+        "hf://Qwen/Qwen3-0.6B",
+        "Qwen//Qwen3-0.6B",
+    ],
+)
+def test_a_models_web_address_is_no_hub_id(source: str) -> None:
+    told = refusal({"model": {"source": source}})
+    assert "'model.source'" in told
+    assert "a hub id (organisation/model, no URL)" in told
+    for good in ("Qwen/Qwen3-0.6B", "gpt2", "/models/x/y", "s3://bucket/a/b", "o/m:Q4_K_M"):
+        assert load_settings({"model": {"source": good}}, {}).model.source == good
 
 
 def test_no_argument_is_in_both_lists() -> None:
