@@ -70,7 +70,7 @@ def python() -> str:
     """The Python that the service runs on: `.venv`'s if that exists, otherwise this one."""
     if not _works():
         return f"{sys.version.split()[0]} ({sys.executable})"
-    made = re.search(r"^version = (\S+)", (VENV / "pyvenv.cfg").read_text(), re.MULTILINE)
+    made = re.search(r"^version(?:_info)? = (\S+)", (VENV / "pyvenv.cfg").read_text(), re.MULTILINE)
     return f"{made[1] if made else '3'} ({PYTHON})"
 
 
