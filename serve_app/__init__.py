@@ -12,6 +12,7 @@ dispatch/attempts.py          carries a request to its end: calls a worker until
                               lost or given up; policy/retries.py: what follows a lost attempt, and
                               when a request is poison
 dispatch/deadlines.py         ends requests whose deadline passes while they wait
+dispatch/unserved.py          ends those whose model nobody serves any more
 policy/placement.py           chooses the replica; cluster/serve_router.py tells Ray Serve
 workers/replica.py            execute(request_id, epoch): opens an attempt, runs the engine and ends
                               the request; window.py: how many sequences the engine takes
@@ -23,7 +24,8 @@ ingress/answer.py             forwards the bytes to the client; signs_of_life.py
                               sends while it waits
 endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
 
-cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work
+cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;
+                              cluster/entrance.py: whose the namespace is
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
                               it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines

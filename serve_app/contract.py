@@ -195,8 +195,9 @@ class WorkerLost(Exception):
 
 class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses`:
-    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>`. What is empty
-    was for tokens of the KV cache, which older versions divide.
+    `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>|<model>|<since>`.
+    What is empty was for tokens of the KV cache, which older versions divide. In the model's name a
+    `:`, which no model's name has, stands for `|`.
     """
 
     name: str
@@ -211,19 +212,33 @@ class IngressLease(NamedTuple):
     """How many of the slots are used by requests that have no right to a spare one."""
     unclaimed: int = 0
     """Requests in the queue that it cannot claim now; all ingresses count the same ones."""
+    model: str = ""
+    """Whose queues it claims from; empty in a lease of an older version."""
+    since_ms: int = 0
+    """When its Ray cluster entered the namespace: Unix milliseconds by Redis's clock; 0 if that is
+    not known.
+    """
+
+    def serves(self, model: str) -> bool:
+        """Whether it claims from this model's queues; of an older version that is not known, and
+        then it counts as so: that version is being upgraded.
+        """
+        return self.model in ("", model)
 
     def encode(self) -> str:
         words = (int(self.complete), self.running, self.waiting, "", self.running_long)
-        return "|".join(map(str, (self.name, self.cluster, *words, self.unclaimed)))
+        later = (self.unclaimed, self.model.replace("|", ":"), self.since_ms)
+        return "|".join(map(str, (self.name, self.cluster, *words, *later)))
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
         """Parse a member; raises ValueError if it is not text, or has a malformed number. Older
         versions leave out what is 0 at its end.
         """
-        name, cluster, *words = [*member.decode().split("|"), *[""] * 7][:8]
+        name, cluster, *words, model, since = [*member.decode().split("|"), *[""] * 9][:10]
         complete, running, waiting, _, long, unclaimed = (int(word or 0) for word in words)
-        return cls(name, cluster, bool(complete), running, waiting, long, unclaimed)
+        use = (bool(complete), running, waiting, long, unclaimed)
+        return cls(name, cluster, *use, model.replace(":", "|"), int(since or 0))
 
 
 class WorkerLease(NamedTuple):

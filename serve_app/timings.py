@@ -190,6 +190,20 @@ LEASE_QUICK_S = 0.5
 """A read that takes no longer shows every living process, because all have renewed meanwhile."""
 LEASE_STEADY_S = LEASE_MS / 1000 - LEASE_RENEW_S
 """A renewal that takes as long as such a read still leaves a lease."""
+SERVICE_KNOWN_MS = 60_000
+"""How long a namespace belongs to a service without an ingress: longer than all of them take to
+start again, or than a short outage of Redis, in which nobody can renew the name.
+"""
+CLUSTER_KNOWN_MS = 86_400_000
+"""A Ray cluster that has had no ingress for so long counts as a new one."""
+MODEL_GONE_MS = 30_000
+"""What waits for a model is refused if no ingress has served it for so long: longer than Serve
+takes to start one that has died.
+"""
+UNSERVED_LOOK_S = 1.0
+"""Time between two looks for such models, which cost nothing while there is none."""
+UNSERVED_A_LOOK = 200
+"""Requests of each class of such a model that one look ends."""
 REPLICA_AVOID_S = 5.0
 """A replica at which a call has failed gets no requests for this long. If it is dead, its lease
 expires within this time.

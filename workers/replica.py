@@ -67,6 +67,7 @@ class WorkerReplica:
     ) -> None:
         self._name = name
         self._cluster = cluster
+        self._model = settings.model.name
         self._slots = settings.workers.max_running_requests
         """The most sequences that its engine runs at a time."""
         self._window = Window(self._slots)
@@ -106,7 +107,8 @@ class WorkerReplica:
         members = self._membership.members
         if not self._membership.reachable or self._health.sick.done():
             return {}
-        return load(members.others("", self._cluster), members.engines, self._slots)
+        ingresses = members.others("", self._cluster, self._model)
+        return load(ingresses, members.engines, self._slots)
 
     async def leave(self) -> None:
         """Delete the lease: dispatchers hand on what this replica works on."""

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -270,6 +271,8 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
     from scripts.local.service import merged
 
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
+    # Two of them may share a Redis (--redis-url), and their folders' paths.
+    args["service"] = f"{socket.gethostname()}:{options.state_dir}"
     if device == "gpu":
         if options.engine == "vllm":
             args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}

@@ -39,8 +39,9 @@ def problem(
     name, url = "--redis-url", redis_url
     if url is None:
         name, url = "HERMES_REDIS_URL", variables.get("HERMES_REDIS_URL")
+    mine = settings.namespace, settings.service
     return _missing(settings) or (
-        problem_with(name, url, settings.namespace, settings.redis.ca_file) if url else ""
+        problem_with(name, url, *mine, settings.redis.ca_file) if url else ""
     )
 
 

@@ -180,7 +180,7 @@ class VirtualIngress:
         this: Any = self
         rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
         self.dispatcher = Dispatcher(
-            queue, this, this, self.replicas, name, "session-1", clock, rules=rules
+            queue, this, this, self.replicas, name, "session-1", "model", clock, rules=rules
         )
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)

@@ -220,14 +220,15 @@ class AdmissionLimits:
     async def watch(
         self,
         depths: QueueDepths,
-        ingresses: Callable[[], int],
+        ingresses: Callable[[], tuple[int, int]],
         running: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         """Keep the limits up to date, forever. Requests admitted between two reads are few compared
         with the limits.
 
         Args:
-            ingresses: how many ingresses share the limits.
+            ingresses: how many ingresses fill these queues, and how many use this Redis: those of
+                other models do as well.
             running: what the answers take of the requests that this ingress has started.
         """
         while True:
@@ -235,8 +236,9 @@ class AdmissionLimits:
                 self.memory.looking()
                 self._depths, memory = await depths.look()
                 started = map(self.memory.most_of_one, running())
-                self.memory.told(memory, ingresses(), [*self._outputs_bytes.values(), *started])
-                self.waiting.divide(ingresses(), self.memory.room_bytes)
+                of_queues, in_all = ingresses()
+                self.memory.told(memory, in_all, [*self._outputs_bytes.values(), *started])
+                self.waiting.divide(of_queues, self.memory.room_bytes)
             except RedisUnavailable as error:
                 log.debug("cannot read the queues' depths: %s", error)
             await asyncio.sleep(jittered(timings.DEPTHS_LOOK_S))

@@ -33,15 +33,20 @@ MAX_BODY_BYTES = IngressSettings().max_body_bytes
 
 
 class Login(NamedTuple):
-    """One login to check. `name` begins the sentence; `namespace` is None for Ray's GCS."""
+    """One login to check. `name` begins the sentence; `namespace` is None for Ray's GCS; `service`
+    may be empty.
+    """
 
     name: str
     settings: RedisSettings
     namespace: str | None
+    service: str = ""
     max_body_bytes: int = MAX_BODY_BYTES
 
 
-def wait_for_redis(namespace: str, ca_file: str, wait_s: float, max_body_bytes: int) -> str:
+def wait_for_redis(
+    namespace: str, service: str, ca_file: str, wait_s: float, max_body_bytes: int
+) -> str:
     """Check every login, one after another, and print what is being waited for.
 
     Args:
@@ -54,13 +59,13 @@ def wait_for_redis(namespace: str, ca_file: str, wait_s: float, max_body_bytes: 
     # would wait for the whole grace period when it ends a pod that waits here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        logins = _logins(namespace, ca_file, max_body_bytes)
+        logins = _logins(namespace, service, ca_file, max_body_bytes)
     except SettingsError as error:
         return str(error)
     return asyncio.run(_wait_for_all(logins, SYSTEM.monotonic_s() + wait_s))
 
 
-def problem_with(name: str, url: str, namespace: str, ca_file: str) -> str:
+def problem_with(name: str, url: str, namespace: str, service: str, ca_file: str) -> str:
     """Check one Redis of the service, and wait for nothing.
 
     Args:
@@ -70,16 +75,16 @@ def problem_with(name: str, url: str, namespace: str, ca_file: str) -> str:
         The sentence that says what is wrong; empty if nothing is.
     """
     try:
-        login = Login("Redis", _settings(name, url, ca_file), namespace)
+        login = Login("Redis", _settings(name, url, ca_file), namespace, service)
     except SettingsError as error:
         return str(error)
     return asyncio.run(_wait_for(login, SYSTEM.monotonic_s()))
 
 
-def _logins(namespace: str, ca_file: str, max_body_bytes: int) -> list[Login]:
+def _logins(namespace: str, service: str, ca_file: str, max_body_bytes: int) -> list[Login]:
     url = os.environ.get("HERMES_REDIS_URL") or RedisSettings().url
     settings = _settings("HERMES_REDIS_URL", url, ca_file)
-    found = [Login("Redis", settings, namespace, max_body_bytes)]
+    found = [Login("Redis", settings, namespace, service, max_body_bytes)]
     if address := os.environ.get("HERMES_GCS_REDIS"):
         scheme, slashes, host = address.rpartition("://")
         user = os.environ.get("HERMES_GCS_REDIS_USER") or "ray"
@@ -107,7 +112,8 @@ async def _wait_for_all(logins: Sequence[Login], until_s: float) -> str:
 
 
 async def _wait_for(login: Login, until_s: float) -> str:
-    said, check = "", Check(login.settings, login.namespace, login.max_body_bytes)
+    said = ""
+    check = Check(login.settings, login.namespace, login.max_body_bytes, login.service)
     while isinstance(found := await check.run(), Finding):
         sentence = f"{login.name}: {found}."
         if not found.step.passes or SYSTEM.monotonic_s() >= until_s:

@@ -33,6 +33,9 @@ def make_api_key(
 @app.command("check-redis", help=check_redis.HELP)
 def check_redis_command(
     namespace: Annotated[str, typer.Option(help="namespace of the service in Redis")] = "hermes",
+    service: Annotated[
+        str, typer.Option(help="its name: a namespace of another one's is not to be used")
+    ] = "",
     ca_file: Annotated[
         str, typer.Option(help="for rediss://: CA certificates to trust instead of the system's")
     ] = "",
@@ -42,7 +45,8 @@ def check_redis_command(
     ] = check_redis.MAX_BODY_BYTES,
 ) -> None:
     """Wait for Redis, or say what is wrong with it."""
-    if sentence := check_redis.wait_for_redis(namespace, ca_file, wait_s, max_body_bytes):
+    sentence = check_redis.wait_for_redis(namespace, service, ca_file, wait_s, max_body_bytes)
+    if sentence:
         fail(sentence)
 
 

@@ -5,9 +5,9 @@ members. The score is the end of the lease in milliseconds by Redis's clock, bec
 may differ. With its lease a worker renews in `{ns}:engines` what its engine reports
 (`EngineReport`), in the same round trip.
 
-During an upgrade without downtime two Ray clusters share the namespace. Their names sort by start
-time. Once the newer cluster is complete, the older one claims nothing more and only finishes its
-own requests.
+During an upgrade without downtime two Ray clusters share the namespace. Once the newer one is
+complete, the older one, if it serves the same model, claims nothing more and only finishes its own
+requests. An ingress takes its lease after it was let into the namespace (`entrance.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from redis.asyncio.client import Pipeline
 
 from serve_app import timings
 from serve_app.clock import RedisClock
+from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members, Trust
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
 from serve_app.errors import RedisUnavailable
@@ -63,10 +64,23 @@ class Membership:
         self.members = Members()
         self.reachable = False
         self._trust = Trust()
+        self._entrance: Entrance | None = None
+        self._certain = False
+        """Whether who has no lease is dead, while this ingress is not let in."""
 
-    async def join_as_ingress(self, lease: Callable[[], IngressLease]) -> None:
-        """Acquire and keep the lease of an ingress; `lease` is called at every renewal."""
-        await self._join(self._ingresses, lambda _: lease().encode())
+    async def join_as_ingress(
+        self, lease: Callable[[], IngressLease], entrance: Entrance | None = None
+    ) -> None:
+        """Acquire and keep the lease of an ingress, once the entrance lets it in; `lease` is called
+        at every renewal.
+        """
+        self._entrance = entrance
+
+        def member(_: EngineReport | None) -> str:
+            since_ms = entrance.since_ms if entrance else 0
+            return lease()._replace(since_ms=since_ms).encode()
+
+        await self._join(self._ingresses, member)
 
     async def join_as_worker(
         self,
@@ -106,9 +120,14 @@ class Membership:
     async def _renew(self) -> None:
         began_s = self._clock.local.monotonic_s()
         report = self._report()
-        before, self._held = self._held, self._member(report)
         try:
             now_ms = await self._redis_ms()
+            if self._entrance is not None and not await self._enters(self._entrance, now_ms):
+                self.reachable = True
+                now_s = self._clock.local.monotonic_s()
+                self._certain = self._trust.judged(began_s, now_s, (), ()).trusted
+                return
+            before, self._held = self._held, self._member(report)
             asked_s = self._clock.local.monotonic_s()
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.time()
@@ -121,11 +140,16 @@ class Membership:
             pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
             pipeline.zrangebyscore(self._workers, now_ms, "+inf")
             pipeline.zrangebyscore(self._engines, now_ms, "+inf")
-            clock, *_, ingresses, workers, engines = await redis_call(lambda: pipeline.execute())
+            if self._entrance is not None:
+                pipeline.execute_command(*self._entrance.command(now_ms))
+            replies = await redis_call(lambda: pipeline.execute())
+            if self._entrance is not None:
+                self._entrance.answered(replies.pop())
+            clock, *_, ingresses, workers, engines = replies
         except RedisUnavailable as error:
             if self.reachable:
                 log.warning("membership: %s", error)
-            self.reachable = False
+            self.reachable = self._certain = False
             self._trust.failed()
             self._tell(replace(self.members, trusted=False, lately=frozenset()))
             return
@@ -138,6 +162,15 @@ class Membership:
             _decoded(WorkerLease.decode, workers),
         )
         self._tell(replace(judged, engines=_decoded(EngineReport.decode, engines)))
+
+    async def _enters(self, entrance: Entrance, now_ms: int) -> bool:
+        """Whether an ingress is let in, or was; it asks every time until it is."""
+        if not entrance.let_in:
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.execute_command(*entrance.command(now_ms, self._certain))
+            (reply,) = await redis_call(lambda: pipeline.execute())
+            entrance.answered(reply)
+        return entrance.let_in
 
     def _tell_engine(self, pipeline: Pipeline, report: str, now_ms: int) -> None:
         before, self._told = self._told, report

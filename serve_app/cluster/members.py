@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from serve_app import timings
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
 
+_TOLD_AT_MOST = 4
+"""Other Ray clusters of which `Members.beside` tells; there is hardly ever more than one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Members:
@@ -33,15 +36,56 @@ class Members:
     def names(self) -> tuple[str, ...]:
         return tuple(ingress.name for ingress in self.ingresses)
 
-    def ingresses_of(self, cluster: str) -> int:
-        return len(self.others("", cluster))
+    def others(self, name: str, cluster: str, model: str) -> list[IngressLease]:
+        """The ingresses of a Ray cluster that claim from a model's queues, without the one of this
+        name.
+        """
+        return [
+            one
+            for one in self.ingresses
+            if one.cluster == cluster and one.name != name and one.serves(model)
+        ]
 
-    def others(self, name: str, cluster: str) -> list[IngressLease]:
-        """The ingresses of a Ray cluster without the one of this name."""
-        return [one for one in self.ingresses if one.cluster == cluster and one.name != name]
+    def sharing(self, model: str) -> int:
+        """How many ingresses of any Ray cluster fill a model's queues."""
+        return sum(one.serves(model) for one in self.ingresses)
 
-    def superseded(self, cluster: str) -> bool:
-        return any(ingress.complete and ingress.cluster > cluster for ingress in self.ingresses)
+    def newer(self, cluster: str, model: str) -> str:
+        """The Ray cluster that answers in place of `cluster`: the newest complete one, of those
+        that serve the same model. Empty if it is `cluster` itself, or none is complete.
+        """
+        newest = cluster
+        for one in self.ingresses:
+            if one.complete and one.serves(model) and self._is_newer(one.cluster, newest):
+                newest = one.cluster
+        return newest if newest != cluster else ""
+
+    def _is_newer(self, cluster: str, than: str) -> bool:
+        """By Redis's clock if the leases of both say since when they are there; otherwise by their
+        names, which begin with their heads' local time, as older versions decide it.
+        """
+        since, before = self._since_ms(cluster), self._since_ms(than)
+        return (since, cluster) > (before, than) if since and before else cluster > than
+
+    def _since_ms(self, cluster: str) -> int:
+        return max((one.since_ms for one in self.ingresses if one.cluster == cluster), default=0)
+
+    def beside(self, cluster: str, model: str) -> list[str]:
+        """A sentence about each other Ray cluster in the namespace, at most four: who answers."""
+        models = {one.cluster: one.model or model for one in self.ingresses}
+        answers = self.newer(cluster, model)
+        told = []
+        for name in sorted(models.keys() - {cluster})[:_TOLD_AT_MOST]:
+            if models[name] != model:
+                what = f"another model, '{models[name]}': each answers its own requests"
+            elif answers:
+                what = f"this model: {answers} answers new requests, this one only finishes its own"
+            elif self.newer(name, model) == cluster:
+                what = "this model: this one answers new requests, that one only finishes its own"
+            else:
+                what = "this model: both answer until the newer one is complete"
+            told.append(f"another Ray cluster, {name}, is in this namespace and serves {what}")
+        return told
 
 
 class Trust:

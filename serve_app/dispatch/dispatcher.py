@@ -46,6 +46,7 @@ class Dispatcher:
         replicas: Replicas,
         name: str,
         cluster: str,
+        model: str,
         clock: RedisClock,
         loops: Loops | None = None,
         rules: Rules = DEFAULT_RULES,
@@ -57,6 +58,7 @@ class Dispatcher:
         self._replicas = replicas
         self._name = name
         self._cluster = cluster
+        self._model = model
         self._clock = clock
         self._loops = loops or Loops()
         self._telemetry = telemetry
@@ -105,6 +107,7 @@ class Dispatcher:
             self._scheduler.waiting_sequences,
             sum(one.sequences for one in using if one.long),
             unclaimed if self._must_wait and not self._superseded else 0,
+            self._model,
         )
 
     async def start(self) -> None:
@@ -123,23 +126,22 @@ class Dispatcher:
     def on_members(self, members: Members) -> None:
         """Divide the capacity of this Ray cluster's engines among its living ingresses.
 
-        Once a newer cluster is complete, it gets all requests that are not yet claimed. If this
-        cluster started more, they would be cut off when it ends, and requests to a new version
-        would be answered by the old one.
+        Once a newer cluster that serves the same model is complete, it gets all requests that are
+        not yet claimed. If this cluster started more, they would be cut off when it ends, and
+        requests to a new version would be answered by the old one.
         """
         self._members = members
         self._replicas.forgive(self._clock.local.monotonic_s())
         self._replicas.leased(members.living if members.trusted else None)
         workers = self._replicas.mine(members.workers)
         capacity = sum(one.capacity for one in workers)
-        superseded = members.superseded(self._cluster)
+        newer = members.newer(self._cluster, self._model)
+        superseded = newer != ""
         if superseded != self._superseded:
-            log.info(
-                "dispatcher: %s",
-                "a newer Ray cluster takes all new requests" if superseded else "claiming again",
-            )
+            taken = f"a newer Ray cluster, {newer}, takes all new requests"
+            log.info("dispatcher: %s", taken if superseded else "claiming again")
         self._superseded = superseded
-        others = members.others(self._name, self._cluster)
+        others = members.others(self._name, self._cluster, self._model)
         order, waiting = self._scheduler, len(self._scheduler) > 0
         quarantined = self._attempts.waits.those(Waits.TURN)
         order.give_back(one for one in order.running if one.entry.key in quarantined)

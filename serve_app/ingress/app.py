@@ -58,6 +58,7 @@ def build_app(
     max_header_bytes: int,
     cors_origins: Sequence[str],
     telemetry: Telemetry,
+    let_in: Callable[[], bool],
 ) -> Guard | CORSMiddleware:
     """The ASGI application of one ingress process.
 
@@ -65,6 +66,7 @@ def build_app(
         model: the name of the served model, for the documentation page.
         connections: the limit of connections to the inference paths.
         cors_origins: of the web pages that may call the service.
+        let_in: see `Guard`.
     """
     app = FastAPI(
         docs_url=None,  # `docs_page` has its own
@@ -87,7 +89,9 @@ def build_app(
         Exception,
     ):
         app.add_exception_handler(kind, handle)
-    guard = Guard(app, inference, api_keys, connections, slow_readers, max_header_bytes, telemetry)
+    guard = Guard(
+        app, inference, api_keys, connections, slow_readers, max_header_bytes, telemetry, let_in
+    )
     if not cors_origins:
         return guard
     return CORSMiddleware(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -16,7 +17,12 @@ from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import internal, note_refusal, refusal_answer, refusal_of
+from serve_app.ingress.refusals import (
+    internal,
+    note_refusal,
+    refusal_answer,
+    refusal_of,
+)
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
@@ -36,6 +42,9 @@ class Guard:
 
     Inference requests go straight to their endpoint, because every layer of the framework wraps
     `send`, and each token would pass them all. All other answers are sent by `SlowReaders.paced`.
+
+    Args:
+        let_in: whether this ingress may answer out of the namespace in Redis.
     """
 
     def __init__(
@@ -47,6 +56,7 @@ class Guard:
         slow_readers: SlowReaders,
         max_header_bytes: int,
         telemetry: Telemetry,
+        let_in: Callable[[], bool],
     ) -> None:
         self._app = app
         self._inference = inference
@@ -55,6 +65,7 @@ class Guard:
         self._slow_readers = slow_readers
         self._max_header_bytes = max_header_bytes
         self._telemetry = telemetry
+        self._let_in = let_in
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,6 +99,8 @@ class Guard:
         elif path not in _OPEN_PATHS:
             tenant, key = self._api_keys.caller(authorization)
             scope["state"].update(tenant=tenant, key=key)
+            if not self._let_in():
+                raise RedisUnavailable("the namespace is another service's")
             if path in INFERENCE_PATHS and scope["method"] == "POST":  # others are short
                 with self._connections.hold(tenant):
                     await self._inference(scope, receive, send)

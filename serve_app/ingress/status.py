@@ -14,6 +14,7 @@ from serve_app import __version__
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.clock import SYSTEM
+from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Reason
@@ -100,6 +101,7 @@ class Readiness:
         settings: Settings,
         cluster: str,
         membership: Membership,
+        entrance: Entrance,
         replicas: Replicas,
         loops: Loops,
         redis: RedisWatch,
@@ -108,7 +110,9 @@ class Readiness:
         self._workers_wanted = settings.workers.wanted
         self._ingresses_wanted = settings.ingress.replicas
         self._cluster = cluster
+        self._model = settings.model.name
         self._membership = membership
+        self._entrance = entrance
         self._replicas = replicas
         self._loops = loops
         self._redis = redis
@@ -127,7 +131,12 @@ class Readiness:
         return problem is None, {
             "ready": problem is None,
             "problem": problem,
-            "warnings": [*self._redis.warnings, *self._memory.warnings],
+            "warnings": [
+                *self._redis.warnings,
+                *self._memory.warnings,
+                *self._entrance.warnings,
+                *self._membership.members.beside(self._cluster, self._model),
+            ],
             "workers": workers,
             "workers_wanted": self._workers_wanted,
             "ingresses": self._ingresses(),
@@ -139,7 +148,10 @@ class Readiness:
             return f"background loops of this process keep ending: {', '.join(failing)}"
         if self._redis.answer:
             return f"Redis cannot be used: {self._redis.answer}"
-        if not self._membership.reachable or not self._redis.usable:
+        reachable = self._membership.reachable
+        if reachable and self._entrance.refused:
+            return self._entrance.refused
+        if not reachable or not self._redis.usable:
             return "the journal (Redis) cannot be reached"
         return None if workers else "no worker has its engine ready yet"
 
@@ -147,7 +159,7 @@ class Readiness:
         return len(self._replicas.mine(self._membership.members.workers))
 
     def _ingresses(self) -> int:
-        return self._membership.members.ingresses_of(self._cluster)
+        return len(self._membership.members.others("", self._cluster, self._model))
 
 
 PROBES = ("/healthz", "/readyz", "/health", "/ping", "/version")

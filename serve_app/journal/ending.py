@@ -20,6 +20,7 @@ MESSAGES = {
     "it smaller or simpler.",
     Reason.ANSWER_TOO_LARGE: "The answer is larger than this service stores; ask for fewer answers "
     "or inputs, shorter ones, or without log probabilities.",
+    Reason.MODEL_NOT_FOUND: "The model that this request waited for is not served any more.",
     Reason.ENGINE_ERROR: "The engine failed on this request.",
     Reason.INTERNAL: "The service failed on this request.",
 }

@@ -7,6 +7,7 @@ from typing import Any
 from serve_app.admission.admission import Admission
 from serve_app.admission.idempotency import KeyedRequests
 from serve_app.admission.limits import AdmissionLimits
+from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
@@ -15,6 +16,7 @@ from serve_app.dispatch.attempts import Attempts
 from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
+from serve_app.dispatch.unserved import Unserved
 from serve_app.endings import Endings
 from serve_app.ingress import requests_api, responses_api, status, stored_chats, usage_api
 from serve_app.ingress.acceptance import Acceptance
@@ -71,6 +73,7 @@ class IngressProcess:
         self.redis_watch = RedisWatch(
             settings.redis, settings.namespace, settings.ingress.max_body_bytes, base.loops
         )
+        self.entrance = Entrance(settings.namespace, settings.service, cluster, settings.model.name)
         self.membership = Membership(
             base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
         )
@@ -81,6 +84,16 @@ class IngressProcess:
         self._depths = QueueDepths(self.queue, base.clock)
         self.dispatcher = self._build_dispatcher(execute)
         self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
+        self._unserved = Unserved(
+            base.link,
+            base.store,
+            self.endings,
+            settings.namespace,
+            self.entrance,
+            lambda: self.membership.members,
+            base.clock,
+            base.loops,
+        )
         self.followers = Followers(settings, base.store, ingress_id, base.loops)
         self.followers.on_end = self.dispatcher.on_end
         self._disconnects = Disconnects(
@@ -134,6 +147,7 @@ class IngressProcess:
             self._replicas,
             self._id,
             self._cluster,
+            self.settings.model.name,
             base.clock,
             base.loops,
             order_rules(self.settings),
@@ -160,6 +174,7 @@ class IngressProcess:
             self.settings,
             self._cluster,
             self.membership,
+            self.entrance,
             self._replicas,
             self.base.loops,
             self.redis_watch,
@@ -211,6 +226,7 @@ class IngressProcess:
             settings.ingress.max_header_bytes,
             settings.ingress.cors_origins,
             base.telemetry,
+            lambda: self.entrance.let_in,
         )
 
     async def start(self) -> None:
@@ -220,11 +236,13 @@ class IngressProcess:
         await self._disconnects.start()
         await self.slow_readers.start()
         await self._deadlines.start()
+        await self._unserved.start()
         await self.dispatcher.start()
         await self.membership.join_as_ingress(
             lambda: self.dispatcher.lease(
                 self.readiness.all_replicas_there(), self.limits.unclaimed
-            )
+            ),
+            self.entrance,
         )
         await self.base.start()
         self.base.loops.keep("queue-depths", self._watch_limits)
@@ -254,10 +272,14 @@ class IngressProcess:
         self.limits.memory.workers = len(mine)
         self.base.telemetry.called(self._replicas.calls)
 
+    def _ingresses(self) -> tuple[int, int]:
+        members = self.membership.members
+        return members.sharing(self.settings.model.name), len(members.ingresses)
+
     async def _watch_limits(self) -> None:
         await self.limits.watch(
             self._depths,
-            lambda: len(self.membership.members.ingresses),
+            self._ingresses,
             self.dispatcher.outputs_bytes,
         )
 

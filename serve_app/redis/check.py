@@ -12,7 +12,6 @@ import logging
 import math
 import secrets
 import socket
-import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -24,9 +23,11 @@ from serve_app.errors import RedisRefuses, RedisUnavailable, RefusedForNow
 from serve_app.loops import Loops, jittered
 from serve_app.redis.client import connect_redis, redis_call
 from serve_app.redis.connection import Command, RespConnection, connect
+from serve_app.redis.keyspace import service_key
 from serve_app.redis.memory import parse_info, warnings
-from serve_app.redis.replies import check_refused
+from serve_app.redis.replies import check_refused, owned_by_another
 from serve_app.redis.sizes import ValueSizes
+from serve_app.redis.tls import tls_context
 from serve_app.redis.trial import Trial, trial
 from serve_app.settings import RedisSettings
 
@@ -46,13 +47,20 @@ class Step(StrEnum):
     CLIENTS = "raise its maxclients, or end what else is connected to it"
     PRIMARY = "check the URL (the primary's host, or its name in Sentinel)"
     COMMANDS = "check the database in the URL, and use Redis 6.2 or a later one (docs/redis.md)"
-
+    SERVICE = "choose another namespace; this one is free a minute after that service has ended"
     STATE = "see to what it says, such as memory, replicas or the disk (docs/redis.md)"
 
     @property
     def passes(self) -> bool:
         """Whether it may succeed later, because Redis or the network is only late."""
-        return self in (Step.RESOLVE, Step.CONNECT, Step.CLIENTS, Step.PRIMARY, Step.STATE)
+        return self in (
+            Step.RESOLVE,
+            Step.CONNECT,
+            Step.CLIENTS,
+            Step.PRIMARY,
+            Step.SERVICE,
+            Step.STATE,
+        )
 
     @property
     def answered(self) -> bool:
@@ -102,9 +110,17 @@ class Check:
     Args:
         namespace: of the service; None for Ray's GCS, whose login is tried and nothing else.
         max_body_bytes: of a request.
+        service: its name, to find that the namespace belongs to another one; empty if that is not
+            to be found here.
     """
 
-    def __init__(self, settings: RedisSettings, namespace: str | None, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: RedisSettings,
+        namespace: str | None,
+        max_body_bytes: int,
+        service: str = "",
+    ) -> None:
         patience_s = max(settings.connect_timeout_s, timings.REDIS_CHECK_ANSWER_S)
         self._settings = settings.model_copy(update={"connect_timeout_s": patience_s})
         self._trial = (
@@ -113,6 +129,7 @@ class Check:
             else trial(namespace, secrets.token_hex(8), settings.address.db)
         )
         self._of_service = namespace is not None
+        self._namespace, self._service = namespace or "", service
         largest_bytes = max(max_body_bytes, timings.ENTRY_BYTES)
         self.sizes = ValueSizes(self._settings, largest_bytes)
         self._connections: list[RespConnection] = []
@@ -128,11 +145,11 @@ class Check:
         try:
             kept = bool(self._connections) and all(one.usable for one in self._connections)
             if not kept:
-                if missing := self._unreadable() or await self._resolve():
+                if missing := await self._unreadable() or await self._resolve():
                     return missing
                 await self._connect()
             found = await self._try()
-            if not self._of_service:
+            if isinstance(found, Finding) or not self._of_service:
                 return found
             if not kept:
                 async with connect_redis(self._settings, timings.REDIS_CHECK_ANSWER_S) as redis:
@@ -150,12 +167,12 @@ class Check:
             connection.abort()
         self._connections = []
 
-    def _unreadable(self) -> Finding | None:
+    async def _unreadable(self) -> Finding | None:
         """Whether the CA certificates cannot be loaded: to wait for Redis would change nothing."""
         file = self._settings.ca_file
         try:
             if file and self._settings.address.tls:
-                ssl.create_default_context(cafile=file)
+                await tls_context(file)
         except OSError as error:
             return Finding(Step.TRUST, f"cannot read redis.ca_file '{file}': {error}")
         return None
@@ -178,7 +195,7 @@ class Check:
         for on_push in (None, lambda *_: self._delivered.set()):
             self._connections.append(await connect(self._settings, on_push))
 
-    async def _try(self) -> tuple[str, ...]:
+    async def _try(self) -> Finding | tuple[str, ...]:
         asking, listening = self._connections
         self._delivered.clear()
         await _ask(listening, self._trial.listening)
@@ -190,7 +207,11 @@ class Check:
                 await self._delivered.wait()
         except TimeoutError:
             raise RedisUnavailable("it does not deliver what is published") from None
-        (info,) = await asking.ask([("INFO",)], timings.REDIS_CHECK_ANSWER_S)
+        wanted = [("INFO",), ("GET", service_key(self._namespace))]
+        info, owner = await asking.ask(wanted, timings.REDIS_CHECK_ANSWER_S)
+        owner = owner if isinstance(owner, bytes) else None
+        if another := owned_by_another(self._namespace, owner, self._service):
+            return Finding(Step.SERVICE, another)
         return tuple(warnings(parse_info(info) if isinstance(info, bytes) else None))
 
     def _late(self, error: RedisUnavailable) -> Finding:

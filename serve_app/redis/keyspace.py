@@ -80,6 +80,23 @@ def wake_channel(namespace: str, ingress_id: str) -> str:
     return f"{namespace}:w:{ingress_id}"
 
 
+def service_key(namespace: str) -> str:
+    """The name of the service to which the namespace belongs, as long as it has an ingress."""
+    return f"{namespace}:service"
+
+
+def cluster_key(namespace: str, cluster: str) -> str:
+    """When a Ray cluster entered the namespace, in Unix milliseconds."""
+    return f"{namespace}:cluster:{cluster}"
+
+
+def models_key(namespace: str) -> str:
+    """The models whose requests may wait, by when an ingress served them last, in Unix
+    milliseconds.
+    """
+    return f"{namespace}:models"
+
+
 def ingresses_key(namespace: str) -> str:
     """The living ingresses, by the end of their leases."""
     return f"{namespace}:ingresses"

@@ -43,6 +43,22 @@ def all_answered(replies: Sequence[Reply], what: str = "Redis") -> Sequence[Any]
     return replies
 
 
+def owned_by_another(namespace: str, owner: bytes | None, service: str) -> str:
+    """Why a service may not use a namespace, in a sentence; empty if it may.
+
+    Args:
+        owner: what the key of the namespace's service holds.
+        service: the name of this one; if it is empty, it is not compared.
+    """
+    name = (owner or b"").decode(errors="replace")
+    if not service or name in ("", service):
+        return ""
+    return (
+        f"the namespace '{namespace}' of this Redis belongs to the service '{name}', and this one "
+        f"is '{service}' (settings `namespace`, `service`)"
+    )
+
+
 def check_refused(what: str, reply: Reply) -> None:
     """Check the reply to a command that Redis must accept.
 

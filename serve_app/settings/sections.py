@@ -15,6 +15,7 @@ from serve_app.redaction import hide
 from serve_app.settings.redis_address import RedisAddress, redis_address
 
 NAMESPACE = r"^[A-Za-z0-9_.-]+$"
+SERVICE = r"^[^\p{Z}\p{Cc}\p{Cf}]*$"
 RESOURCE = r"^[A-Za-z0-9_]*$"
 MODEL_NAME = r"^[^\p{Z}\p{Cc}\p{Cf}:]+$"
 MODEL_SOURCE = r"^(/[^\p{Cc}]*|(s3|gs|az)://[^\p{Z}\p{Cc}]+|[^./~\p{Z}\p{Cc}][^/\p{Z}\p{Cc}]*(/[^/\p{Z}\p{Cc}]+)?)$"
@@ -26,6 +27,7 @@ LARGEST = 2**53
 
 FORMS = {
     NAMESPACE: "takes letters, digits, '_', '.' and '-'",
+    SERVICE: "takes no spaces",
     RESOURCE: "takes letters, digits and '_'",
     MODEL_NAME: "takes no spaces and no ':'",
     MODEL_SOURCE: "takes a folder by its full path, a hub id (organisation/model, no URL) or "

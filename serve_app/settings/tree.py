@@ -16,6 +16,7 @@ from serve_app.settings.limits import RequestLimits
 from serve_app.settings.presets import PresetName, fill_in
 from serve_app.settings.sections import (
     NAMESPACE,
+    SERVICE,
     AuthSettings,
     JournalSettings,
     ModelSettings,
@@ -35,6 +36,13 @@ class Settings(Section):
 
     namespace: str = Field(
         "hermes", min_length=1, pattern=NAMESPACE, description="Prefix of every Redis key"
+    )
+    service: str = Field(
+        "",
+        max_length=1024,
+        pattern=SERVICE,
+        description="Name of this service. A namespace belongs to one service: an ingress of "
+        "another name is not let in, and says so in `/readyz`. Empty: not compared",
     )
     preset: PresetName | None = Field(
         None,

@@ -195,3 +195,18 @@ def test_large_numbers_stay_whole() -> None:
 def test_engine_arguments_go_through_as_they_are() -> None:
     args = {"max_model_len": 8192, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9}
     assert arguments(merged(NAMED, {"settings.engine.args": args}))["engine"]["args"] == args
+
+
+def test_the_service_is_named_after_its_release_unless_it_is_named() -> None:
+    """And whoever checks Redis before Ray starts asks for the same name."""
+    asked = 0
+    for name in ("", "ours"):
+        values = merged(stage_values("cpu"), {"settings": {"service": name}} if name else {})
+        service = arguments(values)["service"]
+        assert service == (name or "prod/hermes")
+        for pod in pod_templates(documents(values)).values():
+            for container in pod["spec"].get("initContainers", ()):
+                if container["name"] == "check-redis":
+                    assert f"--service={service}" in container["command"]
+                    asked += 1
+    assert asked > 2

@@ -78,6 +78,7 @@ async def ingress_process(
     execute: Execute = never,
     workers: Sequence[str] = (),
     name: str = "ingress-1",
+    cluster: str = "session-1",
 ) -> AsyncIterator[IngressProcess]:
     """An ingress.
 
@@ -86,7 +87,7 @@ async def ingress_process(
     """
     replicas = Replicas()
     replicas.serving(workers)
-    ingress = IngressProcess(settings, name, "session-1", execute, replicas)
+    ingress = IngressProcess(settings, name, cluster, execute, replicas)
     try:
         await ingress.start()
         yield ingress

@@ -22,6 +22,7 @@ from scripts.local import environment, ports, processes, redis_server
 from scripts.local.environment import ROOT
 from serve_app.redis.client import connect_redis
 from serve_app.redis.connection import connect
+from serve_app.redis.keyspace import service_key
 from serve_app.settings import RedisSettings
 from tests.tables import each
 from tests.waiting import PATIENCE_S, until
@@ -128,6 +129,15 @@ def test_a_login_that_redis_rejects_is_not_waited_for(
 def test_another_namespace_than_the_users(redis: redis_server.RedisServer) -> None:
     done = run(redis.url(), command("--namespace", "other"))
     refused(done, " other:try:", "NOPERM ", "check the namespace")
+
+
+def test_the_namespace_of_another_service(redis: redis_server.RedisServer) -> None:
+    with Redis.from_url(redis.url("operator"), protocol=2) as operator:
+        operator.set(service_key("hermes"), "theirs")
+        done = run(redis.url(), command("--service", "ours"))
+        refused(done, "belongs to the service 'theirs', and this one is 'ours'", "choose another")
+        assert run(redis.url(), command("--service", "theirs")).returncode == 0
+        operator.delete(service_key("hermes"))
 
 
 def test_a_redis_in_cluster_mode_is_not_waited_for(tmp_path: Path) -> None:

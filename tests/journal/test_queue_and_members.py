@@ -147,17 +147,6 @@ async def test_members_see_each_other_and_a_leaver_at_once(w: World, namespace: 
     await ingress.leave()
 
 
-def test_a_newer_cluster_supersedes_an_older_one_as_soon_as_it_is_complete() -> None:
-    old, young = "session_2026-11-22_09-59-59_1_7", "session_2026-11-22_10-00-00_1_7"
-    for whole, expected in ((False, False), (True, True)):
-        members = Members((IngressLease("a", old, True), IngressLease("b", young, whole)))
-        assert members.superseded(old) is expected
-        assert members.superseded(young) is False
-    assert members.names == ("a", "b")
-    assert members.others("b", young) == members.others("a", old) == []
-    assert [lease.name for lease in members.others("c", old)] == ["a"]
-
-
 async def test_the_lease_of_a_dead_process_expires(
     w: World, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

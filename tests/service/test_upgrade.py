@@ -33,7 +33,7 @@ from scripts.local.service import Service
 from serve_app.cli import deploy_code, serve_api
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import Towards, attempts, simulated_text, under, whole_again
-from tests.service.services import KEYS, WORKERS, Services, end, kill, let_in, limited
+from tests.service.services import HELD, KEYS, WORKERS, Services, end, kill, let_in, limited
 from tests.service.support import (
     Running,
     asking,
@@ -238,13 +238,19 @@ class Release:
         self._clusters: list[Service] = []
 
     def cluster(
-        self, name: str, code: Path | None = None, tokens_per_s: int = 40, **more: Any
+        self,
+        name: str,
+        code: Path | None = None,
+        tokens_per_s: int = 40,
+        settings: dict[str, Any] | None = None,
+        **more: Any,
     ) -> Service:
         """A Ray cluster that serves the release's `serveConfigV2`; `code`: in place of an image of
-        another version.
+        another version; `settings`: other ones than the release's.
         """
         environment = {"PYTHONPATH": str(code)} if code else {}
         args = local.merged(self._args, {"engine": {"args": {"tokens_per_s": tokens_per_s}}})
+        args = local.merged(args, settings or {})
         state, more = self._folder / name, {"environment": environment, "timeout_s": 600, **more}
         port = ports.free_port()
         made = local.start(state, self._config, port, args, self._redis_url, **more)
@@ -320,3 +326,62 @@ def test_a_release_is_upgraded_under_load(release: Release, tmp_path: Path) -> N
         assert asked.text == simulated_text(asked.prompt, LONG_TOKENS)
     assert min(asked.breaks for asked in told) >= 1, "all of them were connected to the old pods"
     assert max(attempts(told)) >= 2, "some of them ran there"
+
+
+# -- two clusters in one namespace ---------------------------------------------------------------
+
+
+class Asked:
+    """Requests to a cluster that go on without a client."""
+
+    def __init__(self, service: Service) -> None:
+        self.http = httpx.Client(base_url=service.url, headers=of_tenant(KEYS["acme"]), timeout=60)
+        self._model = service.model
+
+    def ask(self, prompt: str) -> str:
+        """The id of a request."""
+        body, headers = asking(prompt, 5, self._model), {"prefer": "respond-async"}
+        answer = self.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 202
+        return answer.headers["x-request-id"]
+
+    def state(self, request_id: str) -> tuple[str, str]:
+        found = self.http.get(f"/v1/requests/{request_id}").json()
+        return found["state"], found["reason"] or ""
+
+    def told(self) -> str:
+        """What `/readyz` warns of."""
+        return " ".join(self.http.get("/readyz").json()["warnings"])
+
+
+@pytest.mark.nightly  # tests/journal/test_two_clusters.py shows each decision
+def test_a_renamed_model_and_another_service_in_one_namespace(release: Release) -> None:
+    few = {"workers": {"replicas": 1, "max_running_requests": 2}, "ingress": {"replicas": 1}}
+    first = release.cluster("old", settings=few)
+    old = Asked(first)
+    held = [old.ask(f"{HELD} {number}") for number in range(2)]
+    until("both run", lambda: {old.state(one)[0] for one in held} == {"running"})
+    waits = [old.ask(f"Question {number}") for number in range(2)]
+
+    renamed = local.merged(few, {"model": {"name": f"{first.model}-2"}})
+    new = Asked(release.cluster("renamed", settings=renamed))
+    until("each tells of the other", lambda: "another model" in old.told() and new.told())
+    answered = new.ask("Hello")
+    until("the new one answers", lambda: new.state(answered)[0] == "completed")
+    assert {old.state(one)[0] for one in waits} == {"queued"}
+    old.http.delete(f"/v1/requests/{held.pop()}").raise_for_status()
+    until("the old one answers", lambda: {old.state(one)[0] for one in waits} == {"completed"})
+
+    held.append(old.ask(f"{HELD} 3"))
+    until("both run", lambda: {old.state(one)[0] for one in held} == {"running"})
+    late = [*held, old.ask("Too late")]
+    kill(first)
+    gone = ("failed", "model_not_found")
+    until("nothing waits for its deadline", lambda: {new.state(one) for one in late} == {gone})
+    assert new.told() == ""
+
+    another = local.merged(few, {"service": "another"})
+    with pytest.raises(RuntimeError, match="belongs to the service"):
+        release.cluster("another", settings=another, timeout_s=30)
+    answered = new.ask("Hello")
+    until("it is not disturbed", lambda: new.state(answered)[0] == "completed")

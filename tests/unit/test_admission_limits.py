@@ -244,7 +244,7 @@ async def test_a_line_takes_as_many_as_it_may_hold_and_no_more(
 
     with suppress(TimeoutError):
         async with asyncio.timeout(0):
-            await limits.watch(lines, lambda: 1)
+            await limits.watch(lines, lambda: (1, 1))
     assert refused(limits.enter, "acme", "batch", 10) is reason
     assert refused(limits.enter, "acme", "realtime", 10) is None, (
         "another class has a line of its own"

@@ -84,7 +84,8 @@ class Fleet:
         now_s = self._clock.time()
         if now_s % RECORD_S == 0:
             members = self._engines.members
-            told = load(members.others("", "session-1"), members.engines, self._slots)
+            ingresses = members.others("", "session-1", "hermes-tiny")
+            told = load(ingresses, members.engines, self._slots)
             for name, value in told.items():
                 points = self._points.setdefault(name, [])
                 points.append(TimeStampedValue(now_s, value))

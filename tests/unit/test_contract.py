@@ -50,10 +50,10 @@ def test_an_answer_of_another_version_is_understood() -> None:
     ("lease", "member"),
     [
         (
-            IngressLease("SERVE_1", "session_2026", True, 3, 7, 2, 40),
-            "SERVE_1|session_2026|1|3|7||2|40",
+            IngressLease("SERVE_1", "session_2026", True, 3, 7, 2, 40, "a|model", 1764),
+            "SERVE_1|session_2026|1|3|7||2|40|a:model|1764",
         ),
-        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0|0|0||0|0"),
+        (IngressLease("SERVE_1", "session_2026"), "SERVE_1|session_2026|0|0|0||0|0||0"),
         (WorkerLease("replica|with-a-bar", 16), "replica|with-a-bar|16"),
     ],
 )
@@ -68,7 +68,10 @@ def test_the_lease_of_an_ingress_of_another_version_is_understood() -> None:
         b"SERVE_1|session|1": IngressLease("SERVE_1", "session", True),
         b"SERVE_1|session|0|2|3": IngressLease("SERVE_1", "session", False, 2, 3),
         b"SERVE_1|session|1|2|3||4": IngressLease("SERVE_1", "session", True, 2, 3, 4),
-        b"SERVE_1|session|1|2|3||4|5|more": IngressLease("SERVE_1", "session", True, 2, 3, 4, 5),
+        b"SERVE_1|session|1|2|3||4|5": IngressLease("SERVE_1", "session", True, 2, 3, 4, 5),
+        b"SERVE_1|session|1|2|3||4|5|m|6|more": IngressLease(
+            "SERVE_1", "session", True, 2, 3, 4, 5, "m", 6
+        ),
     }.items():
         assert IngressLease.decode(member) == lease
 

@@ -25,6 +25,7 @@ from scripts.local import (
     service,
     surroundings,
 )
+from serve_app.settings import Settings
 from tests.tables import each
 
 CORE = "(EngineCore pid=71) ERROR 11-22 10:00:00 [core.py:1095] "
@@ -143,6 +144,16 @@ def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit):
             options("--set", wrong)
         assert f"'{wrong}' is not NAME=VALUE" in capsys.readouterr().err
+
+
+def test_the_service_is_named_after_its_folder_unless_it_is_named() -> None:
+    mine, other = (options("--state-dir", folder) for folder in ("/a", "/b"))
+    names = [quickstart.changes(asked, "cpu")["service"] for asked in (mine, mine, other)]
+    assert names[0] == names[1] != names[2]
+    assert names[0].endswith(":/a")
+    Settings.model_validate({"service": names[0]})
+    named = options("--set", "service=ours")
+    assert quickstart.changes(named, "cpu")["service"] == "ours"
 
 
 @each(

@@ -12,6 +12,7 @@
     - hermes
     - check-redis
     - --namespace={{ .Values.settings.namespace }}
+    - --service={{ include "hermes.service" . }}
     # Longer than a restart of Redis takes on another node. After it, Kubernetes shows the pod as failed, with the sentence.
     - --wait-s=120
     {{- if include "hermes.redisCa" . }}

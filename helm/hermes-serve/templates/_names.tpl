@@ -18,6 +18,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{/* The name by which the service owns its namespace in Redis. */}}
+{{- define "hermes.service" -}}
+{{ .Values.settings.service | default (printf "%s/%s" .Release.Namespace .Release.Name) }}
+{{- end }}
+
 {{/* The port of a URL. */}}
 {{- define "hermes.portOf" -}}
 {{- $url := urlParse . -}}

@@ -1,6 +1,6 @@
 {{/* The Serve config, as for `serve deploy`: the settings and the path of the API keys. It contains no secrets. */}}
 {{- define "hermes.serveConfig" -}}
-{{- $args := deepCopy .Values.settings -}}
+{{- $args := set (deepCopy .Values.settings) "service" (include "hermes.service" .) -}}
 {{- if .Values.auth.enabled -}}
 {{- $_ := set $args "auth" (dict "required" true "keys_file" "/etc/hermes/keys/keys") -}}
 {{- end -}}

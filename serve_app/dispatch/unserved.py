@@ -1,0 +1,141 @@
+"""Ends what waits for a model that nobody serves any more, such as for its old name after an
+upgrade that has renamed it. Nobody else would: every ingress claims from its own model's queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from serve_app import timings
+from serve_app.clock import RedisClock
+from serve_app.cluster.entrance import Entrance
+from serve_app.cluster.members import Members
+from serve_app.contract import Reason, State
+from serve_app.endings import Endings
+from serve_app.errors import RedisUnavailable
+from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
+from serve_app.journal.facts import AttemptFacts
+from serve_app.journal.store import JournalStore
+from serve_app.loops import Loops, jittered
+from serve_app.observability.logs import Outage
+from serve_app.policy.classes import CLASSES
+from serve_app.redis.connection import Command
+from serve_app.redis.keyspace import models_key, queue_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
+from serve_app.request_queue.entry import decode_deadline
+from serve_app.request_queue.queue import deletion, text, with_fields
+
+log = logging.getLogger("hermes.ingress")
+
+
+class Unserved:
+    """Looks after the queues of the models that `entrance` says nobody serves. What several
+    ingresses end at a time ends once.
+    """
+
+    def __init__(
+        self,
+        link: RedisLink,
+        store: JournalStore,
+        endings: Endings,
+        namespace: str,
+        entrance: Entrance,
+        members: Callable[[], Members],
+        clock: RedisClock,
+        loops: Loops,
+    ) -> None:
+        self._link = link
+        self._store = store
+        self._endings = endings
+        self._namespace = namespace
+        self._entrance = entrance
+        self._members = members
+        self._clock = clock
+        self._loops = loops
+        self._looked_to: dict[str, str] = {}
+        """By queue: the last entry of the last look, if more come behind it."""
+
+    async def start(self) -> None:
+        self._loops.keep("unserved-models", self._keep)
+
+    async def _keep(self) -> None:
+        outage = Outage(log, "unserved models: cannot search their queues")
+        while True:
+            await asyncio.sleep(jittered(timings.UNSERVED_LOOK_S))
+            try:
+                await self.sweep()
+                outage.over()
+            except RedisUnavailable as error:
+                outage.failed(error)
+
+    async def sweep(self) -> None:
+        """End a part of what waits for each such model, and forget the model once nothing does.
+
+        Nothing is ended while it is not certain who lives, nor beside an ingress of an older
+        version, which does not say what it serves.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        members = self._members()
+        if not members.trusted or not all(one.model for one in members.ingresses):
+            return
+        for model in self._entrance.unserved:
+            if any(one.model == model for one in members.ingresses):
+                continue
+            parts = [await self._end_some(model, name, members.living) for name in CLASSES]
+            if not sum(parts):
+                await self._link.call([("ZREM", models_key(self._namespace), model)])
+
+    async def _end_some(self, model: str, request_class: str, living: frozenset[str]) -> int:
+        """End requests of one queue, claimed or not. Returns how many there were, without those
+        that cannot be read.
+        """
+        queue = queue_key(self._namespace, model, request_class)
+        first, most = self._looked_to.pop(queue, "-"), timings.UNSERVED_A_LOOK
+        gone_ms = self._clock.now_ms() - timings.MODEL_GONE_MS
+        looked: list[Command] = [
+            ("XRANGE", queue, first, "+", "COUNT", most),
+            ("ZRANGEBYSCORE", models_key(self._namespace), "-inf", gone_ms),
+        ]
+        items, unserved = all_answered(await self._link.call(looked))
+        if model.encode() not in unserved:  # somebody has come back, who may have accepted these
+            return 1
+        if len(items) == most:
+            self._looked_to[queue] = f"({text(items[-1][0])}"
+        named = {
+            text(entry_id): request[0]
+            for entry_id, fields in map(with_fields, items)
+            if (request := decode_deadline(fields)) is not None
+        }
+        outlines = await self._store.outlines([*named.values()]) if named else []
+        over: list[Command] = []
+        found = ended = 0
+        for (entry_id, request_id), entries in zip(named.items(), outlines, strict=True):
+            try:
+                if entries and not has_ended(entries):
+                    if _runs(entries, living):
+                        found += 1
+                        continue
+                    why = State.FAILED, Reason.MODEL_NOT_FOUND
+                    ended += await self._endings.end(request_id, *why, entries)
+                found += 1
+                over += deletion(queue, entry_id)
+            except (msgspec.DecodeError, LookupError, ValueError) as error:
+                log.debug("request %s cannot be read: %r", request_id, error)
+        if over:
+            await self._link.call(over)
+        if ended:
+            log.warning("nobody serves the model of %s any more: ended %d requests", queue, ended)
+        return found or int(len(items) == most or first != "-")
+
+
+def _runs(entries: list[Entry], living: frozenset[str]) -> bool:
+    """Whether a worker that lives works on a request: it ends the request itself."""
+    opened = openings(entries)
+    return bool(opened) and decode_facts(opened[-1], AttemptFacts).replica in living
