@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial, wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
-from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItemDoneEvent
 from vllm.entrypoints.openai.responses.protocol import (
     ResponseCompletedEvent,
+    ResponseOutputItemDoneEvent,
     ResponsesRequest,
     ResponsesResponse,
 )
@@ -41,8 +41,8 @@ class _Earlier(dict[str, Any]):
         return SimpleNamespace(id=key, output=[])
 
 
-class _Incomplete(ResponseIncompleteEvent):
-    response: ResponsesResponse
+class _Incomplete(ResponseCompletedEvent):  # type: ignore[misc]
+    type: Literal["response.incomplete"]
 
 
 class _NoMessages(dict[str, Any]):

@@ -120,6 +120,7 @@ def _of_positions(create: Callable[..., Any], name: str) -> Callable[..., Any]:
         named = [
             next(iter(one)) if isinstance(one, Position) else token_ids[at]
             for at, one in enumerate(more[name])
+            if isinstance(one, Position) or at < len(token_ids)  # a beam has one more at its end
         ]
         return create(token_ids=named, **more)
 
