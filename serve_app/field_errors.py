@@ -97,16 +97,30 @@ def _written(place: Sequence[str | int]) -> str:
 
 
 def _sentence(errors: Sequence[Error], place: str | None) -> str:
+    errors = [error for error in errors if not _is_of_type(error)] or errors
     found = list(dict.fromkeys(_what_is_wrong(error) for error in errors))
     if errors[0]["type"] == "missing" and place:
         return f"Missing required parameter: '{place}'."
     if errors[0]["type"] == "too_short" and place:
         return f"Invalid '{place}': empty array. Expected an array with at least one element."
+    if errors[0]["type"] == "too_long" and place:
+        most, length = errors[0]["ctx"]["max_length"], errors[0]["ctx"]["actual_length"]
+        return (
+            f"Invalid '{place}': array too long. Expected an array with maximum length {most}, but "
+            f"got an array with length {length} instead."
+        )
     must_be = [text for text in found if text.startswith("it must be ")]
     if must_be == found:
         found = ["it must be " + " or ".join(text.removeprefix("it must be ") for text in found)]
     what = found[0] if len(found) == 1 else "it has none of the forms that are allowed here"
     return f"Invalid value for '{place}': {what}." if place else f"Invalid request: {what}."
+
+
+def _is_of_type(error: Error) -> bool:
+    """Whether a branch of a union is for another kind of value; then the other branches' errors
+    say more.
+    """
+    return error["type"] in _MUST_BE or error["type"] == "literal_error"
 
 
 def _what_is_wrong(error: Error) -> str:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -37,6 +38,8 @@ from workers.text_logprobs import of_the_text
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
 """vLLM cannot send it to the engine's process, and reports an error of its own."""
+_MOST_STOPS = 112
+"""vLLM's second model runner has room for 128, and needs some for the model's own."""
 _AT_ONCE = 64
 """Recorded outputs after which other requests get their turn: a long answer has thousands."""
 
@@ -127,6 +130,7 @@ class RecordingClient:
         if params.extra_args and PRIOR in params.extra_args:  # only ours counts, never a client's
             params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
         _prepare_schemas(params, self._grammars)
+        _check_room(params, self._engine.renderer.tokenizer)
         generation = recorder.next_generation()
         options = self._prioritised(recorder, generation > 0 or params.n > 1, options)
         prompt = _salted(prompt, recorder.tenant)
@@ -259,6 +263,28 @@ def _decoded(value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         raise VLLMValidationError("The JSON schema is not valid JSON.") from None
+
+
+def _check_room(params: SamplingParams, tokenizer: Any) -> None:
+    """The second model runner has room for so much of a request; with more its engine ends.
+
+    Raises:
+        VLLMValidationError: the request has more.
+    """
+    if params.min_tokens and len(params.stop_token_ids or ()) > _MOST_STOPS:
+        raise VLLMValidationError(
+            f"Beside 'min_tokens', at most {_MOST_STOPS} 'stop_token_ids' are allowed.",
+            parameter="stop_token_ids",
+        )
+    if params.bad_words:
+        params.update_from_tokenizer(tokenizer)
+        tokens = sum(map(len, params.bad_words_token_ids or ()))
+        if tokens > (most := envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS):
+            raise VLLMValidationError(
+                f"The 'bad_words' are {tokens} tokens, with and without a blank before them; at "
+                f"most {most} are allowed.",
+                parameter="bad_words",
+            )
 
 
 def _check_followed(output: RequestOutput, params: SamplingParams) -> None:

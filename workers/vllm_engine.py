@@ -19,7 +19,7 @@ from serve_app.contract import EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
-from workers import asgi, responses, vllm_failures
+from workers import asgi, vllm_failures
 from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
 from workers.request_body import as_vllm_takes
@@ -79,13 +79,14 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine's processes, load the model, build the server app."""
         _set_environment(self._settings)
+        # What imports vLLM is imported from here on: it reads some of its environment then.
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import both_ways, determinism, text_logprobs
+        from workers import both_ways, determinism, responses, text_logprobs
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -188,7 +189,14 @@ def _set_environment(settings: Settings) -> None:
     os.environ.setdefault(
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"
     )  # an allowed domain must not redirect elsewhere
-    os.environ.setdefault("VLLM_MAX_STOP_STRINGS", str(settings.limits.max_stop))
+    limits = settings.limits
+    for name, most in (
+        ("VLLM_MAX_STOP_STRINGS", limits.max_stop),
+        ("VLLM_MAX_COMPLETION_PROMPTS", limits.max_sequences),
+        # A word counts twice, at the beginning of a text and behind a blank.
+        ("VLLM_MAX_NUM_BAD_WORDS", 2 * limits.max_bad_words),
+    ):
+        os.environ.setdefault(name, str(most))
     if (
         settings.telemetry.traces_endpoint
     ):  # vLLM exports its spans itself, to the same place as ours

@@ -31,6 +31,8 @@ CALLED = {
     "tool_choice": "required",
     "max_output_tokens": 200,
 }
+BAD_WORDS = [f"{number:02d}" + "wonderful" * 3 for number in range(60)]
+LEAST = {"min_tokens": 2}
 ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("an endpoint that the model cannot", "/v1/embeddings", {"input": "x"}, 404, "not_found"),
     ("what vLLM does not know of OpenAI's", CHAT, {"verbosity": "low"}, 200, ""),
@@ -40,6 +42,10 @@ ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("a prompt and a `max_tokens`", COMPLETIONS, {"prompt": [7] * 2_045}, 400, ""),
     ("a JSON schema with a keyword", CHAT, {"response_format": NOT}, 400, "invalid_request"),
     ("a function without `strict`", RESPONSES, CALLED, 200, ""),
+    ("`bad_words` of more than 1,024", COMPLETIONS, {"bad_words": BAD_WORDS}, 400, ""),
+    ("`bad_words` of more than 1,024", COMPLETIONS, {"bad_words": BAD_WORDS[:30]}, 200, ""),
+    ("`bad_words` of more than 1,024", CHAT, {"stop_token_ids": [*range(113)], **LEAST}, 400, ""),
+    ("`bad_words` of more than 1,024", CHAT, {"stop_token_ids": [*range(112)], **LEAST}, 200, ""),
 ]
 
 

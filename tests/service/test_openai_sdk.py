@@ -199,6 +199,19 @@ def test_models_are_listed_and_retrieved(service: Running) -> None:
         service.sdk.models.retrieve("gpt-4o")
 
 
+def test_there_may_be_as_many_stop_texts_as_the_limit_says(service: Running) -> None:
+    """vLLM has a limit of its own, which it reads from the environment when it is imported."""
+    stop = [f"z{number}q" for number in range(16)]
+    whole = chat(service, 3, stop=stop)
+    assert whole.choices[0].message.content == chat(service, 3).choices[0].message.content
+    assert complete(service, STORY, 3, stop=stop).choices[0].finish_reason == "length"
+    extra = {"stop": stop}
+    asked = {"model": service.model, "input": STORY, "max_output_tokens": 16}
+    assert service.sdk.responses.create(**asked, extra_body=extra).output
+    with pytest.raises(BadRequestError, match="'stop' contains more than 16 texts"):
+        chat(service, 3, stop=[*stop, "z"])
+
+
 def test_the_headers_of_an_answer_name_its_replica_and_engine(service: Running) -> None:
     create = service.sdk.chat.completions.with_raw_response.create
     raw = create(**asking(STORY, 4), extra_headers={"x-request-id": "mine-1"})

@@ -148,9 +148,11 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Everything that a file imports; `from x import y` counts as both `x` and `x.y`."""
-    for node in ast.walk(tree(path)):
+def imports(path: Path, at_once: bool = False) -> Iterator[str]:
+    """Everything that a file imports, or what it imports as soon as it is loaded; `from x import y`
+    counts as both `x` and `x.y`.
+    """
+    for node in tree(path).body if at_once else ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -165,14 +167,14 @@ def covers(name: str, module: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
-def reached(module: str, seen: set[str]) -> set[str]:
-    """Our modules that are loaded when this one is imported, including its packages."""
+def reached(module: str, seen: set[str], at_once: bool = False) -> set[str]:
+    """Our modules that are loaded when this one is imported, or used; including its packages."""
     parts = module.split(".")
     for name in (".".join(parts[:length]) for length in range(1, len(parts) + 1)):
         if name in MODULES and name not in seen:
             seen.add(name)
-            for imported in imports(MODULES[name]):
-                reached(imported, seen)
+            for imported in imports(MODULES[name], at_once):
+                reached(imported, seen, at_once)
     return seen
 
 
@@ -183,6 +185,14 @@ def test_a_pure_module_reaches_no_impure_library_even_through_others(module: str
         assert not libraries & IMPURE_LIBRARIES, (
             f"{module} imports {name}, which imports {libraries}"
         )
+
+
+@each("module", ["serve_app.deploy", "workers.vllm_engine"])
+def test_vllm_is_imported_when_its_environment_is_set(module: str) -> None:
+    """It reads some variables when it is imported, and `VllmEngine.start` sets them."""
+    for name in reached(module, set(), at_once=True):
+        found = [one for one in imports(MODULES[name], at_once=True) if covers("vllm", one)]
+        assert not found, f"{module} imports {name}, which imports {found}"
 
 
 @each("library", OWNERS)

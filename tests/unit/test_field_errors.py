@@ -29,7 +29,7 @@ class Asked(BaseModel):
     model_config = ConfigDict(strict=True)
     messages: list[Message] = Field(min_length=1)
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=2)] | None = None
 
 
 def asked(content: Any, **fields: Any) -> dict[str, Any]:
@@ -47,6 +47,12 @@ def asked(content: Any, **fields: Any) -> dict[str, Any]:
         (asked("x", n=0), "n", "Invalid value for {}: it should be greater than or equal to 1."),
         (asked("x", n="1"), "n", "Invalid value for {}: it must be an integer."),
         (asked("x", stop=3), "stop", "Invalid value for {}: it must be a string or an array."),
+        (
+            asked("x", stop=["a", "b", "c"]),
+            "stop",
+            "Invalid {}: array too long. Expected an array with maximum length 2, but got an array "
+            "with length 3 instead.",
+        ),
         (asked("x", stop=["a", 3]), "stop[1]", "Invalid value for {}: it must be a string."),
         (
             asked([{"type": "text"}]),
