@@ -34,6 +34,20 @@ def request_of_item(item_id: str) -> str | None:
     return f"req_{found[1]}" if found else None
 
 
+def called(tool: object) -> tuple[str, str, str]:
+    """What a request calls a tool by, in chats and in responses: its type, its name, and the server
+    of a tool that has no name.
+    """
+    found = tool if isinstance(tool, dict) else {}
+    inner = found.get("function")
+    kind, named = ("function", inner) if isinstance(inner, dict) else ("", found)
+    return (
+        str(found.get("type", kind)),
+        str(named.get("name", "")),
+        str(found.get("server_label", "")),
+    )
+
+
 class State(StrEnum):
     """The state of a request. All but the first two are final."""
 

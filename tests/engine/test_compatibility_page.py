@@ -33,6 +33,15 @@ CALLED = {
 }
 BAD_WORDS = [f"{number:02d}" + "wonderful" * 3 for number in range(60)]
 LEAST = {"min_tokens": 2}
+OBJECT = {"type": "json_object", "schema": CITY}
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "name": "f"}],
+}
+HOSTED = {"type": "web_search_preview"}
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": [PICTURE]}
 ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("an endpoint that the model cannot", "/v1/embeddings", {"input": "x"}, 404, "not_found"),
     ("what vLLM does not know of OpenAI's", CHAT, {"verbosity": "low"}, 200, ""),
@@ -46,6 +55,11 @@ ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("`bad_words` of more than 1,024", COMPLETIONS, {"bad_words": BAD_WORDS[:30]}, 200, ""),
     ("`bad_words` of more than 1,024", CHAT, {"stop_token_ids": [*range(113)], **LEAST}, 400, ""),
     ("`bad_words` of more than 1,024", CHAT, {"stop_token_ids": [*range(112)], **LEAST}, 200, ""),
+    ("`response_format: json_object` with a", CHAT, {"response_format": OBJECT}, 200, ""),
+    ("`response_format: json_object` with a", RESPONSES, {"text": {"format": OBJECT}}, 200, ""),
+    ("`tool_choice: allowed_tools`", RESPONSES, {**CALLED, "tool_choice": ALLOWED}, 200, ""),
+    ("`tool_choice` of a tool that is not", RESPONSES, {"tool_choice": HOSTED}, 400, ""),
+    ("a picture without `detail`", RESPONSES, {"input": [RESULT]}, 400, "invalid_request"),
 ]
 
 
@@ -62,7 +76,9 @@ async def ask_each(world: EngineThread, redis_url: str, namespace: str) -> None:
                     assert not code or answer.json()["error"]["code"] == code
                     if code == "context_length_exceeded":  # what LangChain looks for
                         assert answer.json()["error"]["message"].endswith(f"({code})")
-                    if fields is CALLED:
+                    if fields.get("input") == [RESULT]:  # it was read
+                        assert "not a multimodal model" in answer.json()["error"]["message"]
+                    if "tool_choice" in fields and status == 200:
                         (call,) = answer.json()["output"]
                         assert json.loads(call["arguments"]) == {"city": "Lima"}
 

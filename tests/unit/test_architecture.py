@@ -40,7 +40,10 @@ PURE = (
         f"serve_app.journal.{name}"
         for name in "ids facts entries events ending reader attempt".split()
     ),
-    *(f"serve_app.ingress.validation.{name}" for name in "bodies structure limits headers".split()),
+    *(
+        f"serve_app.ingress.validation.{name}"
+        for name in "bodies structure limits effects headers".split()
+    ),
     *(module for module in MODULES if module.startswith("serve_app.policy.")),
 )
 IMPURE_LIBRARIES = {

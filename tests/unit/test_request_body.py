@@ -48,6 +48,10 @@ def test_a_message_needs_no_type(item: Any, want: Any) -> None:
         want = {k: v for k, v in item.items() if v is not None}
     assert sent(RESPONSES, {"input": [item]}) == {"input": [want or item]}
     assert sent(CHAT, {"input": [item], "n": None})["input"] in ([item], [want])
+    thought: dict[str, Any] = {"type": "reasoning", "id": "r", "content": []}
+    for given in (thought, {**thought, "summary": None}, {**thought, "summary": []}):
+        (found,) = sent(RESPONSES, {"input": [given]})["input"]
+        assert found == {**thought, "summary": []}
 
 
 @each(
@@ -100,4 +104,68 @@ def test_an_answer_is_its_whole_text(parts: Any, text: str | None) -> None:
         (found,) = sent(RESPONSES, {"input": [item]})["input"]
         assert found == ({"type": "message", **item} if text is None else whole)
     unfinished = {**item, "status": "incomplete"}
-    assert sent(RESPONSES, {"input": [unfinished]}) == {"input": [unfinished]}, "it is continued"
+    (found,) = sent(RESPONSES, {"input": [unfinished]})["input"]
+    assert found == (unfinished if parts else whole), "parts are continued"
+
+
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+
+
+@each(
+    "item",
+    [
+        {"type": "function_call_output", "call_id": "c", "output": [PICTURE]},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": [PICTURE]},
+        {"type": "message", "role": "user", "content": [PICTURE]},
+        {"type": "wat", "deep": [{"er": [PICTURE]}]},
+    ],
+)
+def test_a_picture_is_looked_at_as_closely_as_it_says_anywhere(item: Any) -> None:
+    asked = json.dumps(item)
+    for path, field in ((RESPONSES, "input"), (CHAT, "messages")):
+        for detail, want in ((None, "auto"), ("low", "low")):
+            given = asked.replace('AA"', f'AA", "detail": {json.dumps(detail)}, "file_id": null')
+            looked_at = asked.replace('AA"', f'AA", "detail": "{want}"')
+            assert sent(path, {field: [json.loads(given)]}) == {field: [json.loads(looked_at)]}
+        auto = json.loads(asked.replace('AA"', 'AA", "detail": "auto"'))
+        assert sent(path, {field: [item]}) == {field: [auto]}
+
+
+def function(name: str, path: str) -> dict[str, Any]:
+    named = {"name": name}
+    return {"type": "function", **(named if path == RESPONSES else {"function": named})}
+
+
+@each("path", [CHAT, RESPONSES])
+def test_only_allowed_tools_are_there_to_be_called(path: str) -> None:
+    tools = [*(function(name, path) for name in "fgh"), {"type": "mcp", "server_label": "s"}]
+    for mode, some in (("auto", tools[1:2]), ("required", [tools[3], tools[0]])):
+        allowed = {"mode": mode, "tools": some}
+        choice: Any = (
+            {**allowed, "allowed_tools": 3} if path == RESPONSES else {"allowed_tools": allowed}
+        )
+        body: Any = {"tools": tools, "tool_choice": {"type": "allowed_tools", **choice}}
+        want = [tool for tool in tools if tool in some]
+        assert sent(path, body) == {"tools": want, "tool_choice": mode}
+    for other in ({"type": "allowed_tools"}, {"type": "allowed_tools", "tools": 3}, "auto", None):
+        body = {"tools": tools, "tool_choice": other}
+        assert sent(path, body)["tools"] == tools
+
+
+@each(
+    "wanted, obeyed",
+    [
+        ({"type": "json_object", "schema": {"type": "object"}}, True),
+        ({"type": "json_object", "schema": None}, False),
+        ({"type": "json_object"}, False),
+        ({"type": "text"}, False),
+    ],
+)
+def test_a_schema_beside_json_object_is_one_to_obey(wanted: Any, obeyed: bool) -> None:
+    inner: dict[str, Any] = {"name": "answer", "schema": {"type": "object"}}
+    for path in (CHAT, "/v1/completions"):
+        found = sent(path, {"response_format": wanted})["response_format"]
+        assert found == ({"type": "json_schema", "json_schema": inner} if obeyed else wanted)
+    found = sent(RESPONSES, {"text": {"format": wanted, "verbosity": "low"}})["text"]
+    assert found["verbosity"] == "low"
+    assert found["format"] == ({"type": "json_schema", **inner} if obeyed else wanted)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.field_errors import refusal_of
+from serve_app.ingress.validation.effects import check_effects
 from serve_app.ingress.validation.fields import MEANING, OF_VLLM, rewritten
 from serve_app.ingress.validation.limits import check_limits, unknown_fields
 from serve_app.ingress.validation.structure import NotJson, read, too_many
@@ -51,6 +52,7 @@ Metadata = Annotated[
     Field(max_length=16),
 ]
 """What a client notes about its request or a stored answer. OpenAI's bounds."""
+_Choice = Literal["none", "auto", "required"]
 
 
 class _Common(_Loose):
@@ -118,11 +120,27 @@ class _Tool(_Loose):
     function: _Function
 
 
+class _Named(_Loose):
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Allowed(_Loose):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(min_length=1)
+
+
+class _AllowedInChat(_Loose):
+    type: Literal["allowed_tools"]
+    allowed_tools: _Allowed
+
+
 class _Chat(_Sampling):
     store: bool | None = None
     metadata: Metadata | None = None
     messages: Annotated[list[_Message], Field(fail_fast=True)] = Field(min_length=1)
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
+    tool_choice: _Choice | _Named | _AllowedInChat | None = None
 
 
 class _Completion(_Sampling):
@@ -138,10 +156,20 @@ class _Item(_Loose):
     role: str | None = None
 
 
+class _NamedInResponse(_Loose):
+    type: Literal["function", "custom"]
+    name: str
+
+
+class _AllowedInResponse(_Allowed):
+    type: Literal["allowed_tools"]
+
+
 class _Responses(_Sampling):
     input: str | Annotated[list[_Item], Field(fail_fast=True)]
     max_tool_calls: _Count | None = None
     metadata: Metadata | None = None
+    tool_choice: _Choice | _NamedInResponse | _AllowedInResponse | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = Field(None, max_length=200)
@@ -226,6 +254,7 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
         _SHAPES.get(path, _Loose).model_validate(request)
     except ValidationError as error:
         raise refusal_of(error.errors(include_url=False), request) from None
+    check_effects(path, request, limits)
     if (field := _PROMPTS.get(path)) and field in request:
         _check_prompt(request[field], field, chats=path == "/v1/embeddings")
     return Parsed(request, body, ignored)
