@@ -57,7 +57,7 @@ def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> R
         fitting = wrong
     deepest = max((place for _, place in fitting), key=len)
     here = [error for error, place in fitting if place == deepest]
-    place = _written(deepest)[:_MAX_PLACE_CHARS] or root
+    place = written(deepest)[:_MAX_PLACE_CHARS] or root
     return RequestRefused(Reason.INVALID_REQUEST, _sentence(here, place), param=place)
 
 
@@ -87,7 +87,8 @@ def _place(loc: Sequence[Any], body: Any, missing: bool) -> list[str | int]:
     return place
 
 
-def _written(place: Sequence[str | int]) -> str:
+def written(place: Sequence[str | int]) -> str:
+    """A place as `messages[0].content`."""
     text = ""
     for part in place:
         if isinstance(part, str) and not part.isidentifier():

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from xgrammar import Grammar
 
-from workers.schemas import NotObeyed
+from workers.schemas import NotObeyed, prepared
 
 _TERM = r"([\w.-]+)(?:\{(\d+), (-?\d+)\})?"
 """Another rule, or its repetition."""
@@ -31,6 +32,8 @@ _ENDLESS = 3
 """For how many times one without end counts: `(.{0,4})*` takes about as long as `(.{0,4}){0,3}`."""
 _MOST_NESTED = 48
 """Rules in a row that are nothing but the next."""
+_KEPT, _KEPT_CHARS = 512, 4_096
+"""How many schemas are remembered, and up to which length."""
 _REPEATS = ("repeat", "plus", "star")
 """The formats of structural tags that repeat others."""
 
@@ -61,20 +64,62 @@ def check_regex(text: str) -> None:
     _check("regex", Grammar.from_regex, text)
 
 
+def obeyed(schema: Any) -> Any:
+    """A JSON schema as xgrammar is given it (`schemas.prepared`), which can compile it.
+
+    Raises:
+        NotObeyed: it cannot, its answers would not obey it, or an engine would not survive it.
+    """
+    text = json.dumps(schema, ensure_ascii=False)
+    try:
+        return (_made_before if len(text) <= _KEPT_CHARS else _made)(text)
+    except NotObeyed as error:
+        error.schema = schema
+        raise
+
+
+@lru_cache(maxsize=_KEPT)
+def _made_before(text: str) -> Any:
+    """An agent sends the schemas of its tools with every turn."""
+    return _made(text)
+
+
+def _made(text: str) -> Any:
+    made = prepared(json.loads(text))
+    check_parts(made)
+    _check_readable(made)
+    return made
+
+
+def _check_readable(schema: Any) -> None:
+    try:
+        Grammar.from_json_schema(json.dumps(schema))
+    except Exception as error:  # of whatever type
+        for keyword, text in _parts(schema):
+            try:
+                Grammar.from_regex(text)
+            except Exception as wrong:
+                raise NotObeyed(f"Invalid '{keyword}' in the JSON schema: {wrong}") from None
+        raise NotObeyed(f"Invalid JSON schema: {error}") from None
+
+
 def check_parts(shape: Any) -> None:
     """The same of all expressions and grammars in a JSON schema or a structural tag."""
     for keyword, text in _parts(shape):
         if keyword == "tag":
             _check("structural tag", Grammar.from_structural_tag, text)
+        elif keyword == "grammar":
+            check_grammar(text)
         else:
-            (check_grammar if keyword == "grammar" else check_regex)(text)
+            _check(keyword, Grammar.from_regex, text)
 
 
 def _parts(shape: Any) -> Iterator[tuple[str, str]]:
     if isinstance(shape, Mapping):
         if shape.get("type") in _REPEATS:
             yield "tag", json.dumps({"type": "structural_tag", "format": shape})
-        yield from (("pattern", text) for text in shape.get("patternProperties") or ())
+        if isinstance(patterns := shape.get("patternProperties"), Mapping):
+            yield from (("pattern", text) for text in patterns)
         for key, value in shape.items():
             if key in ("pattern", "grammar") and isinstance(value, str):
                 yield key, value

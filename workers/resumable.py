@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -26,14 +25,13 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from serve_app.contract import Because
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
+from workers import shapes
 from workers.both_ways import merged
 from workers.continuation import Continuation, obstacle, runs_again
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
-from workers.grammars import check_grammar, check_parts, check_regex
 from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
-from workers.schemas import NotObeyed, prepared, prepared_in_tag
 from workers.text_logprobs import of_the_text
 
 _TOO_WIDE = "The request contains an integer of more than 64 bits, which the engine cannot take."
@@ -129,7 +127,7 @@ class RecordingClient:
         params.output_kind = RequestOutputKind.DELTA
         if params.extra_args and PRIOR in params.extra_args:  # only ours counts, never a client's
             params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
-        _prepare_schemas(params, self._grammars)
+        shapes.prepare(params, self._grammars)
         _check_room(params, self._engine.renderer.tokenizer)
         generation = recorder.next_generation()
         options = self._prioritised(recorder, generation > 0 or params.n > 1, options)
@@ -230,39 +228,6 @@ def _begin_again(recorder: Recorder, why: str) -> None:
     if recorder.recorded.seen:
         recorder.lose(Because.PARAMETER, f"{why} cannot be carried over to another engine")
     recorder.restart()
-
-
-def _prepare_schemas(params: SamplingParams, backend: str) -> None:
-    """Hand the engine only JSON schemas that its backend obeys, and nothing that would end it or
-    hold it up.
-
-    Raises:
-        VLLMValidationError: it would not.
-    """
-    shape = params.structured_outputs
-    if shape is None or backend != "xgrammar":
-        return
-    try:
-        if shape.json is not None:
-            shape.json = prepared(_decoded(shape.json))
-            check_parts(shape.json)
-        if shape.structural_tag is not None:
-            tag = prepared_in_tag(_decoded(shape.structural_tag))
-            check_parts(tag)
-            shape.structural_tag = json.dumps(tag, ensure_ascii=False)
-        if isinstance(shape.grammar, str):
-            check_grammar(shape.grammar)
-        if isinstance(shape.regex, str):
-            check_regex(shape.regex)
-    except NotObeyed as error:
-        raise VLLMValidationError(str(error)) from None
-
-
-def _decoded(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        raise VLLMValidationError("The JSON schema is not valid JSON.") from None
 
 
 def _check_room(params: SamplingParams, tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NoReturn
 
@@ -82,6 +82,9 @@ _Nodes = dict[str, dict[str, Any]]
 class NotObeyed(Exception):
     """The answers would not obey the schema; the message names the keyword and its place."""
 
+    schema: Any = None
+    """The whole schema, as the request has it; None of a grammar or a regular expression."""
+
 
 def prepared(schema: Any) -> Any:
     """The schema as xgrammar is given it: a copy in which the lengths of short texts are patterns,
@@ -104,18 +107,18 @@ def prepared(schema: Any) -> Any:
     return made
 
 
-def prepared_in_tag(tag: Any) -> Any:
+def prepared_in_tag(tag: Any, prepare: Callable[[Any], Any] = prepared) -> Any:
     """A structural tag, by which vLLM forces tool calls, with its schemas prepared.
 
     Raises:
-        NotObeyed: as `prepared`.
+        NotObeyed: as `prepare`.
     """
     if isinstance(tag, list):
-        return [prepared_in_tag(one) for one in tag]
+        return [prepared_in_tag(one, prepare) for one in tag]
     if not isinstance(tag, dict):
         return tag
     holder = "json_schema" if tag.get("type") == "json_schema" else "schema" * ("begin" in tag)
-    return {k: prepared(v) if k == holder else prepared_in_tag(v) for k, v in tag.items()}
+    return {k: prepare(v) if k == holder else prepared_in_tag(v, prepare) for k, v in tag.items()}
 
 
 def _nodes(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,16 +126,21 @@ def _nodes(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(node, dict):
         return
     yield place, node
+    for word, name, child in _children(node):
+        yield from _nodes(child, f"{place}/{word}{name}")
+
+
+def _children(node: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The schemas in a schema, each with its keyword and the rest of its place."""
     for word in ("properties", "patternProperties", "$defs", "definitions"):
         if isinstance(inner := node.get(word), dict):
-            for name, child in inner.items():
-                yield from _nodes(child, f"{place}/{word}/{name}")
+            yield from ((word, f"/{name}", child) for name, child in inner.items())
     for word in (*_BRANCHES, "prefixItems"):
         if isinstance(inner := node.get(word), list):
-            for number, child in enumerate(inner):
-                yield from _nodes(child, f"{place}/{word}/{number}")
+            yield from ((word, f"/{number}", child) for number, child in enumerate(inner))
     for word in ("items", "additionalProperties", "propertyNames"):
-        yield from _nodes(node.get(word), f"{place}/{word}")
+        if word in node:
+            yield word, "", node[word]
 
 
 def _refuse(what: str, place: str) -> NoReturn:
@@ -144,6 +152,9 @@ def _check(node: Mapping[str, Any], place: str, alternatives: _Alternatives) -> 
     for word in asserted:
         if word in _NEVER:
             _refuse(f"'{word}'", place)
+    for word, name, child in _children(node):
+        if word in _ASSERTIONS and not isinstance(child, dict | bool):
+            _refuse(f"'{word}' with what is no schema{name and ' at '}{name[1:100]}", place)
     form = next((word for word in _FORMS if word in asserted), None)
     if form is None:
         _check_typed(node, place, asserted)
@@ -206,11 +217,13 @@ def _check_text(node: Mapping[str, Any], place: str) -> None:
             _refuse(f"A negative '{word}'", place)
     if node.get("format", "date") not in _FORMATS:
         _refuse(f"The 'format' {str(node['format'])[:100]}", place)
-    if isinstance(pattern := node.get("pattern"), str):
-        _check_pattern(pattern, place)
+    if "pattern" in node:
+        _check_pattern(node["pattern"], place)
 
 
-def _check_pattern(pattern: str, place: str) -> None:
+def _check_pattern(pattern: Any, place: str) -> None:
+    if not isinstance(pattern, str):
+        _refuse("A 'pattern' that is no text", place)
     if _ASSERTING_GROUP.search(pattern):
         _refuse("A 'pattern' with a group '(?', but for '(?:',", place)
     if _ESCAPED_IN_JSON.search(_NEGATED_CLASS.sub("", pattern)):
@@ -222,10 +235,12 @@ def _check_object(node: Mapping[str, Any], place: str) -> None:
     if isinstance(required, list):
         known = properties if isinstance(properties, dict) else {}
         for name in required:
-            if isinstance(name, str) and name not in known:
+            if not isinstance(name, str):
+                _refuse("'required' of what is no name", place)
+            if name not in known:
                 _refuse(f"'required' of '{name[:100]}', which 'properties' do not have,", place)
     patterns, names = node.get("patternProperties"), node.get("propertyNames")
-    if patterns is not None:
+    if isinstance(patterns, dict):
         if properties or node.get("additionalProperties") or names or len(patterns) != 1:
             _refuse("'patternProperties' of several patterns or beside other properties", place)
         for pattern in patterns:

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from workers import asgi, vllm_failures
 from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
 from workers.request_body import as_vllm_takes
+from workers.schemas import prepared
 from workers.vllm_arguments import engine_arguments
 
 log = logging.getLogger("hermes.worker")
@@ -73,6 +75,7 @@ class VllmEngine:
         self._engine: Any = None
         self._progress = Progress()
         self._usage = EngineUsage()
+        self._obeyed: Callable[[Any], Any] = prepared
         self.fingerprint = ""
         """Version, model, and a digest of everything else that shapes prompts and outputs."""
 
@@ -86,7 +89,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import both_ways, determinism, responses, text_logprobs
+        from workers import both_ways, determinism, grammars, responses, shapes, text_logprobs
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -112,6 +115,7 @@ class VllmEngine:
             grammars=self._engine.vllm_config.structured_outputs_config.backend,
         )
         vllm_failures.install()
+        shapes.install()
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:
             await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))
@@ -126,6 +130,7 @@ class VllmEngine:
         text_logprobs.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
+        self._obeyed = grammars.obeyed
         self._app = app
 
     async def serve(
@@ -140,8 +145,8 @@ class VllmEngine:
             message = f"The model cannot serve {line.path}; its tasks: {self._tasks}."
             recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
-        body = as_vllm_takes(line.path, body, request_id)
         vllm_failures.asked.set((line.path, body))
+        body = as_vllm_takes(line.path, body, request_id, self._obeyed)
         try:
             await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
         except Exception as error:

@@ -13,17 +13,19 @@ import functools
 import logging
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
-from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
+from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason, called
 from serve_app.errors import RequestRefused, context_exceeded
-from serve_app.field_errors import refusal_of
+from serve_app.field_errors import refusal_of, written
 from serve_app.journal.ending import MESSAGES
 from workers.recorder import Recorder, current
+from workers.request_body import as_vllm_takes
+from workers.schemas import NotObeyed
 
 log = logging.getLogger("hermes.worker")
 
@@ -43,6 +45,7 @@ _FIELDS = {"response_id": "previous_response_id"}
 _TOO_LONG = re.compile(r"maximum (?:context|model) length|exceeds the max_model_len")
 _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: |Check failed: .* is false: |: \{'json': .*")
 """Where and when xgrammar's code failed, and an object of Python's."""
+_SAYS_NOTHING = re.compile(r"Invalid .*specification\.$")
 _PYTHON = re.compile(r"NoneType|object has no|object is not|<class |pydantic|Traceback")
 _SHAPES = ("structured_outputs", "response_format", "text", "tools")
 _OF_SHAPE = re.compile(r"schema|grammar|regex|structured|structural", re.IGNORECASE)
@@ -57,10 +60,10 @@ def install() -> None:
     from vllm.entrypoints.serve.exception_handling import error_response, register
     from vllm.entrypoints.serve.utils import api_utils
 
-    _replace(error_response.create_error_response, _noting)
-    _replace(register.validation_exception_handler, _handling)
-    _replace(register.http_exception_handler, _handling)
-    _replace(api_utils.get_max_tokens, _refusing_the_sum)
+    replace(error_response.create_error_response, _noting)
+    replace(register.validation_exception_handler, _handling)
+    replace(register.http_exception_handler, _handling)
+    replace(api_utils.get_max_tokens, _refusing_the_sum)
 
 
 def note(error: BaseException) -> None:
@@ -86,6 +89,8 @@ def failure_of(error: BaseException, path: str, body: bytes, recorder: Recorder)
         VLLMServerError,
     )
 
+    if (found := _not_obeyed(error)) is not None:
+        return _of_schema(found, body)
     if isinstance(error, VLLMNotFoundError):
         return RequestRefused(Reason.NOT_FOUND, _cleaned(error))
     told = isinstance(error, VLLMClientError)
@@ -114,6 +119,28 @@ def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
+def _not_obeyed(error: BaseException | None) -> NotObeyed | None:
+    """Why vLLM was told to refuse a request's schema or grammar, if that is the reason."""
+    while error is not None and not isinstance(error, NotObeyed):
+        error = error.__cause__
+    return error
+
+
+def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
+    """What the engine's answers would not obey, by the function or field that has it."""
+    message, request = _cleaned(error), msgspec.json.decode(body)
+    fields = ((name, request.get(name)) for name in _SHAPES if error.schema is not None)
+    for name, value in fields:
+        for place, part in _parts(value, [name]):
+            if part != error.schema:
+                continue
+            if name == "tools":
+                message = f"Function '{called(value[place[1]])[1]}': {message}"
+            return RequestRefused(Reason.INVALID_REQUEST, message, param=written(place))
+    field = next((name for name in _SHAPES if name in request), None)  # as text in another
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=field)
+
+
 def _named_in(message: str, path: str) -> str | None:
     """The field of the request that vLLM's sentence begins with or is about."""
     request = msgspec.json.decode(asked.get()[1])
@@ -130,8 +157,13 @@ def _read(path: str) -> str:
 
 
 def _cleaned(error: BaseException) -> str:
-    """The exception's words, without its field and value, which vLLM appends."""
-    return _in_one_line(str(error.args[0]) if error.args else str(error)) or _OPAQUE
+    """The exception's words, without its field and value, which vLLM appends, and with its cause,
+    if they say nothing.
+    """
+    words, cause = str(error.args[0]) if error.args else str(error), error
+    while _SAYS_NOTHING.search(words) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    return _in_one_line(words if cause is error else f"{words[:-1]}: {cause}") or _OPAQUE
 
 
 def _in_one_line(text: str) -> str:
@@ -143,27 +175,32 @@ def _of_fields(errors: Any, path: str, body: bytes) -> RequestRefused:
     """From pydantic's errors: of the request, or of a part of it that vLLM reads later."""
     request = msgspec.json.decode(body)
     found = [{**one, "loc": [x for x in one["loc"] if x != "body"]} for one in errors]
-    if isinstance(found[0]["loc"][0], int):
-        before = _list_with(found[0], request)
+    if found[0]["loc"][:1] != [_read(path)]:
+        taken = msgspec.json.decode(as_vllm_takes(path, body, ""))
+        read = _parts(taken.get(_read(path)), [_read(path)])
+        before = next((place for place, part in read if _is_of(found[0], part)), [])
         found = [{**one, "loc": [*before, *one["loc"]]} for one in found]
     return refusal_of(found, request, _read(path))
 
 
-def _list_with(error: Mapping[str, Any], request: Mapping[str, Any]) -> Sequence[str | int]:
-    """The list of a message in which vLLM has found an error when it read it."""
-    number, value = error["loc"][0], error["input"]
-    for index, message in enumerate(request.get("messages") or ()):
-        for name in ("content", "tool_calls"):
-            part = message.get(name)
-            item = part[number] if isinstance(part, list | str) and number < len(part) else None
-            if _holds(item, value):
-                return ("messages", index, name)
-    return ()
+def _parts(value: Any, place: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:
+    """All lists and objects in a field, each with its place."""
+    items = value if isinstance(value, list) else ()
+    for name, part in value.items() if isinstance(value, dict) else enumerate(items):
+        if isinstance(part, dict | list):
+            yield from _parts(part, [*place, name])
+    yield place, value
 
 
-def _holds(item: Any, value: Any) -> bool:
-    inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-    return item == value or any(_holds(one, value) for one in inner)
+def _is_of(error: Mapping[str, Any], part: Any) -> bool:
+    """Whether vLLM has found an error when it read this part by itself."""
+    found = part
+    for step in error["loc"]:
+        inside = isinstance(step, int) and isinstance(found, list) and step < len(found)
+        if inside or (isinstance(found, dict) and step in found):
+            found = found[step]
+    missing = error["type"] == "missing"
+    return bool(found == error["input"]) and missing == (found is part)
 
 
 def _noting(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,7 +260,7 @@ def _refusing_the_sum(get: Callable[..., int]) -> Callable[..., int]:
     return got
 
 
-def _replace(function: Callable[..., Any], wrapped: Callable[[Any], Any]) -> None:
+def replace(function: Callable[..., Any], wrapped: Callable[[Any], Any]) -> None:
     """In all modules of vLLM, which import it by name; once in a process."""
     if hasattr(function, "__wrapped__"):
         return

@@ -60,6 +60,8 @@ PERSON = {
         },
     },
 }
+FORMAT = {"type": "json_schema", **PERSON["json_schema"]}  # type: ignore[dict-item]
+FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 SEARCH = {"type": "function", "function": {"name": "search"}}
 FUNCTIONS = [{"type": "function", **TOOLS[0]["function"]}]
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
@@ -105,6 +107,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a choice": (CHAT, chat("Choose.", structured_outputs={"choice": ["a quite long answer"]})),
     "a regex": (CHAT, chat("Choose.", structured_outputs={"regex": "[a-f]{5}-[0-9]{30}"})),
     "a named tool": (CHAT, chat("Hello", tools=TOOLS, tool_choice=SEARCH, max_tokens=60)),
+    "a call beside a format": (
+        CHAT,
+        chat("What is the weather in Paris?", tools=TOOLS, response_format=PERSON, max_tokens=120),
+    ),
+    "an answer in a format beside tools": (
+        RESPONSES,
+        response("Hello", 60, tools=FLAT, text={"format": FORMAT}, logit_bias={"<tool_call>": -99}),
+    ),
     "logprobs": (CHAT, chat("Say é and €.", logprobs=True, top_logprobs=3, max_tokens=24)),
     "logprobs before a stop string": (
         CHAT,
@@ -192,13 +202,19 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
     world: EngineThread, name: str
 ) -> None:
     path, body = CASES[name]
+    tokenizer = world.engine._engine.renderer.tokenizer
+    if bias := body.get("logit_bias"):
+        body = {**body, "logit_bias": {str(tokenizer.encode(x)[0]): bias[x] for x in bias}}
+    if path == RESPONSES and "tools" in body:
+        unbroken(world, path, body)  # the answer tells how much of a long prompt was cached
     if body.get("allowed_token_ids") == []:
-        tokenizer = world.engine._engine.renderer.tokenizer
         tokens = sorted({token for token in tokenizer.encode("é€ñ ü") if token > 2})
         body = {**body, "allowed_token_ids": tokens}
     whole = check_every_cut(world, path, body)
-    if name == "a tool call":
+    if name in ("a tool call", "a call beside a format"):
         assert b"get_weather" in whole.body
+    if name == "an answer in a format beside tools":
+        assert b"function_call" not in whole.body
         assert b"tool_calls" in whole.body
     if name.startswith("a cut call"):
         assert b"get_weather" in whole.body

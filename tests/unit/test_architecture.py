@@ -77,6 +77,7 @@ OWNERS = {
         "workers.vllm_engine",
         "workers.vllm_arguments",
         "workers.resumable",
+        "workers.shapes",
         "workers.warm_up",
         "workers.engine_plugin",
         "workers.continuation",
