@@ -205,9 +205,8 @@ def test_there_may_be_as_many_stop_texts_as_the_limit_says(service: Running) -> 
     whole = chat(service, 3, stop=stop)
     assert whole.choices[0].message.content == chat(service, 3).choices[0].message.content
     assert complete(service, STORY, 3, stop=stop).choices[0].finish_reason == "length"
-    extra = {"stop": stop}
-    asked = {"model": service.model, "input": STORY, "max_output_tokens": 16}
-    assert service.sdk.responses.create(**asked, extra_body=extra).output
+    asked: dict[str, Any] = {"model": service.model, "input": STORY, "max_output_tokens": 16}
+    assert service.sdk.responses.create(**asked, extra_body={"stop": stop}).output
     with pytest.raises(BadRequestError, match="'stop' contains more than 16 texts"):
         chat(service, 3, stop=[*stop, "z"])
 

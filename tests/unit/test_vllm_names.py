@@ -57,8 +57,8 @@ def test_the_sentence_says_what_to_do(args: dict[str, Any], words: str) -> None:
 
 def test_what_means_something_is_taken() -> None:
     for template in ("/models/chat.jinja", "{{ messages }}", "template_chatml.jinja", None):
-        args = {"chat_template": template, "max-model-len": "8k", "enable_lora": True}
-        args |= {"data_parallel_size": 1, "gpu_memory_utilization": "0.9"}
+        args: dict[str, Any] = {"chat_template": template, "max-model-len": "8k"}
+        args |= {"enable_lora": True, "data_parallel_size": 1, "gpu_memory_utilization": "0.9"}
         assert load_settings({"engine": {"args": args}}, {}).engine.args == args
     simulated = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 5}}}
     assert load_settings(simulated, {"VLLM_DP_SIZE": "2"}).engine.kind == "simulated"
