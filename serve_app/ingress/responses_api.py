@@ -15,49 +15,21 @@ from starlette.responses import JSONResponse, Response
 from serve_app.contract import RESPONSES, Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, error_body
-from serve_app.ingress.conversations import PREFIX, Fields, answer, fields_of, items_of
+from serve_app.ingress.conversations import PREFIX, answer, items_of
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.pages import invalid, not_found, page
 from serve_app.ingress.requests_api import known_headers, request_behind
+from serve_app.ingress.response_object import completed, unfinished
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.reader import having_read
 from serve_app.journal.store import JournalStore
 
-_ECHOED: Fields = {
-    "instructions": msgspec.Raw(b"null"),
-    "max_output_tokens": msgspec.Raw(b"null"),
-    "max_tool_calls": msgspec.Raw(b"null"),
-    "metadata": msgspec.Raw(b"{}"),
-    "parallel_tool_calls": msgspec.Raw(b"true"),
-    "previous_response_id": msgspec.Raw(b"null"),
-    "prompt": msgspec.Raw(b"null"),
-    "prompt_cache_key": msgspec.Raw(b"null"),
-    "reasoning": msgspec.Raw(b"null"),
-    "safety_identifier": msgspec.Raw(b"null"),
-    "service_tier": msgspec.Raw(b'"auto"'),
-    "text": msgspec.Raw(b'{"format":{"type":"text"}}'),
-    "tool_choice": msgspec.Raw(b'"auto"'),
-    "tools": msgspec.Raw(b"[]"),
-    "top_logprobs": msgspec.Raw(b"0"),
-    "truncation": msgspec.Raw(b'"disabled"'),
-    "user": msgspec.Raw(b"null"),
-}
-"""What a response repeats of its request, and OpenAI's defaults."""
-_CHOSEN_BY_ENGINE: Fields = {
-    "frequency_penalty": msgspec.Raw(b"0.0"),
-    "presence_penalty": msgspec.Raw(b"0.0"),
-    "temperature": msgspec.Raw(b"1.0"),
-    "top_p": msgspec.Raw(b"1.0"),
-}
-"""The same of fields for which a model may have defaults of its own: its answer says them."""
-_NULL = b"null"
-
 
 async def queued(request_id: str, facts: RequestFacts, body: bytes) -> Response:
     """The answer to a response in the background that was accepted just now."""
-    made = await asyncio.to_thread(_unfinished, request_id, facts, body, State.QUEUED)
+    made = await asyncio.to_thread(unfinished, request_id, facts, body, State.QUEUED)
     headers = known_headers(request_id, facts)
     return Response(made, headers=headers, media_type="application/json")
 
@@ -165,17 +137,13 @@ def _object(request_id: str, entries: list[Entry], asked: bytes | None) -> bytes
     assert facts is not None, "it has a tenant"
     if ending is None:
         state = State.RUNNING if reader.attempt else State.QUEUED
-        return _unfinished(request_id, facts, asked, state)
+        return unfinished(request_id, facts, asked, state)
     if ending.state is not State.COMPLETED:
         error = error_body(ending.reason or Reason.INTERNAL, ending.message)["error"]
-        return _unfinished(request_id, facts, asked, ending.state, error)
+        return unfinished(request_id, facts, asked, ending.state, error)
     if fields is None:
         raise _not_found(PREFIX + request_id)
-    if asked is not None:  # nothing changes when it completes
-        chosen = {name: fields.get(name, default) for name, default in _CHOSEN_BY_ENGINE.items()}
-        fields |= _echo(fields_of(asked), chosen | _ECHOED)
-    ours = {"background": facts.detached, "store": facts.stored}
-    return msgspec.json.encode({**fields, **ours})
+    return completed(facts, asked, fields)
 
 
 def _input_items(request_id: str, asked: bytes, order: str, after: str, limit: int) -> bytes:
@@ -196,39 +164,3 @@ def _input_items(request_id: str, asked: bytes, order: str, after: str, limit: i
         kind = msgspec.Raw(b'"message"')
         named.append((name, {"type": kind, **fields, "id": name}))
     return msgspec.json.encode(page(named, order, after, limit))
-
-
-def _unfinished(
-    request_id: str,
-    facts: RequestFacts,
-    asked: bytes | None,
-    state: State,
-    error: dict[str, Any] | None = None,
-) -> bytes:
-    """A response without an answer."""
-    status = state if state in (State.QUEUED, State.CANCELLED) else State.FAILED
-    failed = error is not None and status is State.FAILED
-    given = fields_of(asked) if asked is not None else {}
-    made: dict[str, Any] = {
-        **_echo(given, _ECHOED | _CHOSEN_BY_ENGINE),
-        "id": f"{PREFIX}{request_id}",
-        "object": "response",
-        "created_at": facts.admitted_ms // 1000,
-        "status": "in_progress" if state is State.RUNNING else status,
-        "background": facts.detached,
-        "store": facts.stored,
-        "model": facts.model,
-        "error": {"code": error["code"], "message": error["message"]} if failed and error else None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-    }
-    return msgspec.json.encode(made)
-
-
-def _echo(given: Fields, defaults: Fields) -> Fields:
-    """What a response repeats of the fields that its client gave, as they were given."""
-    return {
-        name: default if bytes(given.get(name, _NULL)) == _NULL else given[name]
-        for name, default in defaults.items()
-    }

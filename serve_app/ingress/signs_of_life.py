@@ -1,5 +1,5 @@
 """What a stream without news sends, so that no client takes it for dead: an event of the client's
-own protocol that changes nothing. Pure.
+own protocol that changes nothing.
 
 Clients give up after minutes without an event, and comments are no events to them. A sign of life
 has no `id` and is in no journal, so it moves no reader's place, and a replay does not have it.
@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import CHATS, COMPLETIONS, RESPONSES
+from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, State
+from serve_app.ingress.response_object import unfinished
 from serve_app.journal.events import COMMENT
 from serve_app.journal.facts import RequestFacts
 
@@ -38,7 +39,9 @@ def sign_of_life(
         place = max(0, last_event - 1)
         if begun:
             return COMMENT + _event({"type": "keepalive", "sequence_number": place})
-        return COMMENT + _event(_created(request_id, facts))
+        response = msgspec.Raw(unfinished(request_id, facts, None, State.QUEUED))
+        created = {"type": "response.created", "sequence_number": 0, "response": response}
+        return COMMENT + _event(created)
     made = {"created": facts.admitted_ms // 1000, "model": facts.model}
     nothing: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
     if path == CHATS:
@@ -50,29 +53,6 @@ def sign_of_life(
     else:
         return COMMENT
     return COMMENT + b"data: %b\n\n" % msgspec.json.encode({**chunk, "choices": [nothing]})
-
-
-def _created(request_id: str, facts: RequestFacts) -> dict[str, Any]:
-    response = {
-        "id": f"resp_{request_id}",
-        "object": "response",
-        "created_at": facts.admitted_ms // 1000,
-        "status": "queued",
-        "background": facts.detached,
-        "model": facts.model,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "output": [],
-        "parallel_tool_calls": True,
-        "temperature": None,
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": None,
-        "usage": None,
-    }
-    return {"type": "response.created", "sequence_number": 0, "response": response}
 
 
 def _event(fields: dict[str, Any]) -> bytes:
