@@ -38,7 +38,7 @@ def _call_or_answer(apply: Any) -> Any:
     def applied(self: Any, request: Any) -> Any:
         tools = self.tool_parser_cls
         chooses = tools is not None and request.tools and request.tool_choice == "auto"
-        if not chooses or request.extract_structured_outputs() is None:
+        if not chooses or _kind(request) not in ("json_object", "json_schema"):
             return apply(self, request)
         if tools.structural_tag_model is None:
             raise VLLMValidationError(
@@ -52,6 +52,15 @@ def _call_or_answer(apply: Any) -> Any:
         return apply(self, request)
 
     return applied
+
+
+def _kind(request: Any) -> str | None:
+    """The type of an answer's format. `structured_outputs`, which vLLM alone knows, is none: where
+    no function is strict, it shapes all that the model writes.
+    """
+    text = getattr(request, "text", None)
+    wanted = getattr(request, "response_format", None) or (text and text.format)
+    return wanted.type if wanted else None
 
 
 def _saying_why(validate: Any) -> Any:

@@ -135,6 +135,14 @@ def test_a_choice_of_tools_beside_a_format_is_obeyed(world: EngineThread) -> Non
                 assert bool(text) == (not names)
 
 
+def test_structured_outputs_shape_all_that_the_model_writes(world: EngineThread) -> None:
+    """They are vLLM's own, and no format: the markup of a call is a part of them."""
+    said_so = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
+    body = asking(CHAT, TOOLS, structured_outputs={"choice": [said_so]})
+    (done,) = world.run(attempts(world, [[request(CHAT, body)]]))
+    assert said(CHAT, done) == ("", [("search", '{"query": "x"}')])
+
+
 def test_where_the_model_cannot_choose_that_is_told(
     world: EngineThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
