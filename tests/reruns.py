@@ -28,7 +28,6 @@ REAL = (
     "chart/test_pods_end.py",
     "chart/test_redis_live.py",
     "chart/test_redis_start.py",
-    "unit/test_haproxy_start.py",
 )
 """Folders and files whose tests use real processes."""
 

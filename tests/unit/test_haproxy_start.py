@@ -54,16 +54,22 @@ def configuration(folder: Path, port: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    folder = tmp_path_factory.mktemp("haproxy")
+def script() -> Any:
+    """The script as a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HERMES_HAPROXY", str(BINARY))
         patch.setattr(sys, "dont_write_bytecode", True)
         loader = SourceFileLoader("haproxy_start", str(START))
-        script: Any = importlib.util.module_from_spec(
+        module = importlib.util.module_from_spec(
             importlib.util.spec_from_loader("haproxy_start", loader)  # type: ignore[arg-type]
         )
-        loader.exec_module(script)
+        loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def port(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder = tmp_path_factory.mktemp("haproxy")
     chosen = ports.free_port()
     config = configuration(folder, chosen)
     script.answer_as_the_service(config)
@@ -227,6 +233,26 @@ def test_on_any_kernel_a_stand_in_takes_the_place_of_a_killed_haproxy(
         assert not list(folder.glob("haproxy-stand-in*"))
     finally:
         node.end()
+
+
+LEADER_ENDS_FIRST = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.readline).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone (x86-64)
+"""
+
+
+def test_a_process_has_ended_when_its_last_thread_has(script: Any) -> None:
+    """Until then it holds its ports, and seems to accept."""
+    command = [sys.executable, "-c", LEADER_ENDS_FIRST]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        known = script.identity(process.pid)
+        status = psutil.Process(process.pid).status
+        until("its first thread has ended", lambda: status() == psutil.STATUS_ZOMBIE)
+        assert script.runs(known)
+        assert process.stdin is not None
+        process.stdin.close()
+        until("all have", lambda: not script.runs(known))
 
 
 def test_reloads_leave_nothing_for_the_first_process_to_reap(tmp_path: Path) -> None:
