@@ -105,9 +105,8 @@ def test_so_does_uv(folder: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("no uv here; pip installs instead")
     for name, value in UV_ELSEWHERE.items():
         monkeypatch.setenv(name, value.format(folder=folder))
-    monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder / "wheels"))
-    assert environment._uv(uv, f"{NAME}==1")
+    assert environment._uv(uv, "--no-index", f"{NAME}==1")
     assert installed(venv)
 
 
