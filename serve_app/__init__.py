@@ -13,7 +13,8 @@ dispatch/attempts.py          carries a request to its end: calls a worker until
                               when a request is poison
 dispatch/deadlines.py         ends requests whose deadline passes while they wait
 dispatch/unserved.py          ends those whose model nobody serves any more
-policy/placement.py           chooses the replica; cluster/serve_router.py tells Ray Serve
+policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
+                              cluster/serve_router.py, Ray Serve
 workers/replica.py            execute(request_id, epoch): opens an attempt, runs the engine and ends
                               the request; window.py: how many sequences the engine takes
 workers/recorder.py           engine outputs and response bytes become journal entries

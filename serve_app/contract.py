@@ -272,6 +272,29 @@ class WorkerLease(NamedTuple):
         return cls(name, int(capacity))
 
 
+class WorkerAddress(NamedTuple):
+    """Where a worker takes calls, a member of `{ns}:calls`: `<key>|<port>|<host>|<name>`."""
+
+    name: str
+    """Of its lease."""
+    host: str
+    port: int
+    key: str
+    """Hexadecimal; whoever connects proves that it knows it. It must be in no log."""
+
+    def __repr__(self) -> str:
+        return f"WorkerAddress({self.name!r}, {self.host!r}, {self.port})"
+
+    def encode(self) -> str:
+        return f"{self.key}|{self.port}|{self.host}|{self.name}"
+
+    @classmethod
+    def decode(cls, member: bytes) -> WorkerAddress:
+        """Parse a member; raises ValueError if it lacks a part, or has another port or key."""
+        key, port, host, name = member.decode().split("|", 3)
+        return cls(name, host, int(port), bytes.fromhex(key).hex())
+
+
 class EngineReport(NamedTuple):
     """What an engine has and uses, as it says itself; a member of `{ns}:engines`:
     `<name>|<KV tokens>|<longest>|<used>|<running>|<waiting>|<preemptions>`.

@@ -19,12 +19,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
 
 from serve_app.cluster import replicas as of_process
+from serve_app.cluster.direct_calls import why_lost
 from serve_app.cluster.serve_router import OVERRIDDEN
-from serve_app.contract import Answer, Cause, WorkerLost
-from serve_app.errors import RedisUnavailable, SettingsError
+from serve_app.contract import Answer
+from serve_app.errors import SettingsError
 from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
-from serve_app.processes.worker import WorkerProcess, make_engine
+from serve_app.processes.worker import WorkerProcess, make_engine, most_calls
 from serve_app.settings import Settings, load_settings
 
 log = logging.getLogger("hermes.deploy")
@@ -100,7 +101,9 @@ class Worker:
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         _listen_where_ray_does()
         settings = load_settings(args)
-        self._process = WorkerProcess(settings, _replica_id(), _cluster(), make_engine(settings))
+        host = str(ray.util.get_node_ip_address())
+        engine = make_engine(settings)
+        self._process = WorkerProcess(settings, _replica_id(), _cluster(), engine, host)
         await self._process.start()
         freeze_heap()
 
@@ -146,10 +149,7 @@ class Ingress:
                 # Plain text: the replica may be of a version that does not know the enum.
                 return Answer.decode(await execute.remote(request_id, epoch, session, str(cause)))
             except Exception as error:  # whatever failed, the journal shows how far the attempt got
-                last_line = (str(error).splitlines() or [""])[-1]
-                of_redis = isinstance(getattr(error, "cause", error), RedisUnavailable)
-                cause = Cause.NOT_OPENED if of_redis else Cause.LOST
-                raise WorkerLost(f"{type(error).__name__}: {last_line}", cause) from error
+                raise why_lost(error) from error
 
         self._process = IngressProcess(
             load_settings(args),
@@ -247,9 +247,7 @@ def _places(resource: str) -> dict[str, float]:
 def _worker_options(settings: Settings) -> dict[str, Any]:
     workers = settings.workers
     options: dict[str, Any] = {
-        # Dispatchers normally send no more than the capacity; Serve's own limit must not reject
-        # what they send.
-        "max_ongoing_requests": 2 * workers.max_running_requests,
+        "max_ongoing_requests": most_calls(settings),
         "health_check_period_s": workers.health_check_period_s,
         "health_check_timeout_s": workers.health_check_timeout_s,
         "graceful_shutdown_timeout_s": workers.graceful_shutdown_timeout_s,

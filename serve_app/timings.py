@@ -241,6 +241,20 @@ CALL_OPENS_S = 5.0
 """A call that has not opened its attempt within this time is given up, and another replica is
 called.
 """
+CALL_PROOF_S = 5.0
+"""A direct connection between an ingress and a worker is closed unless both have proved within this
+time that they know its key.
+"""
+CALL_UNREAD_MS = 20_000
+"""A direct connection is lost if the other machine does not confirm what was sent for so long."""
+CALL_CONNECTIONS = 256
+"""The most connections that a worker accepts for direct calls."""
+CALL_FRAME_BYTES = 4096
+"""The most bytes of a call or of its answer."""
+CALL_WAKE_BYTES = 1 << 20
+"""A message of wake-ups of this size or more is published."""
+CALL_MESSAGE_CHARS = 300
+"""How much of an error's text the answer to a call has."""
 EXPIRE_GRACE_S = 2.0
 """The dispatcher ends an attempt this long after its deadline; the worker and the client's ingress
 come first.

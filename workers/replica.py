@@ -17,7 +17,17 @@ import msgspec
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.leases import Membership
-from serve_app.contract import Answer, Because, Cause, EngineReport, Outcome, Reason, State, Written
+from serve_app.contract import (
+    Answer,
+    Because,
+    Cause,
+    EngineReport,
+    Outcome,
+    Reason,
+    State,
+    WorkerAddress,
+    Written,
+)
 from serve_app.errors import Fenced, RedisUnavailable, RequestRefused
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.ending import MESSAGES
@@ -86,10 +96,14 @@ class WorkerReplica:
         self._voiding: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
-    async def join(self) -> None:
-        """Take a lease, so that dispatchers count this replica's capacity, and watch the engine."""
+    async def join(self, address: WorkerAddress | None = None) -> None:
+        """Take a lease, so that dispatchers count this replica's capacity, and watch the engine.
+
+        Args:
+            address: where it takes calls; None if only Ray calls it.
+        """
         await self._membership.join_as_worker(
-            self._name, self._capacity, lambda: self._engine.report(self._name)
+            self._name, self._capacity, lambda: self._engine.report(self._name), address
         )
         self._watching = self._loops.keep("engine-health", self._health.watch)
 
@@ -144,11 +158,15 @@ class WorkerReplica:
             EngineFailed: the attempt is lost; the journal holds its progress.
             RedisUnavailable: the attempt could not be opened.
         """
+        return (await asyncio.shield(self.begin(request_id, epoch, cause))).encode()
+
+    def begin(self, request_id: str, epoch: int, cause: str) -> asyncio.Task[Answer]:
+        """See `execute`. The attempt goes on without its caller."""
         task = asyncio.create_task(self._run(request_id, epoch, cause), name=f"work-{request_id}")
         self._running.add(task)
         self._telemetry.working_on(len(self._running))
         task.add_done_callback(self._done)
-        return (await asyncio.shield(task)).encode()
+        return task
 
     def _done(self, task: asyncio.Task[Answer]) -> None:
         self._running.discard(task)

@@ -3,7 +3,7 @@
 The sorted sets `{ns}:ingresses` and `{ns}:workers` have `IngressLease` and `WorkerLease` as
 members. The score is the end of the lease in milliseconds by Redis's clock, because nodes' clocks
 may differ. With its lease a worker renews in `{ns}:engines` what its engine reports
-(`EngineReport`), in the same round trip.
+(`EngineReport`), and in `{ns}:calls` where it takes calls, in the same round trip.
 
 During an upgrade without downtime two Ray clusters share the namespace. Once the newer one is
 complete, the older one, if it serves the same model, claims nothing more and only finishes its own
@@ -25,15 +25,15 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members, Trust
-from serve_app.contract import EngineReport, IngressLease, WorkerLease
+from serve_app.contract import EngineReport, IngressLease, WorkerAddress, WorkerLease
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops
 from serve_app.redis.client import redis_call
-from serve_app.redis.keyspace import engines_key, ingresses_key, workers_key
+from serve_app.redis.keyspace import calls_key, engines_key, ingresses_key, workers_key
 
 log = logging.getLogger("hermes.membership")
 
-T = TypeVar("T", IngressLease, WorkerLease, EngineReport)
+T = TypeVar("T", IngressLease, WorkerLease, EngineReport, WorkerAddress)
 
 
 class Membership:
@@ -55,11 +55,15 @@ class Membership:
         self._ingresses = ingresses_key(namespace)
         self._workers = workers_key(namespace)
         self._engines = engines_key(namespace)
+        self._calls = calls_key(namespace)
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
         self._key = ""
         self._member: Callable[[EngineReport | None], str] = str
-        self._held = self._told = ""
+        self._held = ""
+        self._told: dict[str, str] = {}
+        """What is renewed beside the lease, by its Redis key."""
+        self._address: WorkerAddress | None = None
         self._report: Callable[[], EngineReport | None] = lambda: None
         self.members = Members()
         self.reachable = False
@@ -87,11 +91,13 @@ class Membership:
         replica: str,
         capacity: Callable[[EngineReport | None], int],
         report: Callable[[], EngineReport | None] = lambda: None,
+        address: WorkerAddress | None = None,
     ) -> None:
         """Acquire and keep the lease of a worker; `report`, and then `capacity` with what it
         has returned, are called at every renewal.
         """
         self._report = report
+        self._address = address
         await self._join(
             self._workers, lambda engine: WorkerLease(replica, capacity(engine)).encode()
         )
@@ -107,8 +113,8 @@ class Membership:
         if self._held:
             try:
                 await redis_call(lambda: self._redis.zrem(self._key, self._held))
-                if self._told:
-                    await redis_call(lambda: self._redis.zrem(self._engines, self._told))
+                for key, told in self._told.items():
+                    await redis_call(lambda key=key, told=told: self._redis.zrem(key, told))  # type: ignore[misc]
             except RedisUnavailable as error:
                 log.warning("membership: cannot delete the lease, it will expire: %s", error)
 
@@ -136,16 +142,19 @@ class Membership:
                 pipeline.zrem(self._key, before)
             pipeline.zremrangebyscore(self._key, "-inf", now_ms)
             if report is not None:
-                self._tell_engine(pipeline, report.encode(), now_ms)
+                self._renew_beside(pipeline, self._engines, report.encode(), now_ms)
+            if self._address is not None:
+                self._renew_beside(pipeline, self._calls, self._address.encode(), now_ms)
             pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
             pipeline.zrangebyscore(self._workers, now_ms, "+inf")
             pipeline.zrangebyscore(self._engines, now_ms, "+inf")
+            pipeline.zrangebyscore(self._calls, now_ms, "+inf")
             if self._entrance is not None:
                 pipeline.execute_command(*self._entrance.command(now_ms))
             replies = await redis_call(lambda: pipeline.execute())
             if self._entrance is not None:
                 self._entrance.answered(replies.pop())
-            clock, *_, ingresses, workers, engines = replies
+            clock, *_, ingresses, workers, engines, addresses = replies
         except RedisUnavailable as error:
             if self.reachable:
                 log.warning("membership: %s", error)
@@ -161,7 +170,9 @@ class Membership:
             _decoded(IngressLease.decode, ingresses),
             _decoded(WorkerLease.decode, workers),
         )
-        self._tell(replace(judged, engines=_decoded(EngineReport.decode, engines)))
+        reports = _decoded(EngineReport.decode, engines)
+        where = _decoded(WorkerAddress.decode, addresses)
+        self._tell(replace(judged, engines=reports, addresses=where))
 
     async def _enters(self, entrance: Entrance, now_ms: int) -> bool:
         """Whether an ingress is let in, or was; it asks every time until it is."""
@@ -172,12 +183,12 @@ class Membership:
             entrance.answered(reply)
         return entrance.let_in
 
-    def _tell_engine(self, pipeline: Pipeline, report: str, now_ms: int) -> None:
-        before, self._told = self._told, report
-        pipeline.zadd(self._engines, {report: now_ms + timings.LEASE_MS})
-        if before not in ("", report):
-            pipeline.zrem(self._engines, before)
-        pipeline.zremrangebyscore(self._engines, "-inf", now_ms)
+    def _renew_beside(self, pipeline: Pipeline, key: str, member: str, now_ms: int) -> None:
+        before, self._told[key] = self._told.get(key), member
+        pipeline.zadd(key, {member: now_ms + timings.LEASE_MS})
+        if before not in (None, member):
+            pipeline.zrem(key, before)
+        pipeline.zremrangebyscore(key, "-inf", now_ms)
 
     async def _redis_ms(self) -> int:
         if not self._clock.known:
@@ -202,7 +213,7 @@ def _decoded(decode: Callable[[bytes], T], members: Iterable[bytes]) -> tuple[T,
         try:
             lease = decode(member)
         except ValueError:
-            log.warning("membership: ignoring a malformed member: %r", member[:200])
+            log.warning("membership: ignoring a malformed member of %d bytes", len(member))
         else:
             found[lease.name] = lease
     return tuple(found[name] for name in sorted(found))

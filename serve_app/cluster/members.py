@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from serve_app import timings
-from serve_app.contract import EngineReport, IngressLease, WorkerLease
+from serve_app.contract import EngineReport, IngressLease, WorkerAddress, WorkerLease
 
 _TOLD_AT_MOST = 4
 """Other Ray clusters of which `Members.beside` tells; there is hardly ever more than one."""
@@ -26,6 +26,8 @@ class Members:
     """Processes that are missing now, but had a lease a moment ago, while readings are slow."""
     engines: tuple[EngineReport, ...] = ()
     """What the workers' engines say."""
+    addresses: tuple[WorkerAddress, ...] = ()
+    """Where the workers take calls."""
 
     @property
     def living(self) -> frozenset[str]:

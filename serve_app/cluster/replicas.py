@@ -3,14 +3,28 @@
 It combines two views: Ray Serve's set of running replicas (a draining replica has left it, but
 still works) and the workers' leases (a replica that hangs or has a sick engine has lost its lease,
 but Serve still sends to it).
+
+Serve's router and `DirectCalls` choose by the same `Placement`, which counts the calls of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from serve_app import timings
-from serve_app.contract import Cause, WorkerLease
+from serve_app.contract import Cause
+from serve_app.policy.placement import Placement
+
+
+class Named(Protocol):
+    """What a worker has told: its lease, for one."""
+
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
 
 
 class Replicas:
@@ -26,6 +40,8 @@ class Replicas:
         self._avoided: dict[str, float] = {}
         self.slots: Mapping[str, int] = {}
         """Of each replica, those that calls from this process may take."""
+        self._placement: Placement | None = None
+        self._placed_version = -1
         self.version = 0
         self.calls = {True: 0, False: 0}
         """How many were sent to the replica that holds their session's cache, and how many to
@@ -52,9 +68,38 @@ class Replicas:
     def place(self, request_id: str, replica: str) -> None:
         self._placed[request_id] = replica
 
-    def called(self, home: bool) -> None:
-        """A call is being sent to the first of its session's replicas, or to another one."""
-        self.calls[home] += 1
+    def place_by(self, placement: Placement) -> None:
+        """Choose by this from now on; the router that Serve makes calls it."""
+        self._placement, self._placed_version = placement, -1
+
+    def choose(self, key: str, request_id: str) -> str:
+        """The replica for a call.
+
+        Args:
+            key: of the session.
+
+        Raises:
+            LookupError: none can take work, or Serve has not told of any yet.
+        """
+        if self._placement is None:
+            raise LookupError("no router")
+        if self._placed_version != self.version:
+            self._placed_version = self.version
+            self._placement.rebuild(self.able())
+        self._placement.slots = self.slots
+        return self._placement.choose(key, self.sequences(request_id))
+
+    def sent(self, call_id: str, key: str, request_id: str, replica: str) -> None:
+        """A call is being sent to the replica that was chosen for it."""
+        assert self._placement is not None
+        self._placement.began(call_id, replica, self.sequences(request_id))
+        self.place(request_id, replica)
+        self.calls[replica == self._placement.home(key)] += 1
+
+    def returned(self, call_id: str) -> None:
+        """A call has ended, or is sent again. A second call changes nothing."""
+        if self._placement is not None:
+            self._placement.ended(call_id)
 
     def release(self, request_id: str) -> None:
         """Nobody waits for the request's replica any more."""
@@ -97,8 +142,8 @@ class Replicas:
         self._lose(missing & self._unblamed, Cause.AWAY)
         self._lose(missing - self._unblamed, Cause.HUNG)
 
-    def mine(self, workers: Iterable[WorkerLease]) -> list[WorkerLease]:
-        """The leases of this Ray cluster's workers, out of all that share the namespace.
+    def mine(self, workers: Iterable[T]) -> list[T]:
+        """What this Ray cluster's workers have told, out of all that share the namespace.
 
         During an upgrade without downtime there are two clusters; the new one must claim nothing
         before its own engines are ready.

@@ -47,9 +47,8 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         from serve_app.cluster import replicas
         from serve_app.policy.placement import Placement
 
-        self._placement = Placement(load_factor, virtual_nodes)
         self._shared = replicas.of(self._deployment_id.name)
-        self._version = -1
+        self._shared.place_by(Placement(load_factor, virtual_nodes))
         self._by_name: dict[str, ReplicaID] = {}
 
     def _update_running_replicas(self, running_replicas: Sequence[Any]) -> None:
@@ -108,26 +107,19 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         pending_request.routing_context.should_backoff = (
             True  # an empty answer must not spin Serve's loop
         )
-        if self._version != self._shared.version:
-            self._version = self._shared.version
-            self._placement.rebuild(self._shared.able())
-        self._placement.slots = self._shared.slots
         request_id, session = pending_request.args[0], pending_request.args[2]
         internal_id = pending_request.metadata.internal_request_id
         # routed again, because the previous replica did not accept it
-        self._placement.ended(internal_id)
+        self._shared.returned(internal_id)
+        key = session or request_id
         try:
-            sequences = self._shared.sequences(request_id)
-            key = session or request_id
-            name = self._placement.choose(key, sequences)
+            name = self._shared.choose(key, request_id)
         except LookupError:
             return []
         replica = self.curr_replicas.get(self._by_name[name])
         if replica is None:
             return []
-        self._placement.began(internal_id, name, sequences)
-        self._shared.place(request_id, name)
-        self._shared.called(name == self._placement.home(key))
+        self._shared.sent(internal_id, key, request_id, name)
         return [[replica]]
 
     async def _select_from_candidate_replicas(
@@ -139,4 +131,4 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Serve calls this exactly once for every request that was sent."""
-        self._placement.ended(internal_request_id)
+        self._shared.returned(internal_request_id)

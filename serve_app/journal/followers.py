@@ -210,7 +210,8 @@ class Followers:
             if not group:
                 del self._followers[follower.request_id]
 
-    def _on_message(self, _channel: bytes, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
+        """A message of wake-ups, published or over a worker's connection."""
         try:
             wakes = decode_wakes(payload)
         except Unreadable as error:
@@ -235,7 +236,9 @@ class Followers:
         while True:
             try:
                 lost = asyncio.Event()
-                self._connection = await connect(self._settings.redis, self._on_message, lost.set)
+                self._connection = await connect(
+                    self._settings.redis, lambda _, payload: self.on_message(payload), lost.set
+                )
                 await self._ask(self._connection, ("SUBSCRIBE", self.channel))
                 outage.over()
                 for group in list(self._followers.values()):

@@ -1,9 +1,10 @@
 """The one writer of a worker process: fenced appends, group commit, wake-ups published after the
 answers.
 
-The main loop is `_run`. Each turn sends one pipeline: the wake-ups for the entries that the
-previous turn got accepted, and one `XADD` for every journal with something new. Whatever is
-appended meanwhile goes into the next turn.
+The main loop is `_run`. Each turn sends one pipeline: one `XADD` for every journal with something
+new, and what is published for entries that were accepted before. (An ingress with a connection to
+this worker gets its wake-ups there, without a turn.) Whatever is appended meanwhile goes into the
+next turn.
 
 A turn is followed by a pause, which grows with its entries. First tokens and ends are appended in
 it; other tokens linger, and several of a stream become one entry, which costs what an entry with
@@ -104,6 +105,13 @@ class JournalWriter:
         self._refusals = 0
         self._retry: asyncio.TimerHandle | None = None
         self._wakes: dict[str, list[Wake]] = {}
+        """By channel; they leave at the end of the loop's turn in which they have come."""
+        self._messages: list[tuple[str, bytes]] = []
+        """Channels, and what is to be published to them."""
+        self.wake: Callable[[str, bytes], bool] = lambda channel, message: False
+        """Sends a message of wake-ups over an ingress's connection; False if it must be published
+        to the channel.
+        """
         self._something_to_do = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
@@ -199,7 +207,7 @@ class JournalWriter:
     async def _run(self) -> None:
         outage = Outage(log, "journal: cannot append")
         while True:
-            if not (self._dirty or self._wakes or self._due):
+            if not (self._dirty or self._messages or self._due):
                 self._something_to_do.clear()
                 await self._something_to_do.wait()
             connection: RespConnection | None = None
@@ -224,10 +232,8 @@ class JournalWriter:
 
     async def _flush(self, connection: RespConnection) -> str:
         """Send one pipeline. Returns why Redis rejected an append, if the reason is temporary."""
-        wakes, self._wakes = self._wakes, {}
-        commands: list[Command] = [
-            ("PUBLISH", channel, encode_wakes(items)) for channel, items in wakes.items()
-        ]
+        messages, self._messages = self._messages, []
+        commands: list[Command] = [("PUBLISH", *message) for message in messages]
         batch = []
         for attempt in self._dirty.values():
             if (entry := attempt.take()) is not None:
@@ -385,8 +391,16 @@ class JournalWriter:
                 None if entry.id == FIRST_OPENING_ID else attempt.announced,
             )
             attempt.announced = str(entry.id)
+            if not self._wakes:
+                asyncio.get_running_loop().call_soon(self._send_wakes)
             self._wakes.setdefault(attempt.channel, []).append(wake)
-            self._something_to_do.set()
+
+    def _send_wakes(self) -> None:
+        wakes, self._wakes = self._wakes, {}
+        for channel, items in wakes.items():
+            if not self.wake(channel, message := encode_wakes(items)):
+                self._messages.append((channel, message))
+                self._something_to_do.set()
 
     def _forget(self, attempt: Attempt, fenced: bool) -> None:
         if self._attempts.get(attempt.request_id) is attempt:

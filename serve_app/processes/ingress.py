@@ -7,6 +7,7 @@ from typing import Any
 from serve_app.admission.admission import Admission
 from serve_app.admission.idempotency import KeyedRequests
 from serve_app.admission.limits import AdmissionLimits
+from serve_app.cluster.direct_calls import DirectCalls
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
@@ -52,7 +53,7 @@ class IngressProcess:
     Args:
         ingress_id: the name of its lease and of its claims.
         cluster: the name of its Ray cluster, see `Membership`.
-        execute: calls a worker.
+        execute: calls a worker through Ray.
         replicas: the workers that can be called.
     """
 
@@ -82,7 +83,11 @@ class IngressProcess:
             base.link, settings.namespace, settings.model.name, self._dead, ingress_id
         )
         self._depths = QueueDepths(self.queue, base.clock)
-        self.dispatcher = self._build_dispatcher(execute)
+        self.followers = Followers(settings, base.store, ingress_id, base.loops)
+        self.calls = DirectCalls(
+            replicas, execute, self.followers.channel, self.followers.on_message
+        )
+        self.dispatcher = self._build_dispatcher(self.calls.execute)
         self._deadlines = Deadlines(self.endings, self._depths, base.clock, base.loops)
         self._unserved = Unserved(
             base.link,
@@ -94,7 +99,6 @@ class IngressProcess:
             base.clock,
             base.loops,
         )
-        self.followers = Followers(settings, base.store, ingress_id, base.loops)
         self.followers.on_end = self.dispatcher.on_end
         self._disconnects = Disconnects(
             settings,
@@ -250,6 +254,7 @@ class IngressProcess:
     async def stop(self) -> None:
         """Stop claiming first, then delete the lease, then close the connections."""
         await self.dispatcher.stop()
+        await self.calls.stop()
         await self.membership.leave()
         await self.acceptance.stop()
         await self._disconnects.stop()
@@ -264,6 +269,7 @@ class IngressProcess:
     def _on_members(self, members: Members) -> None:
         if not self.membership.reachable:
             self.redis_watch.lost()
+        self.calls.know(members.addresses)
         self.dispatcher.on_members(members)
         mine = {one.name for one in self._replicas.mine(members.workers)}
         longest = [one.max_model_len for one in members.engines if one.name in mine]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from serve_app.cluster.direct_calls import CallServer
 from serve_app.cluster.leases import Membership
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.foundation import Foundation
@@ -25,15 +26,26 @@ def make_engine(settings: Settings) -> Engine:
     return VllmEngine(settings)
 
 
+def most_calls(settings: Settings) -> int:
+    """The most calls of a worker at a time. Dispatchers normally send no more than the capacity;
+    this limit must not reject what they send.
+    """
+    return 2 * settings.workers.max_running_requests
+
+
 class WorkerProcess:
     """One engine, and the replica that uses it.
 
     Args:
         name: of the replica.
         cluster: the name of its Ray cluster, see `Membership`.
+        host: the address at which it takes calls; empty if only Ray calls it.
     """
 
-    def __init__(self, settings: Settings, name: str, cluster: str, engine: Engine) -> None:
+    def __init__(
+        self, settings: Settings, name: str, cluster: str, engine: Engine, host: str = ""
+    ) -> None:
+        self._name, self._host = name, host
         self._base = base = Foundation(settings, "hermes-worker", name)
         self._engine = engine
         self._writer = JournalWriter(settings, base.loops)
@@ -53,13 +65,16 @@ class WorkerProcess:
             base.tracing,
             base.loops,
         )
+        self._calls = CallServer(self.replica.begin, most_calls(settings))
+        self._writer.wake = self._calls.wake
 
     async def start(self) -> None:
         """Load the engine, then join: dispatchers count its capacity only from then on."""
         began_s = self._base.clock.local.monotonic_s()
         await self._engine.start()
         await self._writer.start()
-        await self.replica.join()
+        address = await self._calls.start(self._name, self._host) if self._host else None
+        await self.replica.join(address)
         await self._base.start()
         self._loop_watch.start()
         took_s = self._base.clock.local.monotonic_s() - began_s
@@ -68,6 +83,7 @@ class WorkerProcess:
     async def stop(self) -> None:
         self._loop_watch.stop()
         await self.replica.leave()
+        await self._calls.stop()
         await self._writer.stop()
         await self._engine.stop()
         await self._base.stop()

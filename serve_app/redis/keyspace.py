@@ -112,6 +112,11 @@ def engines_key(namespace: str) -> str:
     return f"{namespace}:engines"
 
 
+def calls_key(namespace: str) -> str:
+    """Where the living workers take calls, by the end of their leases."""
+    return f"{namespace}:calls"
+
+
 def suspect_key(namespace: str) -> str:
     """A lock under which requests that have killed engines run one at a time."""
     return f"{namespace}:suspect"

@@ -33,6 +33,7 @@ NAMES = {
     "ingresses_key": "n:ingresses",
     "workers_key": "n:workers",
     "engines_key": "n:engines",
+    "calls_key": "n:calls",
     "suspect_key": "n:suspect",
     "metrics_key": "n:metrics:a",
     "trial_key": "n:try:a:b",

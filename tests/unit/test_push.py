@@ -109,9 +109,9 @@ async def play(steps: list[str]) -> None:
 
     def tell(entry: Entry) -> None:
         before = str(journal.entries[-2].id) if len(journal.entries) > 1 else None
-        followers._on_message(b"", encode_wakes([wake_of(ID, entry, before)]))
+        followers.on_message(encode_wakes([wake_of(ID, entry, before)]))
 
-    followers._on_message(b"", encode_wakes([wake_of(ID, journal.entries[0])]))
+    followers.on_message(encode_wakes([wake_of(ID, journal.entries[0])]))
     for step in steps:
         if step in ("told", "lost", "twice"):
             entry = journal.add(last=False)
@@ -162,12 +162,12 @@ def test_a_token_needs_no_turn_of_the_connections_task() -> None:
             (journal.entries[0], REQUEST_ID),
             (journal.add(False), EntryId(1, 0)),
         ):
-            followers._on_message(b"", encode_wakes([wake_of(ID, entry, str(before))]))
+            followers.on_message(encode_wakes([wake_of(ID, entry, str(before))]))
         while not client.got:  # the head is sent by the task
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         last = str(journal.entries[-1].id)
-        followers._on_message(b"", encode_wakes([wake_of(ID, journal.add(last=False), last)]))
+        followers.on_message(encode_wakes([wake_of(ID, journal.add(last=False), last)]))
         assert client.got == journal.whole
         client.task.cancel()
         with suppress(asyncio.CancelledError):
