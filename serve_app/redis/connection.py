@@ -9,9 +9,11 @@ Everything else uses redis-py.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import hiredis
 from redis.exceptions import NoPermissionError, RedisError
@@ -24,6 +26,16 @@ from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import RedisAddress
 
 Command = tuple[Any, ...]
+
+
+class _Call(NamedTuple):
+    """Commands whose replies are awaited."""
+
+    expected: int
+    replies: list[Reply]
+    future: asyncio.Future[list[Reply]]
+    within_s: float
+    until_s: float
 
 
 class RespConnection(asyncio.Protocol):
@@ -40,7 +52,12 @@ class RespConnection(asyncio.Protocol):
     ) -> None:
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
-        self._waiting: deque[tuple[int, list[Reply], asyncio.Future[list[Reply]]]] = deque()
+        self._waiting: deque[_Call] = deque()
+        self._unsent: list[list[bytes]] = []
+        """The newest of these calls, which leave together at the end of the loop's turn: a write of
+        its own costs both sides more than a command."""
+        self._look: asyncio.TimerHandle | None = None
+        self._looks_s = math.inf
         self._on_push = on_push
         self._on_lost = on_lost
         self._unasked: Reply = None
@@ -77,12 +94,12 @@ class RespConnection(asyncio.Protocol):
             if not self._waiting:
                 self._unasked = reply
                 continue
-            expected, replies, future = self._waiting[0]
-            replies.append(reply)
-            if len(replies) == expected:
+            call = self._waiting[0]
+            call.replies.append(reply)
+            if len(call.replies) == call.expected:
                 self._waiting.popleft()
-                if not future.done():
-                    future.set_result(replies)
+                if not call.future.done():
+                    call.future.set_result(call.replies)
 
     def _next(self) -> Reply:
         """The next whole reply; False if there is none yet, or what came is no reply at all."""
@@ -95,49 +112,81 @@ class RespConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        for _, replies, future in self._waiting:
-            if replies and isinstance(replies[-1], Exception):  # the last thing that it said
-                self._unasked = replies[-1]
-            if not future.done():
+        if self._look is not None:
+            self._look.cancel()
+        sent = len(self._waiting) - len(self._unsent)
+        for number, call in enumerate(self._waiting):
+            if call.replies and isinstance(call.replies[-1], Exception):  # its last words
+                self._unasked = call.replies[-1]
+            if not call.future.done():
                 why = exc if exc and self._unasked is None else self._why_closed
-                future.set_exception(AnswerLost(f"connection to Redis lost: {why}"))
+                lost = AnswerLost if number < sent else RedisUnavailable
+                call.future.set_exception(lost(f"connection to Redis lost: {why}"))
         self._waiting.clear()
+        self._unsent.clear()
         if self._on_lost is not None:
             self._on_lost()
 
-    def call(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
-        """Send commands in one write. The future gives their replies; errors are exception objects
-        among them.
+    def call(
+        self, commands: Sequence[Command], within_s: float = math.inf
+    ) -> asyncio.Future[list[Reply]]:
+        """Send commands, in one write with all others of this turn of the loop. The future gives
+        their replies; errors are exception objects among them. If a reply is late, the connection
+        is dropped.
 
         Raises:
-            RedisUnavailable: the connection is not open, or ends before the last reply.
-            ValueError: a command cannot be encoded. Nothing was sent then, and no reply is
+            RedisUnavailable: the connection is not open, or ends before the last reply; if it is
+                `AnswerLost`, it is unknown whether Redis has executed the commands or will.
+            ValueError: a command cannot be encoded. None of them is sent then, and no reply is
                 expected.
         """
         if self._transport is None or self._transport.is_closing():
             raise RedisUnavailable(f"no connection to Redis: {self._why_closed}")
-        packed = b"".join([_packed(command) for command in commands])
-        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        if commands:
-            self._waiting.append((len(commands), [], future))
-            self._transport.write(packed)
-        else:
+        packed = [_packed(command) for command in commands]
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Reply]] = loop.create_future()
+        if not commands:
             future.set_result([])
+            return future
+        if not self._unsent:
+            loop.call_soon(self.flush)
+        self._unsent.append(packed)
+        until_s = loop.time() + within_s
+        self._waiting.append(_Call(len(commands), [], future, within_s, until_s))
+        if until_s < self._looks_s:
+            self._look_at(until_s)
         return future
 
-    async def ask(self, commands: Sequence[Command], within_s: float) -> list[Reply]:
-        """`call`, and wait for the replies. If none arrives in time, the connection is dropped.
+    def flush(self) -> None:
+        """Send what has been collected."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(chain.from_iterable(self._unsent)))
+            self._unsent.clear()
 
-        Raises:
-            RedisUnavailable: see `call`; if it is `AnswerLost`, it is unknown whether Redis has
-                executed the commands or will.
-        """
-        try:
-            async with asyncio.timeout(within_s):
-                return await self.call(commands)
-        except TimeoutError:
-            self.abort()
-            raise AnswerLost(f"no answer from Redis in {within_s:g} s") from None
+    async def ask(self, commands: Sequence[Command], within_s: float) -> list[Reply]:
+        """`call`, and wait for the replies."""
+        return await self.call(commands, within_s)
+
+    def _look_at(self, at_s: float) -> None:
+        """Look for late replies then. One timer does for all calls."""
+        if self._look is not None:
+            self._look.cancel()
+        self._looks_s = at_s
+        self._look = asyncio.get_running_loop().call_at(at_s, self._drop_if_late)
+
+    def _drop_if_late(self) -> None:
+        self._look, self._looks_s = None, math.inf
+        awaited = [call for call in self._waiting if not call.future.done()]
+        first = min(awaited, key=lambda call: call.until_s, default=None)
+        if first is None or first.until_s == math.inf:
+            return
+        if first.until_s > asyncio.get_running_loop().time():
+            self._look_at(first.until_s)
+            return
+        for call in awaited:
+            late = AnswerLost(f"no answer from Redis in {first.within_s:g} s")
+            call.future.set_exception(late)
+        self.abort()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -233,5 +282,7 @@ async def _greet(connection: RespConnection, address: RedisAddress) -> None:
         user = (login["username"],) if "username" in login else ()
         hello.append(("AUTH", *user, login.get("password", "")))
     hello.append(("SELECT", address.db))
-    for command, reply in zip(hello, await connection.call(hello), strict=True):
+    asked = connection.call(hello)
+    connection.flush()  # what ends the connection from now on may be an answer
+    for command, reply in zip(hello, await asked, strict=True):
         check_refused(command[0], reply)

@@ -73,6 +73,63 @@ async def test_what_cannot_be_packed_leaves_the_connection_usable(
         connection.abort()
 
 
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def test_a_turn_of_the_loop_is_one_write() -> None:
+    connection, wire = RespConnection(), Wire()
+    connection.connection_made(wire)
+    first = connection.call([("ECHO", 1), ("ECHO", 2)])
+    with pytest.raises(ValueError):
+        connection.call([("ECHO", "good"), ("ECHO", None)])
+    second = connection.call([("ECHO", 3)], within_s=1e6)
+    assert wire.writes == [], "others may follow"
+    await asyncio.sleep(0)
+    third = connection.call([("ECHO", 4)])
+    await asyncio.sleep(0)
+    echo = [b"*2\r\n$4\r\nECHO\r\n$1\r\n%d\r\n" % number for number in range(1, 5)]
+    assert wire.writes == [b"".join(echo[:3]), echo[3]]
+    connection.data_received(b":1\r\n:2\r\n:3\r\n:4\r\n")
+    assert [await call for call in (first, second, third)] == [[1, 2], [3], [4]]
+
+
+async def test_a_connection_that_ends_has_not_sent_what_its_last_turn_collected() -> None:
+    connection = RespConnection()
+    connection.connection_made(Wire())
+    sent = connection.call([("PING",)])
+    await asyncio.sleep(0)
+    unsent = connection.call([("PING",)], within_s=1e6)
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
+    ends = await asyncio.gather(sent, unsent, return_exceptions=True)
+    assert [type(end) for end in ends] == [AnswerLost, RedisUnavailable]
+
+
+async def test_one_late_reply_ends_all_calls_of_its_connection(w: World) -> None:
+    async with Cable(w.settings.redis.url) as way:
+        connection = await connect(behind(way, w.settings).redis)
+        assert await connection.ask([("PING",)], 0.01 * PATIENCE_S) == [b"PONG"]
+        way.dead = True
+        asks = [connection.ask([("PING",)], within_s) for within_s in (1e6, 0.1, 1e6)]
+        async with asyncio.timeout(PATIENCE_S):
+            ends = await asyncio.gather(*asks, return_exceptions=True)
+        assert [repr(end) for end in ends] == [
+            repr(AnswerLost("no answer from Redis in 0.1 s"))
+        ] * 3
+        await eventually(lambda: not connection.usable)
+
+
 async def test_a_caller_that_gives_up_while_redis_greets_leaves_no_connection_behind(
     w: World,
 ) -> None:
