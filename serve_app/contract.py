@@ -171,21 +171,30 @@ class Answer(NamedTuple):
     outcome: Outcome
     written: Written | None = None
     """What the request has written; None if the worker does not know."""
+    acknowledged: str = ""
+    """The id of the queue entry that its end has removed; empty where that is left to the ingress,
+    also by an older version. Only beside what was written.
+    """
 
     def encode(self) -> str:
         """The answer as it crosses the process: `<outcome>`, or
-        `<outcome>|<tokens>|<1 or 0: whole>|<1 or 0: begun>|<prompt tokens>`.
+        `<outcome>|<tokens>|<1 or 0: whole>|<1 or 0: begun>|<prompt tokens>|<acknowledged>`.
         """
-        return "|".join([self.outcome, *(str(int(value)) for value in self.written or ())])
+        if self.written is None:
+            return self.outcome.value
+        return "|".join(
+            [self.outcome, *(f"{value:d}" for value in self.written), self.acknowledged]
+        )
 
     @classmethod
     def decode(cls, text: str) -> Answer:
         """Parse an answer; raises ValueError if its word is unknown or it lacks a number."""
-        word, *numbers = str(text).split("|")
-        if not numbers:
+        word, *more = str(text).split("|")
+        if not more:
             return cls(Outcome(word))
-        tokens, whole, begun, prompt_tokens = map(int, numbers[:4])
-        return cls(Outcome(word), Written(tokens, bool(whole), bool(begun), prompt_tokens))
+        tokens, whole, begun, prompt_tokens = map(int, more[:4])
+        written = Written(tokens, bool(whole), bool(begun), prompt_tokens)
+        return cls(Outcome(word), written, more[4] if len(more) > 4 else "")
 
 
 Execute = Callable[[str, int, str, str], Awaitable[Answer]]

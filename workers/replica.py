@@ -198,7 +198,7 @@ class WorkerReplica:
         with self._tracing.begin("attempt", facts.trace, what) as span:
             try:
                 await self._answer(attempt, entries[0], facts, recorder, span.traceparent)
-                return Answer(Outcome.ENDED, recorder.written)
+                return Answer(Outcome.ENDED, recorder.written, attempt.queued.decode())
             except Fenced:
                 extra = _about(request_id, facts)
                 log.info("request %s epoch %d fenced: stopped", request_id, epoch, extra=extra)

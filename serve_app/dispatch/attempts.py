@@ -89,14 +89,14 @@ class Attempts:
         return await self._until_reached(lambda: self._adopted.begun(entries))
 
     async def run(self, entry: QueueEntry) -> Written | None:
-        """Attend to a request until it has ended, then acknowledge its queue entry. This call fixes
-        the first epoch.
+        """Attend to a request until it has ended, then acknowledge its queue entry, unless its end
+        has done so. This call fixes the first epoch.
 
         Returns:
             What the request has written; None if that is not known.
         """
         try:
-            written = await self._until_its_end(entry)
+            answer = await self._until_its_end(entry)
         except NotOurs:
             log.info(
                 "dispatcher: request %s was taken over by another ingress",
@@ -106,14 +106,18 @@ class Attempts:
             return None
         except Unreadable as error:
             await self._give_up(entry, error)
-            written = None
+            answer = None
         finally:
             self.waits.over(entry.key)
-        await self._until_reached(lambda: self._queue.acknowledge(entry))
-        return await written_in_journal(self._store, entry) if written is None else written
+        if answer is None or answer.acknowledged != entry.entry_id:  # that may be a duplicate
+            await self._until_reached(lambda: self._queue.acknowledge(entry))
+        if answer is None or answer.written is None:
+            return await written_in_journal(self._store, entry)
+        return answer.written
 
-    async def _until_its_end(self, entry: QueueEntry) -> Written | None:
-        """Run attempts until the request has ended; returns as `run`.
+    async def _until_its_end(self, entry: QueueEntry) -> Answer | None:
+        """Run attempts until the request has ended. Returns the answer of the worker that has seen
+        it end; None if there is none.
 
         A defect of ours ends no request by itself: the journal says how far it is, so it is taken
         up again from there, a few times.
@@ -125,7 +129,7 @@ class Attempts:
         """
         for pause_s in (*timings.DEFECT_RETRY_S, None):
             try:
-                following: Next | Written | None = Next(1)
+                following: Next | Answer | None = Next(1)
                 if entry.taken_over:
                     following = await self._adopt(entry)
                 while isinstance(following, Next):
@@ -173,9 +177,9 @@ class Attempts:
             lambda: self._endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
         )
 
-    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Written | None:
-        """Run one attempt. Returns the next; or what the request has written, if it has ended, and
-        None if the worker does not know.
+    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Answer | None:
+        """Run one attempt. Returns the next; or the worker's answer, if the request has ended, and
+        None if it was ended here or has been seen to have ended.
         """
         if this.cause is None:
             self._tell_wait(entry)
@@ -193,8 +197,8 @@ class Attempts:
             answer = await self._call(entry, this)
             span.tell({"hermes.outcome": answer.outcome if isinstance(answer, Answer) else answer})
         match answer:
-            case Answer(Outcome.ENDED, written):
-                return written
+            case Answer(Outcome.ENDED):
+                return answer
             case Answer():  # fenced: a duplicate queue entry, or our own call sent twice
                 return await self._adopt(entry)
             case Cause.DEADLINE:
@@ -289,10 +293,11 @@ class Attempts:
             NotOurs: another ingress took over while this process was paused; its attempts must not
                 be fenced.
         """
+        # in this order, since a claim goes with the end
+        (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
         entries = await self._until_reached(lambda: self._store.outline(entry.request_id))
         if not entries or has_ended(entries):
             return None
-        (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
         if not ours:
             raise NotOurs
         opened = [decode_facts(opening, AttemptFacts).cause for opening in openings(entries)]

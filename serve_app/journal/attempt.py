@@ -54,6 +54,8 @@ class Attempt:
         self.ending: tuple[Entry, Summary] | None = None
         """The terminal entry, which is appended together with the last of `unaccepted`, and the
         summary in it; None before the request ends."""
+        self.queued = b""
+        """The id of the request's queue entry, which its end removes; empty if it is not known."""
         self.announced = ""
         self.met_full = False
         """Whether Redis was full when it refused an entry last."""

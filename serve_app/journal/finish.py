@@ -136,12 +136,20 @@ def append_though_full(key: str, entry: Entry) -> Command:
 
 
 def by_worker(
-    settings: Settings, request_id: str, seal: Entry, terminal: Entry, summary: Summary, size: int
+    settings: Settings,
+    request_id: str,
+    seal: Entry,
+    terminal: Entry,
+    summary: Summary,
+    size: int,
+    queued: bytes,
 ) -> Command:
     """The command with which an attempt ends its request: the fenced seal, and the terminal entry.
+    Its queue entry goes with it.
 
     Args:
         size: bytes of the journal, if its entries remain.
+        queued: the id of its queue entry; empty if it is not known.
     """
     facts = summary.request
     trimmed = terminal.packed is not None
@@ -149,6 +157,8 @@ def by_worker(
         trimmed = True  # nobody wants what was broken off for that long
     after = _afterwards(settings, request_id, facts, trimmed)
     after += keeping(settings, summary, size_of(terminal) if trimmed else size)
+    if facts is not None and queued:
+        after += _dequeueing(settings, facts, queued)
     return _command(settings, request_id, [seal, terminal], summary, seal.used or _NOTHING, after)
 
 
@@ -178,12 +188,15 @@ def from_outside(
     if queued:  # nobody waits for a claim of it any more
         line = queue_key(settings.namespace, facts.model, facts.request_class)
         channels = wake_channel(settings.namespace, "")
-        after += [
-            ("TELL", line, QUEUE_GROUP, queued, channels, wakes),  # it shall not start it
-            ("XDEL", line, queued),
-            ("XACK", line, QUEUE_GROUP, queued),
-        ]
+        after.append(("TELL", line, QUEUE_GROUP, queued, channels, wakes))  # it shall not start it
+        after += _dequeueing(settings, facts, queued)
     return _command(settings, request_id, [terminal], summary, b"", after)
+
+
+def _dequeueing(settings: Settings, facts: RequestFacts, queued: bytes) -> list[Command]:
+    """A queue entry is acknowledged only here or later: nobody would take the request up again."""
+    line = queue_key(settings.namespace, facts.model, facts.request_class)
+    return [("XDEL", line, queued), ("XACK", line, QUEUE_GROUP, queued)]
 
 
 def _afterwards(

@@ -164,6 +164,7 @@ class JournalWriter:
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
         attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
+        attempt.queued = entries[0].queue_entry
         attempt.history.add(entries[-1])
         if (
             request_id in self._attempts
@@ -287,7 +288,12 @@ class JournalWriter:
     def _appending(self, attempt: Attempt, entry: Entry) -> Command:
         if entry.ends and attempt.ending:
             return by_worker(
-                self._settings, attempt.request_id, entry, *attempt.ending, attempt.bytes
+                self._settings,
+                attempt.request_id,
+                entry,
+                *attempt.ending,
+                attempt.bytes,
+                attempt.queued,
             )
         command = append_though_full if attempt.met_full and attempt.finished else append
         return command(attempt.key, entry)

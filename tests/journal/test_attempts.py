@@ -15,7 +15,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Outcome, WorkerLost
+from serve_app.contract import Answer, Cause, Outcome, WorkerLost, Written
 from serve_app.dispatch import attempts
 from serve_app.dispatch.waits import Waits
 from serve_app.errors import Fenced
@@ -89,6 +89,21 @@ async def test_a_request_that_hangs_every_worker_is_given_up(w: World, its: Disp
     assert causes == ["", Cause.HUNG, Cause.HUNG]
     (letter,) = await its._dead.read()
     assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
+
+
+@pytest.mark.parametrize("which", ["its own", "of a duplicate", "none"])
+async def test_a_queue_entry_is_acknowledged_once_by_the_end_or_by_its_ingress(
+    w: World, its: Dispatch, which: str
+) -> None:
+    entry = await its.claim()
+    acknowledged = {"its own": entry.entry_id, "of a duplicate": "1-1", "none": ""}[which]
+
+    async def execute(*_: object) -> Answer:
+        return Answer(Outcome.ENDED, Written(7), acknowledged)
+
+    its.attempts._execute = execute
+    assert await its.attempts.run(entry) == Written(7)
+    assert await w.redis.xlen(entry.stream) == (which == "its own"), "which the end would remove"
 
 
 @pytest.mark.parametrize("adopted", [False, True])

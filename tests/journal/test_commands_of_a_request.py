@@ -21,11 +21,16 @@ ADMITTED = ("eval", "xadd", "xadd", "pexpire", "set", "zremrangebyrank", "pexpir
 ADMITTED_BY_KEY = (*ADMITTED, "get", "xrevrange")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "getrange")
-ENDED = ("eval", "xdel", "xadd", "xadd", "hget", "hset", "xtrim", "pexpire", "unlink")
-"""The last bytes with the attempt's seal, and the terminal entry, in one transaction."""
-ANSWERED = ("publish", "publish")
 ACKNOWLEDGED = ("xdel", "xack")
-EACH = Counter((*ADMITTED, *CLAIMED, *OPENED, *ANSWERED, *ENDED, *ACKNOWLEDGED))
+ENDED = (
+    *("eval", "xdel", "xadd", "xadd", "hget", "hset", "xtrim", "pexpire", "unlink"),
+    *ACKNOWLEDGED,
+)
+"""The last bytes with the attempt's seal, the terminal entry, and the end of the queue entry, in
+one transaction.
+"""
+ANSWERED = ("publish", "publish")
+EACH = Counter((*ADMITTED, *CLAIMED, *OPENED, *ANSWERED, *ENDED))
 BACKGROUND = {"time", "zadd", "zrem", "zremrangebyscore", "zrangebyscore"}
 """What processes do to renew their leases, whether there are requests or not. A `ZADD` lists a
 request, too.
@@ -61,7 +66,9 @@ def paid(d: Door) -> float:
 async def test_a_request_costs_no_more_commands(
     w: World, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
-    """Where a worker does not tell what was written, the journal is read for that."""
+    """Where a worker does not tell what was written, the journal is read for that; nor does it tell
+    then that its end has removed the queue entry.
+    """
 
     async def told(_: str, answer: Awaitable[Answer]) -> Answer:
         return Answer((await answer).outcome) if silent else await answer
@@ -76,7 +83,8 @@ async def test_a_request_costs_no_more_commands(
             await ask(d)
         count = await calls(w) - before
         each = {name: n // MANY for name, n in count.items() if name not in BACKGROUND}
-        assert Counter(each) == EACH + Counter(xrevrange=silent)
+        untold = Counter(("xrevrange", *ACKNOWLEDGED)) if silent else Counter[str]()
+        assert Counter(each) == EACH + untold
         assert paid(d) == pytest.approx((1 + MANY) * first)
         assert d.ingress.dispatcher._scheduler.lengths._judged == 1 + MANY
 
@@ -117,8 +125,9 @@ async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_no
             name = response.headers["x-request-id"]
             assert (await d.http.delete(f"/v1/requests/{name}")).status_code == 200
         await eventually(lambda: not d.ingress.dispatcher.in_flight)
-        ((outcome, written),) = answers
+        ((outcome, written, acknowledged),) = answers
         assert outcome == Outcome.ENDED
+        assert not acknowledged, "who ends it from outside does so"
         assert written is not None
         assert 0 < written.tokens < 10_000
         assert not written.whole
@@ -134,3 +143,13 @@ async def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled
     async with worker_process(w.settings) as worker:
         answer = await calling(worker)("req_1", 1, "s", "")
     assert answer == Answer(Outcome.ENDED, Written(0, whole=False, begun=False))
+
+
+async def test_the_end_removes_its_queue_entry_whoever_called(w: World) -> None:
+    await w.admit()
+    (entry,) = await w.queue().claim(1)
+    async with worker_process(w.settings) as worker:
+        answer = await calling(worker)("req_1", 1, "s", "")
+    assert answer.acknowledged == entry.entry_id
+    assert await w.redis.xlen(entry.stream) == 0
+    assert (await w.depths())["standard"].claimed == 0

@@ -26,6 +26,7 @@ ANSWERS = [
     Answer(Outcome.ENDED),
     Answer(Outcome.ENDED, Written(0, whole=False, begun=False)),
     Answer(Outcome.FENCED, Written(7, whole=False, prompt_tokens=30)),
+    Answer(Outcome.ENDED, Written(7), "1764-1"),
 ]
 
 
@@ -39,6 +40,7 @@ def test_a_workers_answer_crosses_the_process(answer: Answer) -> None:
 
 def test_an_answer_of_another_version_is_understood() -> None:
     assert Answer.decode("ended") == Answer(Outcome.ENDED, None)
+    assert Answer.decode("ended|7|1|1|30") == Answer(Outcome.ENDED, Written(7, prompt_tokens=30))
     newer = Answer(Outcome.ENDED, Written(7)).encode() + "|more"
     assert Answer.decode(newer) == Answer(Outcome.ENDED, Written(7))
     for text in ("suspended", "ended|7", "ended|many|1|1|0"):
