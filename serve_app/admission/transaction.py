@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from serve_app.redis.connection import Command
+from serve_app.redis.connection import Command, Script
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 
-_ACCEPT = """
+_ACCEPT = Script("""
 if #KEYS > 0 then
   local named = redis.call('GET', KEYS[1]) or ''
   local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
@@ -35,7 +35,7 @@ while at <= #ARGV do
   at = at + 1 + words
 end
 return 1
-"""
+""")
 """Executes commands, and adds the reply of the first to the second, as its field `i`.
 
 KEYS: none; or the string of an idempotency key and the journal of its request, and then nothing is

@@ -17,7 +17,7 @@ from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.kept import keeping, size_of
 from serve_app.journal.usage import STATES, Usage, Whose
-from serve_app.redis.connection import Command
+from serve_app.redis.connection import Command, Script
 from serve_app.redis.keyspace import (
     QUEUE_GROUP,
     body_key,
@@ -39,7 +39,7 @@ the first one, if that may need memory, and this one deletes what no stream has.
 without a script, which Redis 6.2 names in them.
 Source: https://redis.io/docs/latest/develop/programmability/eval-intro
 """
-_FINISH = """
+_FINISH = Script("""
 redis.pcall('XDEL', KEYS[1], '0-0')
 local at, attempts, used = 8, ARGV[5], ARGV[6]
 local function command()
@@ -104,7 +104,7 @@ while at <= #ARGV do
   end
 end
 return 1
-"""
+""")
 """Appends the entries that end a request, adds to a row of the ledger, and executes commands.
 
 The first command is what makes a full Redis take all of it, see `_THOUGH_FULL`.

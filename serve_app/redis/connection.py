@@ -9,6 +9,7 @@ Everything else uses redis-py.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,12 +21,23 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
 from serve_app.redis.client import find_primary, said
-from serve_app.redis.replies import Reply, check_refused
+from serve_app.redis.replies import Reply, check_refused, is_unknown_script
 from serve_app.redis.tls import tls_context
 from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import RedisAddress
 
 Command = tuple[Any, ...]
+
+
+class Script(str):
+    """A Lua script that is sent as its digest, once a connection has sent it whole."""
+
+    digest: str
+
+    def __new__(cls, text: str) -> Script:
+        made = super().__new__(cls, text)
+        made.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        return made
 
 
 class _Call(NamedTuple):
@@ -53,6 +65,8 @@ class RespConnection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Call] = deque()
+        self._scripts: set[Script] = set()
+        """Those that Redis has, unless it has forgotten them."""
         self._unsent: list[list[bytes]] = []
         """The newest of these calls, which leave together at the end of the loop's turn: a write of
         its own costs both sides more than a command."""
@@ -164,8 +178,30 @@ class RespConnection(asyncio.Protocol):
             self._unsent.clear()
 
     async def ask(self, commands: Sequence[Command], within_s: float) -> list[Reply]:
-        """`call`, and wait for the replies."""
-        return await self.call(commands, within_s)
+        """`call`, and wait for the replies. A script that Redis has forgotten is sent again before
+        this returns.
+        """
+        sent = [self._shortened(command) for command in commands]
+        replies = await self.call(sent, within_s)
+        forgotten = [
+            number
+            for number, command in enumerate(commands)
+            if sent[number] is not command and is_unknown_script(replies[number])
+        ]
+        if forgotten:
+            whole = [commands[number] for number in forgotten]
+            for number, reply in zip(forgotten, await self.call(whole, within_s), strict=True):
+                replies[number] = reply
+        return replies
+
+    def _shortened(self, command: Command) -> Command:
+        if len(command) < 2 or type(command[1]) is not Script:
+            return command
+        _, script, *more = command
+        if script in self._scripts:
+            return ("EVALSHA", script.digest, *more)
+        self._scripts.add(script)
+        return command
 
     def _look_at(self, at_s: float) -> None:
         """Look for late replies then. One timer does for all calls."""

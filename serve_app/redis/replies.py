@@ -104,6 +104,11 @@ def is_full(reply: Reply) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith("OOM ")
 
 
+def is_unknown_script(reply: Reply) -> bool:
+    """Whether Redis has forgotten the script, and therefore executed nothing of it."""
+    return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT ")
+
+
 def is_of_another_type(reply: Reply) -> bool:
     """Whether the key has another type than the command expects, so that it is not one of ours."""
     return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE")

@@ -59,7 +59,9 @@ def trial(namespace: str, process: str, db: int) -> Trial:
 
 
 def _acceptance(journal: str, queue: str, text: str, listed: str) -> list[Command]:
-    """A request is accepted by a script, which sends these."""
+    """A request is accepted by a script, which sends these. It goes as `EVALSHA` (`_lock` has it),
+    and as `EVAL` where Redis does not have it.
+    """
     return [
         ("EVAL", "return 1", 0),
         ("XADD", journal, "0-1", "f", "x"),

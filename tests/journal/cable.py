@@ -160,8 +160,8 @@ class Cable:
         self.cuts.append((how, command[0].decode()))
         return how
 
-    @staticmethod
     async def _ask(
+        self,
         command: Any,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,

@@ -17,13 +17,13 @@ from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
 MANY = 10
-ADMITTED = ("eval", "xadd", "xadd", "pexpire", "set", "zremrangebyrank", "pexpire")
+ADMITTED = ("evalsha", "xadd", "xadd", "pexpire", "set", "zremrangebyrank", "pexpire")
 ADMITTED_BY_KEY = (*ADMITTED, "get", "xrevrange")
 CLAIMED = ("xreadgroup",)
 OPENED = ("xadd", "xrange", "getrange")
 ACKNOWLEDGED = ("xdel", "xack")
 ENDED = (
-    *("eval", "xdel", "xadd", "xadd", "hget", "hset", "xtrim", "pexpire", "unlink"),
+    *("evalsha", "xdel", "xadd", "xadd", "hget", "hset", "xtrim", "pexpire", "unlink"),
     *ACKNOWLEDGED,
 )
 """The last bytes with the attempt's seal, the terminal entry, and the end of the queue entry, in
