@@ -105,6 +105,10 @@ the least that Redis's `proto-max-bulk-len` and `client-query-buffer-limit` can 
 """
 ENTRY_OUTPUTS = 1_024
 """Engine outputs per entry: encoding many more than fit would cost time."""
+OPENING_WAKE_S = 0.05
+"""The wake-up of an opening goes with the next one of its worker, usually that of its first output.
+After this time it goes alone: until then its request counts as one that waits.
+"""
 LINGER_S = 0.0008
 """The pause of the writer for each entry of its last turn, up to `journal.linger_ms`. Below 1,250
 entries a second, pauses are shorter than the time in which their entries come.

@@ -105,7 +105,11 @@ class JournalWriter:
         self._refusals = 0
         self._retry: asyncio.TimerHandle | None = None
         self._wakes: dict[str, list[Wake]] = {}
-        """By channel; they leave at the end of the loop's turn in which they have come."""
+        """By channel; they leave at the end of the loop's turn in which they came. An opening's
+        waits for what follows it.
+        """
+        self._leaving: asyncio.Handle | None = None
+        self._openings_leave: asyncio.TimerHandle | None = None
         self._messages: list[tuple[str, bytes]] = []
         """Channels, and what is to be published to them."""
         self.wake: Callable[[str, bytes], bool] = lambda channel, message: False
@@ -397,11 +401,17 @@ class JournalWriter:
                 None if entry.id == FIRST_OPENING_ID else attempt.announced,
             )
             attempt.announced = str(entry.id)
-            if not self._wakes:
-                asyncio.get_running_loop().call_soon(self._send_wakes)
             self._wakes.setdefault(attempt.channel, []).append(wake)
+            loop = asyncio.get_running_loop()
+            if not entry.id.opens:
+                self._leaving = self._leaving or loop.call_soon(self._send_wakes)
+            elif self._openings_leave is None:
+                self._openings_leave = loop.call_later(timings.OPENING_WAKE_S, self._send_wakes)
 
     def _send_wakes(self) -> None:
+        if self._openings_leave is not None:
+            self._openings_leave.cancel()
+        self._leaving = self._openings_leave = None
         wakes, self._wakes = self._wakes, {}
         for channel, items in wakes.items():
             if not self.wake(channel, message := encode_wakes(items)):

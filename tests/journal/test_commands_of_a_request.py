@@ -29,7 +29,8 @@ ENDED = (
 """The last bytes with the attempt's seal, the terminal entry, and the end of the queue entry, in
 one transaction.
 """
-ANSWERED = ("publish", "publish")
+ANSWERED = ("publish",)
+"""The wake-up of the opening goes with that of the end."""
 EACH = Counter((*ADMITTED, *CLAIMED, *OPENED, *ANSWERED, *ENDED))
 BACKGROUND = {"time", "zadd", "zrem", "zremrangebyscore", "zrangebyscore"}
 """What processes do to renew their leases, whether there are requests or not. A `ZADD` lists a
@@ -74,8 +75,8 @@ async def test_a_request_costs_no_more_commands(
         return Answer((await answer).outcome) if silent else await answer
 
     async with in_process(w.settings, around=told) as d:
-        for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S"):
-            monkeypatch.setattr(timings, loop, 1e6)
+        for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
+            monkeypatch.setattr(timings, time, 1e6)
         await ask(d)
         first = paid(d)
         before = await calls(w)
@@ -93,8 +94,8 @@ async def test_an_idempotency_key_costs_no_connection_and_no_round_trip(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with in_process(w.settings) as d:
-        for loop in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S"):
-            monkeypatch.setattr(timings, loop, 1e6)
+        for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
+            monkeypatch.setattr(timings, time, 1e6)
         await ask(d)
         opened = (await w.operator.info("stats"))["total_connections_received"]
         before = await calls(w)

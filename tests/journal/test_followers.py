@@ -39,6 +39,16 @@ def ending(follower: Follower) -> tuple[State, Reason | None]:
     return follower.reader.ending.state, follower.reader.ending.reason
 
 
+async def test_an_opening_is_told_though_no_output_follows(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 1e6)  # nor is it read for want of news
+    follower, _ = await w.followed()
+    while follower.reader.attempt is None:
+        await follower.wait()
+    assert follower.reader.attempt == OPENED
+
+
 async def test_a_follower_of_a_new_request_gets_every_byte_as_it_is_accepted(w: World) -> None:
     hub = await w.hub()
     follower = hub.follow_new("req_1")
