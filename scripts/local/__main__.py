@@ -207,7 +207,7 @@ def up(options: argparse.Namespace, device: str) -> int:
     surroundings.leave()
     config = ROOT / "cluster" / "local_cpu.yaml"
     gpus = preflight.gpus() if device == "gpu" else 0
-    given = changes(options, device, gpus)
+    given = changes(options, device, gpus, preflight.sequences_of_gpu() if gpus else None)
     variables = dict(options.env)
     args = service.render(config, options.port, given)["applications"][0]["args"]
     if problem := preflight.take(options.state_dir) or user_settings.problem(
@@ -264,11 +264,17 @@ def end_on_signals() -> None:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
-def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str, Any]:
-    """The command line as settings that override `cluster/local_cpu.yaml`. `gpus`: how many this
-    machine has.
+def changes(
+    options: argparse.Namespace, device: str, gpus: int = 0, sequences: int | None = None
+) -> dict[str, Any]:
+    """The command line as settings that override `cluster/local_cpu.yaml`.
+
+    Args:
+        gpus: how many this machine has.
+        sequences: how many one of them runs at a time, if more than any.
     """
     from scripts.local.service import merged
+    from serve_app.settings.workers import SEQUENCES_OF_A_GPU, WorkerSettings
 
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     # Two of them may share a Redis (--redis-url), and their folders' paths.
@@ -277,6 +283,8 @@ def changes(options: argparse.Namespace, device: str, gpus: int = 0) -> dict[str
         if options.engine == "vllm":
             args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
         args["workers"]["replicas"] = max(1, gpus // max(1, options.tensor_parallel_size or 1))
+        args["workers"]["stall_s"] = WorkerSettings().stall_s
+        args["workers"]["max_running_requests"] = sequences or SEQUENCES_OF_A_GPU
     if options.model:
         there = Path(options.model).exists()
         source = str(Path(options.model).resolve()) if there else options.model

@@ -68,6 +68,21 @@ def gpus() -> int:
     return sum(line.startswith("GPU ") for line in told.splitlines())
 
 
+def sequences_of_gpu() -> int | None:
+    """How many sequences vLLM (0.32) would run at a time on this machine's smallest GPU, if that is
+    more than on any: it counts a card of 70 GiB as large, except an A100. None if it is not, or
+    `nvidia-smi` does not tell.
+    """
+    ask = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=True).stdout
+        cards = [line.split(",", 1) for line in told.splitlines()]
+        large = [int(mib) >= 70 * 1024 and "a100" not in name.lower() for mib, name in cards]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return 1024 if large and all(large) else None
+
+
 def memory_gb() -> float:
     """Memory that is available now on this machine or in this container."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

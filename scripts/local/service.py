@@ -133,6 +133,10 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+ON_CPU_ONLY = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
+"""Variables of `cluster/local_cpu.yaml` that are for engines on the CPU."""
+
+
 def render(config: Path, port: int, args: Mapping[str, Any]) -> dict[str, Any]:
     """A Serve config file with another port and other settings."""
     document: dict[str, Any] = yaml.safe_load(config.read_text())
@@ -143,6 +147,9 @@ def render(config: Path, port: int, args: Mapping[str, Any]) -> dict[str, Any]:
     if kind and kind != application["args"]["engine"].get("kind", "vllm"):
         del application["args"]["engine"]  # another engine's arguments do not apply to this one
     application["args"] = merged(application["args"], args)
+    if application["args"]["workers"].get("device") == "gpu":
+        for name in ON_CPU_ONLY:
+            application["runtime_env"]["env_vars"].pop(name, None)
     return document
 
 

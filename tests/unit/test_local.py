@@ -132,6 +132,20 @@ def test_as_many_replicas_as_the_gpus_can_hold(
     assert "replicas" not in quickstart.changes(options(), "cpu", 0)["workers"]
 
 
+@each("gpus, sequences, expected", [(1, 1024, 1024), (1, None, 256)])
+def test_a_gpu_is_not_configured_as_a_cpu(gpus: int, sequences: int, expected: int) -> None:
+    config = environment.ROOT / "cluster" / "local_cpu.yaml"
+    given = quickstart.changes(options(), "gpu", gpus, sequences)
+    application = service.render(config, 8000, given)["applications"][0]
+    workers = Settings.model_validate(application["args"]).workers
+    assert (workers.max_running_requests, workers.stall_s) == (expected, 6.0)
+    assert not set(application["runtime_env"]["env_vars"]).intersection(service.ON_CPU_ONLY)
+    by_hand = quickstart.changes(options("--set", "workers.max_running_requests=9"), "gpu", 1, 1024)
+    assert by_hand["workers"]["max_running_requests"] == 9
+    on_cpu = service.render(config, 8000, quickstart.changes(options(), "cpu"))["applications"][0]
+    assert set(service.ON_CPU_ONLY) <= set(on_cpu["runtime_env"]["env_vars"])
+
+
 def test_any_setting_can_be_set_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--ingress-replicas", "3", "--set", "order.claim_ahead=2", "--set", "model.name=a=b"]
     asked = options(*words, "--set", "engine.args.enforce_eager=false")

@@ -18,12 +18,24 @@ def load(preset: str | None, **sections: Any) -> Settings:
     return load_settings({"preset": preset, **sections})
 
 
+def test_without_a_preset_an_engine_runs_as_many_as_vllm_would() -> None:
+    for args, slots in (
+        ({}, 128),
+        ({"device": "cpu"}, 128),
+        ({"device": "gpu"}, 256),
+        ({"device": "gpu", "max_running_requests": 64}, 64),
+    ):
+        assert Settings.model_validate({"workers": args}).workers.max_running_requests == slots
+
+
 def test_without_a_preset_nothing_changes() -> None:
     given = {"workers": {"device": "gpu", "autoscaling": {}}, "engine": {"args": {"seed": 1}}}
     settings = load(None, **given)
     assert settings == load_settings(given)
     assert settings.engine.args == {"seed": 1}
-    assert settings.workers.max_running_requests == WorkerSettings().max_running_requests
+    assert (
+        settings.workers.max_running_requests == WorkerSettings(device="gpu").max_running_requests
+    )
 
 
 @pytest.mark.parametrize(
