@@ -64,7 +64,8 @@ class Both:
         self.attempts, self.ray, self.replicas = Attempts(), Ray(), Replicas()
         self.server = CallServer(self.attempts, most_calls)
         self.replicas.serving([WORKER])
-        self.replicas.place_by(Placement(1.25, 8))
+        self.placement = Placement(1.25, 8)
+        self.replicas.place_by(self.placement)
         self.woken: list[bytes] = []
         self.calls = DirectCalls(self.replicas, self.ray, CHANNEL, self.woken.append)
 
@@ -96,8 +97,10 @@ async def test_a_call_and_its_answer() -> None:
         first, second = b.call("req_1"), b.call("req_2", "lost")
         await eventually(lambda: len(b.attempts.begun) == 2)
         assert b.attempts.begun == [("req_1", 1, ""), ("req_2", 1, "lost")]
+        assert b.placement._loads == {WORKER: 2}
         b.attempts.end.set_result(answer := Answer(Outcome.ENDED, Written(7, True, True, 3)))
         assert (await first, await second) == (answer, answer)
+        await eventually(lambda: not b.placement._loads)
         assert not b.ray.called
 
 
