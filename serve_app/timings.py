@@ -117,9 +117,14 @@ PACK_BYTES = 128 * 1024
 """A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
 Short answers never do; packing holds the event loop for 0.2 ms.
 """
+PACK_AT_MOST_BYTES = 2 * PACK_BYTES
+"""More, because the last entry is large, is kept as it is. So much holds the loop for 2 ms if it is
+embeddings, which zlib packs most slowly.
+"""
 PACK_AT_ONCE_BYTES = 128 * 1024
-"""A transcript up to this size, some 400 tokens, is packed on the event loop, in 0.6 ms. A larger
-one is packed in a thread, which costs the loop 0.1 ms.
+"""A transcript up to this size, some 400 tokens, is packed on the event loop: 0.2 ms, 1 ms for
+embeddings. A larger one is packed in a thread, which costs the loop 0.1 ms. Of higher levels of
+compression, whose times grow with them, the size is divided by the level.
 """
 LARGE_BYTES = 64 * 1024
 """What is larger goes over a connection to Redis that nobody else waits for. An entry with more

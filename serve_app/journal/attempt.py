@@ -216,7 +216,7 @@ class Attempt:
             return
         bodies = chain((self._older,), self.history.bodies(), (entry.body,))
         self.packing = partial(compress, bodies, level)
-        if len(self._older) + self.bytes <= timings.PACK_AT_ONCE_BYTES:
+        if (len(self._older) + self.bytes) * max(1, level) <= timings.PACK_AT_ONCE_BYTES:
             self.packed(self.packing())
 
     def packed(self, transcript: bytes | None) -> None:
@@ -295,48 +295,53 @@ class History:
     until the request ends, to restore a Redis that comes back with older data.
 
     A token takes some 800 bytes as an entry in Python, and 30 packed. The last entries are not
-    packed yet.
+    packed yet, and what comes in large pieces never is: it would hold the event loop for 10 ms a
+    MiB, and is usually an answer that is no stream and ends with it.
     """
 
-    __slots__ = ("_blocks", "_packed_bytes", "_recent", "_recent_bytes")
+    __slots__ = ("_blocks", "_blocks_bytes", "_recent", "_recent_bytes")
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[EntryId, bytes]] = []
-        """Packed entries, with the id of the last."""
-        self._packed_bytes = 0
+        self._blocks: list[tuple[EntryId, int, bytes | list[Entry]]] = []
+        """The id of the last entry, what they take, and the entries, packed or not."""
+        self._blocks_bytes = 0
         self._recent: list[Entry] = []
         self._recent_bytes = 0
 
     @property
     def memory_bytes(self) -> int:
         """About how much memory this takes."""
-        return self._packed_bytes + self._recent_bytes
+        return self._blocks_bytes + self._recent_bytes
 
     def __iter__(self) -> Iterator[Entry]:
-        for _, block in self._blocks:
+        for *_, block in self._blocks:
             yield from _unpacked(block)
         yield from self._recent
 
     def bodies(self) -> Iterator[bytes]:
         """All response bytes that are there now, in large pieces; any thread may take them."""
         recent = b"".join([entry.body for entry in self._recent])
-        return chain((_bodies_in(block) for _, block in list(self._blocks)), (recent,))
+        return chain((_bodies_in(block) for *_, block in list(self._blocks)), (recent,))
 
     def add(self, entry: Entry) -> None:
         self._recent.append(entry)
         self._recent_bytes += _OTHER_BYTES + len(entry.body) + len(entry.outputs or b"")
         if self._recent_bytes >= timings.PACK_BYTES:
-            block = _packed(self._recent)
-            self._blocks.append((entry.id, block))
-            self._packed_bytes += len(block)
+            block: bytes | list[Entry] = self._recent
+            size = self._recent_bytes
+            if size <= timings.PACK_AT_MOST_BYTES:
+                block = _packed(self._recent)
+                size = len(block)
+            self._blocks.append((entry.id, size, block))
+            self._blocks_bytes += size
             self._recent, self._recent_bytes = [], 0
 
     def take_after(self, last: EntryId) -> list[Entry]:
         """Remove the entries after `last`, and return them."""
         entries = self._recent
         while self._blocks and self._blocks[-1][0] > last:
-            _, block = self._blocks.pop()
-            self._packed_bytes -= len(block)
+            _, size, block = self._blocks.pop()
+            self._blocks_bytes -= size
             entries = _unpacked(block) + entries
         self._recent, self._recent_bytes = [], 0
         for entry in entries:
@@ -350,12 +355,16 @@ def _packed(entries: list[Entry]) -> bytes:
     return zlib.compress(_encoder.encode(flat), 1)
 
 
-def _unpacked(block: bytes) -> list[Entry]:
+def _unpacked(block: bytes | list[Entry]) -> list[Entry]:
+    if isinstance(block, list):
+        return block
     flat = _decoder.decode(zlib.decompress(block))
     return [Entry(EntryId(epoch, seq), fields) for epoch, seq, fields in flat]
 
 
-def _bodies_in(block: bytes) -> bytes:
+def _bodies_in(block: bytes | list[Entry]) -> bytes:
     """The response bytes alone. Python's lock is held for a short time only."""
+    if isinstance(block, list):
+        return b"".join([entry.body for entry in block])
     flat = _decoder.decode(zlib.decompress(block))
     return b"".join([fields.get(b"b", b"") for _, _, fields in flat])

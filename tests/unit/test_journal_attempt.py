@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import tracemalloc
+import zlib
 
 import pytest
 
@@ -165,6 +166,45 @@ async def test_what_is_kept_of_a_long_answer_is_packed_and_still_restores_all_of
         while attempt.take() is not None:
             accept(attempt)
         assert list(attempt.history) == before
+
+
+async def test_what_would_hold_the_loop_is_not_packed_there(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither large entries, nor a transcript at a level that takes long."""
+    packed: list[int] = []
+    compress = zlib.compress
+
+    def seen(data: bytes, level: int) -> bytes:
+        packed.append(len(data))
+        return compress(data, level)
+
+    monkeypatch.setattr(zlib, "compress", seen)
+    large = b"x" * (timings.PACK_AT_MOST_BYTES + 1)
+    for number, body in enumerate([b"small", large, b"y" * timings.PACK_BYTES], 1):
+        attempt.append([], [body], number)
+        accept(attempt)
+    assert len(packed) == 1
+    assert packed[0] < len(large)
+    assert len(large) < attempt.history.memory_bytes < len(large) + 2_000
+    assert b"".join(attempt.history.bodies()) == b"small" + large + b"y" * timings.PACK_BYTES
+    before = list(attempt.history)
+    attempt.rewind(EntryId(2, 1))
+    assert attempt.history.memory_bytes < 1_000
+    while attempt.take() is not None:
+        accept(attempt)
+    assert list(attempt.history) == before
+
+
+@each("level, at_once", [(0, True), (1, True), (2, False), (9, False)])
+async def test_a_transcript_is_packed_at_once_unless_its_level_takes_long(
+    level: int, at_once: bool
+) -> None:
+    attempt = Attempt("req_1", "j", 2, b"nonce", "", lambda _: None)
+    attempt.append([], [b"x" * timings.PACK_AT_ONCE_BYTES], 1, HEAD)
+    attempt.finish(State.COMPLETED, None, SUMMARY, level)
+    assert (attempt.take() is not None) == at_once
+    assert (attempt.packing is None) == at_once
 
 
 async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
