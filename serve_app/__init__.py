@@ -22,7 +22,7 @@ workers/replay.py             reads what older attempts produced; continuation.p
 journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
 ingress/answer.py             forwards the bytes to the client; signs_of_life.py: what a stream
-                              sends while it waits
+                              sends while it waits; http_protocol.py: the client's connection
 endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;

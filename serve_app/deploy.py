@@ -17,12 +17,14 @@ from ray.serve._private import http_util, replica
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
+from uvicorn.config import HTTP_PROTOCOLS
 
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.direct_calls import why_lost
 from serve_app.cluster.serve_router import OVERRIDDEN
 from serve_app.contract import Answer
 from serve_app.errors import SettingsError
+from serve_app.ingress.http_protocol import HttpProtocol
 from serve_app.processes.foundation import freeze_heap
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine, most_calls
@@ -138,6 +140,7 @@ class Ingress:
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
         http_util.RequestIdMiddleware = _Unchanged
+        HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.
         workers._init(_run_router_in_separate_loop=False)
         execute = workers.options(

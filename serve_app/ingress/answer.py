@@ -4,9 +4,9 @@
 It uses no framework's response class, because those run a task group and a disconnect listener per
 response. Ray Serve cancels this task when the client leaves.
 
-While the task waits for the next bytes of a stream, the follower calls `send` itself (`_push`). If
-`send` suspends there, because the client reads slowly, the task finishes that call (`_Suspended`)
-before it sends anything else, so the bytes always have one sender.
+While the task waits for the next bytes of a stream, the follower hands them to the connection
+itself, as long as the client takes everything. Otherwise it wakes the task, so the bytes always
+have one sender.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from starlette.types import Send
@@ -26,11 +25,11 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable, retry_headers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.http_protocol import PUSH, Push
 from serve_app.ingress.sending import pieces
 from serve_app.ingress.signs_of_life import sign_of_life
 from serve_app.journal.ending import MESSAGES
 from serve_app.journal.events import (
-    PIECE_BYTES,
     SEPARATOR,
     after_event,
     body_event,
@@ -48,26 +47,6 @@ _NO_MORE = Head(204, [])
 
 class _Overdue(Exception):
     """The deadline has passed while Redis was unreachable."""
-
-
-class _Suspended:
-    """A call of `send` that was begun outside of a task and waits for a future; awaiting this
-    finishes it.
-    """
-
-    __slots__ = ("_call", "_future")
-
-    def __init__(self, call: Generator[Any, Any, None], future: Any) -> None:
-        self._call = call
-        self._future = future
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        yield self._future
-        yield from self._call
-
-    def close(self) -> None:
-        """The client is gone: the call is not finished."""
-        self._call.close()
 
 
 class Answering(NamedTuple):
@@ -121,9 +100,6 @@ class Answer:
         """
         self._task: asyncio.Task[Any] | None = None
         self._cut = False
-        self._asgi_send: Send | None = None
-        self._suspended: _Suspended | None = None
-        self._send_error: BaseException | None = None
 
     def cut(self) -> None:
         """The client no longer reads: treat it as disconnected."""
@@ -140,7 +116,7 @@ class Answer:
         if self._facts is not None:
             self._set_alarm(self._deadlines.due_in_s(self._facts.deadline_ms))
         try:
-            await self._forward(send)
+            await self._forward(send, scope.get("extensions", {}).get(PUSH))
             departed = False
         except _Overdue:
             departed = False
@@ -155,8 +131,6 @@ class Answer:
             )
         finally:
             self._follower.push = None
-            if self._suspended is not None:
-                self._suspended.close()
             if self._alarm is not None:
                 self._alarm.cancel()
             if self._unread_bytes:
@@ -195,11 +169,10 @@ class Answer:
         ):  # a part was sent, so its end must come from the journal
             self._set_alarm(timings.EXPIRE_WITHIN_S)
 
-    async def _forward(self, send: Send) -> None:
+    async def _forward(self, send: Send, push: Push | None) -> None:
         reader = self._follower.reader
         held: list[bytes] = []  # the response is not a stream, so its status may still change
         while True:
-            await self._finish_push()
             ended = (
                 reader.ending is not None
             )  # set before sending, because more bytes can arrive meanwhile
@@ -209,7 +182,7 @@ class Answer:
             if reader.streams and reader.head is not None:
                 if body:
                     await self._send(send, reader.head, body)
-                    self._asgi_send, self._follower.push = send, self._push
+                    self._follower.push = push
             elif body and reader.more and self._passes_on():
                 assert reader.head is not None
                 self._passing = True
@@ -224,7 +197,8 @@ class Answer:
                 held.clear()
                 await self._finish(send, whole)
                 return
-            if self._streamed and SYSTEM.monotonic_s() - self._last_sent_s >= self._heartbeat_s:
+            sent_s = max(self._last_sent_s, self._follower.pushed_at)
+            if self._streamed and SYSTEM.monotonic_s() - sent_s >= self._heartbeat_s:
                 await self._send(send, _EVENT_STREAM, self._sign_of_life())
             if self._overdue:
                 await self._expire()
@@ -256,33 +230,6 @@ class Answer:
         complete = reader.ending is not None and reader.ending.state is State.COMPLETED
         ours = self._as_events or (self._started and not self._passing)
         return complete and reader.head is not None and not ours
-
-    def _push(self) -> bool:
-        """Send what the reader holds, while the task only waits. False: the task must go on."""
-        reader = self._follower.reader
-        if reader.ending is not None or reader.held_bytes > PIECE_BYTES:
-            return False
-        assert self._asgi_send is not None
-        self.sending_since_s = self._last_sent_s = SYSTEM.monotonic_s()
-        message = {"type": "http.response.body", "body": reader.take(), "more_body": True}
-        try:
-            call = self._asgi_send(message).__await__()
-            self._suspended = _Suspended(call, next(call))
-        except StopIteration:
-            self.sending_since_s = math.inf
-            return True
-        except BaseException as error:  # it belongs to this answer's task, not to the subscription
-            self._send_error = error
-        return False
-
-    async def _finish_push(self) -> None:
-        """Finish a call of `send` that was pushed."""
-        if self._send_error is not None:
-            raise self._send_error
-        if self._suspended is not None:
-            suspended, self._suspended = self._suspended, None
-            await suspended
-            self.sending_since_s = math.inf
 
     async def _finish(self, send: Send, held: bytes) -> None:
         """Send the last bytes: of the engine's response, or an error of ours in a format that still

@@ -52,10 +52,10 @@ class Follower:
         """When to stop waiting for an answer from Redis, by the event loop's clock."""
         self.on_begun: Callable[[], None] | None = None
         """Called once, when a worker has started the request or none will."""
-        self.push: Callable[[], bool] | None = None
-        """Sends what the reader holds, outside of the connection's task; False if that task must
-        run.
-        """
+        self.push: Callable[[bytes], bool] | None = None
+        """Sends bytes outside of the connection's task; False if that task must."""
+        self.pushed_at = 0.0
+        """When it last did, in monotonic seconds."""
         self._store = store
         self._page = timings.FIRST_PAGE_ENTRIES
         self._idle = False
@@ -67,12 +67,18 @@ class Follower:
         self._woken.set()
 
     def deliver(self, entry: Entry, now_s: float) -> None:
-        """An entry that follows directly on what the reader has (hot path)."""
-        self.feed([entry])
-        if self._idle and self.push is not None and not self._woken.is_set() and self.push():
-            self.fed_at = now_s
-        else:
+        """An entry of a wake-up (hot path)."""
+        reader = self.reader
+        waits = self._idle and not self._woken.is_set()
+        if waits and self.push is not None and reader.pass_on(entry, self.push):
+            self.fed_at = self.pushed_at = now_s
+        elif reader.full:  # its client does not read: leave it in the stream
+            self.wake(stale=True)
+        elif reader.contiguous(entry):
+            self.feed([entry])
             self._woken.set()
+        elif entry.id > reader.position:
+            self.wake(stale=True)
 
     def begun(self) -> None:
         """The request no longer waits, or nobody is left to observe it."""
@@ -224,12 +230,7 @@ class Followers:
             if entry.terminal and not entry.counts:
                 self.on_end(request_id)
             for follower in self._followers.get(request_id, ()):
-                if follower.reader.full:  # its client does not read: leave it in the stream
-                    follower.wake(stale=True)
-                elif follower.reader.contiguous(entry):
-                    follower.deliver(entry, now_s)
-                elif entry.id > follower.reader.position:
-                    follower.wake(stale=True)
+                follower.deliver(entry, now_s)
 
     async def _stay_subscribed(self) -> None:
         outage = Outage(log, "journal: cannot subscribe, retrying")

@@ -7,7 +7,7 @@ finished request.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from serve_app.contract import Reason, State
 from serve_app.journal.ending import Ending
@@ -17,6 +17,8 @@ from serve_app.journal.facts import AttemptFacts, Head, RequestFacts
 from serve_app.journal.ids import BEGINNING, FIRST_OPENING_ID, REQUEST_ID, EntryId
 
 _HOLD_BYTES = 64 * 1024
+_PLAIN = frozenset((b"b", b"e", b"p"))
+"""The fields of a wake-up that adds events to a stream and nothing else."""
 
 
 class JournalReader:
@@ -131,6 +133,32 @@ class JournalReader:
                 self._bytes_at = BEGINNING
         else:
             self._add(entry.body, entry.events)
+
+    def pass_on(self, entry: Entry, push: Callable[[bytes], bool]) -> bool:
+        """What `feed` and `take` do, if the entry of a wake-up only has the next events, nothing is
+        held, and `push` sends them (hot path). False: nothing has changed.
+        """
+        entry_id, fields = entry
+        if (
+            len(fields) != len(_PLAIN)
+            or not _PLAIN.issuperset(fields)
+            or fields[b"p"] != b"%d-%d" % self.position
+            or entry_id <= self.position
+            or not self.streams
+            or self.held_bytes
+            or self.ending is not None
+            or self._event < self._seen
+        ):
+            return False
+        try:
+            event = int(fields[b"e"])
+        except ValueError:
+            return False
+        if event < self._event or not push(fields[b"b"]):
+            return False
+        self.position = self._bytes_at = entry_id
+        self._event = self._passed_event = event
+        return True
 
     def _continues(self, entry: Entry) -> bool:
         """Whether a later attempt continues exactly after the bytes that this reader knows.

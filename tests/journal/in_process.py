@@ -18,6 +18,7 @@ import uvicorn
 
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer, Execute
+from serve_app.ingress.http_protocol import HttpProtocol
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.settings import Settings
@@ -182,7 +183,10 @@ async def door_of(ingress: IngressProcess) -> AsyncIterator[Door]:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         app = _cancelled_when_the_client_leaves(ingress.app())
-        server = _Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
+        config = uvicorn.Config(
+            app, http=HttpProtocol, log_level="critical", lifespan="off", ws="none"
+        )
+        server = _Server(config)
         serving = asyncio.create_task(server.serve([listening]))
         try:
             await eventually(lambda: server.started)

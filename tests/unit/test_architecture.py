@@ -61,6 +61,7 @@ IMPURE_LIBRARIES = {
 OWNERS = {
     "fastapi": ("serve_app.ingress",),
     "starlette": ("serve_app.ingress",),
+    "uvicorn": ("serve_app.ingress.http_protocol", "serve_app.deploy"),
     "hiredis": ("serve_app.redis",),
     "httpx": ("serve_app.client", "serve_app.cli.service_api"),
     "redis.exceptions": ("serve_app.redis",),

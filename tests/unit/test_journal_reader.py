@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.errors import Unreadable
 from serve_app.journal.entries import Entry, compress, decode_wakes, encode_wakes, wake_of
 from serve_app.journal.events import EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
@@ -123,6 +126,56 @@ def test_wake_ups_may_be_lost_and_doubled_and_reads_may_come_at_any_time(
     assert reader.last_event == (len(journal.items) if streamed else 0)
     assert reader.ending is not None
     assert reader.ending.state == ("completed" if journal.completed else "failed")
+
+
+@settings(max_examples=200)
+@given(
+    st.booleans(),
+    st.integers(0, 3),
+    st.lists(st.sampled_from("plain plain refused taken gap echo less more none odd".split())),
+)
+def test_what_is_passed_on_is_what_would_have_been_fed_and_taken(
+    streamed: bool, seen: int, steps: list[str]
+) -> None:
+    """And what is not passed on has changed nothing."""
+    reader = JournalReader(seen=seen, position=EntryId(1, 0))
+    head = msgspec.json.encode(EVENT_STREAM if streamed else JSON)
+    reader.feed(Entry(EntryId(1, 1), {b"h": head, b"b": b"data: 1\n\n", b"e": b"1"}))
+    for step in steps:
+        if step == "taken":
+            reader.take()
+            continue
+        at, number = reader.position, reader.last_event + 1
+        fields = {
+            b"b": b"data: %d\n\n" % number,
+            b"e": {"less": b"0", "odd": b"9" * 5000}.get(step, b"%d" % number),
+            b"p": b"1-99" if step == "gap" else str(at).encode(),
+        }
+        if step == "more":
+            fields |= {b"f": b"1-1"}
+        elif step == "none":
+            del fields[b"b"]
+        entry = Entry(EntryId(1, at.seq + (step != "echo")), fields)
+        nothing_before = streamed and not reader.held_bytes and reader.last_event >= seen
+        before, pushed = copy.deepcopy(reader), list[bytes]()
+
+        def push(body: bytes) -> bool:
+            pushed.append(body)  # noqa: B023
+            return step == "plain"  # noqa: B023
+
+        passed = reader.pass_on(entry, push)
+        assert passed == (step == "plain" and nothing_before)
+        assert bool(pushed) == (step in ("plain", "refused") and nothing_before)
+        if passed:
+            assert before.contiguous(entry)
+            before.feed(entry)
+            assert [before.take()] == pushed
+        assert vars(reader) == vars(before)
+        if reader.contiguous(entry):
+            with suppress(Unreadable):
+                reader.feed(entry)
+        if reader.ending is not None:
+            return
 
 
 def test_a_gap_is_no_successor() -> None:

@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
 from serve_app.ingress.answer import Answer, Answering
+from serve_app.ingress.http_protocol import PUSH
 from serve_app.journal.entries import Entry, encode_wakes, wake_of
 from serve_app.journal.events import COMMENT
 from serve_app.journal.facts import AttemptFacts, Head, Summary
@@ -66,9 +67,13 @@ class Nobody:
 
 
 class Client:
-    """One connection. `takes`: whether its socket takes bytes; `breaks`: whether a send fails."""
+    """One connection. `takes`: whether its socket takes bytes; `breaks`: whether a send fails.
 
-    def __init__(self, followers: Followers) -> None:
+    Args:
+        pushed: whether its server takes bytes without `send`, too.
+    """
+
+    def __init__(self, followers: Followers, pushed: bool = True) -> None:
         self.got = b""
         self.takes = asyncio.Event()
         self.takes.set()
@@ -78,7 +83,16 @@ class Client:
         # No deadline is looked at here, nor what is unread.
         answering = Answering(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
         answer = Answer(answering, self.follower, "/v1/completions", facts=None, streamed=True)
-        self.task = asyncio.ensure_future(answer({}, None, self._send))
+        scope = {"extensions": {PUSH: self._push}} if pushed else {}
+        self.task = asyncio.ensure_future(answer(scope, None, self._send))
+
+    def _push(self, body: bytes) -> bool:
+        assert not self._sending, "two senders at once"
+        assert body, "it would end the answer"
+        if not self.takes.is_set() or self.breaks:
+            return False
+        self.got += body
+        return True
 
     async def _send(self, message: Message) -> None:
         assert not self._sending, "two senders at once"
@@ -149,6 +163,7 @@ async def play(steps: list[str]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
+@example("told runs blocks told runs told runs takes runs".split())  # sends, and there is more
 def test_what_is_pushed_is_what_would_have_been_pulled(steps: list[str]) -> None:
     asyncio.run(play(steps))
 
