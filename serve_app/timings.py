@@ -109,10 +109,12 @@ OPENING_WAKE_S = 0.05
 """The wake-up of an opening goes with the next one of its worker, usually that of its first output.
 After this time it goes alone: until then its request counts as one that waits.
 """
-LINGER_S = 0.0008
-"""The pause of the writer for each entry of its last turn, up to `journal.linger_ms`. Below 1,250
-entries a second, pauses are shorter than the time in which their entries come.
+ENTRIES_PER_S = 600
+"""Outputs of streams become entries one by one while a worker writes fewer than twice as many. With
+more they wait for each other within `journal.linger_ms`, so that no more than these are written.
 """
+LOAD_S = 0.2
+"""Over this time a writer counts outputs and streams, from which the next pauses follow."""
 PACK_BYTES = 128 * 1024
 """A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
 Short answers never do; packing holds the event loop for 0.2 ms.

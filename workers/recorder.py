@@ -16,6 +16,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.events import EventNumberer
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.pause import Pause
 from serve_app.journal.usage import Usage, reasoning_tokens
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings.sections import JournalSettings
@@ -132,6 +133,11 @@ class Recorder:
     @property
     def request_id(self) -> str:
         return self._attempt.request_id
+
+    @property
+    def pause(self) -> Pause:
+        """When an engine keeps what this request makes."""
+        return self._attempt.pause
 
     @property
     def tenant(self) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import os
 import time
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from serve_app.clock import SYSTEM
 from serve_app.contract import EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
+from serve_app.journal.pause import Pause
 from serve_app.settings import Settings
 from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
@@ -44,12 +45,12 @@ class ResponseFormat:
             '"choices":[{"index":0,' + ('"delta":{"content":"' if chat else '"text":"')
         ).encode()
 
-    def chunk(self, word: str, last: bool) -> bytes:
-        """One streamed token; the words need no escaping."""
+    def chunk(self, words: str, last: bool) -> bytes:
+        """One event of a stream; the words need no escaping."""
         finish = b'"length"' if last else b"null"
         return b'%b%b"%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (
             self._prefix,
-            word.encode(),
+            words.encode(),
             b"}" if self._chat else b"",
             finish,
         )
@@ -139,13 +140,35 @@ class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Running:
-    """One request in the batch: `steps` counts the tokens that it may take."""
+    """One request in the batch. `waiting`: tokens that it has not taken; `left`: those to come."""
 
-    __slots__ = ("ready", "steps")
+    __slots__ = ("_begun", "_left", "_pause", "ready", "waiting")
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, left: int, pause: Pause) -> None:
+        self.waiting = 0
         self.ready = asyncio.Event()
+        self._begun = False
+        self._left = left
+        self._pause = pause
+
+    def step(self) -> None:
+        """One more token. In a pause it waits, unless it is the first or the last."""
+        self._left -= 1
+        running, self._begun = self._begun and self._left > 0, True
+        if not running or not self._pause.holds(self.waiting, self._wake):
+            self.ready.set()
+        self.waiting += 1
+
+    async def taken(self) -> int:
+        """How many tokens there are now, at least one."""
+        await self.ready.wait()
+        self.ready.clear()
+        tokens, self.waiting = min(self.waiting, self.waiting + self._left), 0
+        return tokens
+
+    def _wake(self) -> None:
+        if self.waiting:
+            self.ready.set()
 
 
 class SimulatedEngine:
@@ -203,8 +226,7 @@ class SimulatedEngine:
             await asyncio.sleep(due - SYSTEM.monotonic_s())
             self._progress.stepped()
             for running in self._batch:
-                running.steps += 1
-                running.ready.set()
+                running.step()
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
@@ -263,17 +285,18 @@ class SimulatedEngine:
         streamed: bool,
         fault: Fault | None,
     ) -> Any:
-        """Send the recorded part at once; then one token per step, or several if the loop was
-        late.
+        """Send the recorded part at once; then one token per step, or several together if a pause
+        has kept them or the loop was late.
         """
         words, taken = text_of(prompt), 0
-        for _ in recorder.recorded.outputs:
-            word, taken = next(words), taken + 1
+        for output in recorder.recorded.outputs:
+            text = "".join(islice(words, len(output.token_ids)))
+            taken += len(output.token_ids)
             if streamed:
-                await recorder.send(body_part(shape.chunk(word, taken == limit)))
+                await recorder.send(body_part(shape.chunk(text, taken == limit)))
             recorder.pulled()
-            yield word
-        running = await self._join(taken)
+            yield text
+        running = await self._join(limit - taken, recorder.pause)
         read = len(prompt) // 4
         if taken:
             recorder.computed_again(read + taken)
@@ -282,27 +305,26 @@ class SimulatedEngine:
         fault_at = taken + self._arguments.fault_after_tokens if fault else limit
         try:
             while taken < limit:
-                await running.ready.wait()
-                running.ready.clear()
+                tokens = await running.taken()
                 if taken >= fault_at or self._failed.is_set():
                     await self._suffer(fault, recorder)
-                for _ in range(min(running.steps, limit) - taken):
-                    word = next(words)
-                    taken += 1
-                    last = taken == limit
-                    recorder.record(0, word, (taken,), "length" if last else None, None, 0)
-                    if streamed:
-                        await recorder.send(body_part(shape.chunk(word, last)))
-                    if not last:
-                        recorder.pulled()
-                    yield word
+                text = "".join(islice(words, tokens))
+                token_ids = range(taken + 1, taken + tokens + 1)
+                taken += tokens
+                last = taken == limit
+                recorder.record(0, text, token_ids, "length" if last else None, None, 0)
+                if streamed:
+                    await recorder.send(body_part(shape.chunk(text, last)))
+                if not last:
+                    recorder.pulled()
+                yield text
         finally:
             self._batch.discard(running)
 
-    async def _join(self, taken: int) -> _Running:
+    async def _join(self, left: int, pause: Pause) -> _Running:
         if self._arguments.prefill_ms:
             await asyncio.sleep(self._arguments.prefill_ms / 1000)
-        running = _Running(taken)
+        running = _Running(left, pause)
         self._batch.add(running)
         self._work.set()
         return running
@@ -329,5 +351,5 @@ class SimulatedEngine:
 def text_of(prompt: bytes) -> Iterator[str]:
     """The words that follow a prompt: endless, the same for the same prompt, and numbered."""
     seed = int.from_bytes(hashlib.blake2b(prompt, digest_size=4).digest(), "big")
-    for number in itertools.count(1):
+    for number in count(1):
         yield f"{_WORDS[(seed + number * number) % len(_WORDS)]}-{number} "

@@ -89,7 +89,15 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import both_ways, determinism, grammars, responses, shapes, text_logprobs
+        from workers import (
+            both_ways,
+            collector,
+            determinism,
+            grammars,
+            responses,
+            shapes,
+            text_logprobs,
+        )
         from workers.resumable import RecordingClient
         from workers.warm_up import warm_up
 
@@ -116,6 +124,7 @@ class VllmEngine:
         )
         vllm_failures.install()
         shapes.install()
+        collector.install()
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:
             await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))

@@ -11,6 +11,7 @@ from pathlib import Path
 from .batching import compare_batchers
 from .compare import compare
 from .idle import measure_idle
+from .lateness import measure_lateness
 from .long_among_short import measure_long_among_short
 from .micro import measure_micro
 from .options import parse
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         folder = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         try:
             there = Path(stack.enter_context(folder))
+            if options.lateness:
+                return measure_lateness(options)
             if options.micro:
                 return measure_micro(options, there)
             systems = _start(options, there, stack)

@@ -112,6 +112,12 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
         help="the CPU time of a token in the service's own code: worker and ingress in this "
         "process, without Ray, sockets and HAProxy",
     )
+    add(
+        "--lateness",
+        action="store_true",
+        help="how many tokens a busy worker writes together and how long they wait for it, with "
+        "--concurrency streams, in virtual time",
+    )
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -182,18 +188,26 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
 def _contradiction(given: argparse.Namespace) -> str | None:
     """What does not go together, in words for the user."""
     systems = len(given.against) + given.serve + bool(given.url)
-    kinds = (given.micro, given.idle, given.kill, given.batching, given.long_among_short)
+    alone = given.micro or given.lateness
+    kinds = (
+        given.micro,
+        given.lateness,
+        given.idle,
+        given.kill,
+        given.batching,
+        given.long_among_short,
+    )
     rules = {
         "--serve starts the service and --url names a running one: give only one of them": (
             given.serve and given.url
         ),
-        "nothing to measure: give --url, --serve, --against or --micro": not (
-            systems or given.virtual or given.micro
+        "nothing to measure: give --url, --serve, --against, --micro or --lateness": not (
+            systems or given.virtual or alone
         ),
-        "of --micro, --idle, --kill, --batching and --long-among-short give only one": (
+        "of --micro, --lateness, --idle, --kill, --batching and --long-among-short give only one": (
             sum(map(bool, kinds)) > 1
         ),
-        "--micro starts what it measures, and nothing beside it": given.micro and systems,
+        "--micro and --lateness start what they measure, and nothing beside it": alone and systems,
         "--idle and --kill need systems that this command starts": (
             (given.idle or given.kill) and given.url
         ),

@@ -19,6 +19,7 @@ from serve_app.journal.entries import Entry, compress, encode_outputs
 from serve_app.journal.events import events_in
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import MAX_ID_PART, EntryId
+from serve_app.journal.pause import Pause
 
 _Packable = list[tuple[int, int, dict[bytes, bytes]]]
 _OTHER_BYTES = 550
@@ -42,12 +43,14 @@ class Attempt:
         nonce: bytes,
         channel: str,
         mark: Callable[[Attempt], None],
+        pause: Pause | None = None,
     ) -> None:
         self.request_id = request_id
         self.key = key
         self.epoch = epoch
         self.nonce = nonce
         self.channel = channel
+        self.pause = pause or Pause()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.history = History()
         self.unaccepted: deque[Entry] = deque()
@@ -62,7 +65,6 @@ class Attempt:
         self.bytes = 0
         """How much was appended: response bytes, and the engine's outputs once they are entries."""
         self._mark = mark
-        self._more = False
         self._seq = 0
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
@@ -94,14 +96,6 @@ class Attempt:
             or self._sealing
             or self._quit
         )
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether what is buffered may ride with later outputs: not the first ones, no end, and
-        nothing that is too much for an entry, or was for the last one.
-        """
-        fits = not self._more and len(self._outputs) < timings.ENTRY_OUTPUTS
-        return self._seq > 0 and not self._finished and fits
 
     @property
     def finished(self) -> bool:
@@ -184,7 +178,7 @@ class Attempt:
 
     def _build(self) -> None:
         outputs, body = self._next_outputs(), self._next_body()
-        self._more = more = bool(self._outputs or self._body)
+        more = bool(self._outputs or self._body)
         ending, given_up = (None, None) if more else (self._ending, self._quit)
         before = self._seq
         self._seq = MAX_ID_PART if ending else self._seq + 1

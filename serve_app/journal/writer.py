@@ -6,9 +6,7 @@ new, and what is published for entries that were accepted before. (An ingress wi
 this worker gets its wake-ups there, without a turn.) Whatever is appended meanwhile goes into the
 next turn.
 
-A turn is followed by a pause, which grows with its entries. First tokens and ends are appended in
-it; other tokens linger, and several of a stream become one entry, which costs what an entry with
-one token costs (ADR 24).
+A turn is followed by a pause, in which the engine keeps what its running requests make (`Pause`).
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from serve_app.journal.entries import (
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.finish import append, append_though_full, by_worker
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId, opening_id
+from serve_app.journal.pause import Pause
 from serve_app.journal.store import long_questions, with_body
 from serve_app.loops import Loops, backoff, ended
 from serve_app.observability.logs import Outage
@@ -96,10 +95,7 @@ class JournalWriter:
         self._shared = SharedConnection(self._connect, quiet_s=0.0)  # the loop sets its own pace
         self._attempts: dict[str, Attempt] = {}
         self._dirty: dict[str, Attempt] = {}
-        self._lingering: dict[str, Attempt] = {}
-        """Attempts whose tokens wait for the end of the pause."""
-        self._pause: asyncio.TimerHandle | None = None
-        self._linger_s = settings.journal.linger_ms / 1000
+        self.pause = Pause(settings.journal.linger_ms / 1000)
         self._aside: dict[str, Attempt] = {}
         """Attempts that Redis refuses for now. The others do not wait for them."""
         self._refusals = 0
@@ -167,7 +163,7 @@ class JournalWriter:
         entries = _read_answers(request_id, epoch, nonce, replies)
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
-        attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark)
+        attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark, self.pause)
         attempt.queued = entries[0].queue_entry
         attempt.history.add(entries[-1])
         if (
@@ -187,24 +183,8 @@ class JournalWriter:
         self._forget(attempt, fenced=True)
 
     def _mark(self, attempt: Attempt) -> None:
-        if attempt.request_id in self._aside:
-            return
-        if self._pause is not None and attempt.may_wait:
-            self._lingering[attempt.request_id] = attempt
-        else:
+        if attempt.request_id not in self._aside:
             self._dirty[attempt.request_id] = attempt
-            self._something_to_do.set()
-
-    def _begin_pause(self, entries: int) -> None:
-        if entries and self._pause is None:
-            pause_s = min(self._linger_s, entries * timings.LINGER_S)
-            self._pause = asyncio.get_running_loop().call_later(pause_s, self._end_pause)
-
-    def _end_pause(self) -> None:
-        self._pause = None
-        self._dirty |= self._lingering
-        self._lingering = {}
-        if self._dirty:
             self._something_to_do.set()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -247,7 +227,7 @@ class JournalWriter:
                 packing = self._pack(attempt, attempt.packing)
                 self._packing[attempt] = asyncio.create_task(packing, name="pack")
         self._dirty = {}
-        self._begin_pause(len(batch))
+        self.pause.begin(len(batch))
         others = len(commands)
         for attempt, entry in batch:
             commands.append(self._appending(attempt, entry))
@@ -325,7 +305,6 @@ class JournalWriter:
         """Redis refuses this attempt for now: look at it again later."""
         self._aside[attempt.request_id] = attempt
         self._dirty.pop(attempt.request_id, None)
-        self._lingering.pop(attempt.request_id, None)
         if self._retry is None:
             self._refusals += 1
             pause_s = backoff(timings.APPEND_RETRY_S, self._refusals)
@@ -422,7 +401,6 @@ class JournalWriter:
         if self._attempts.get(attempt.request_id) is attempt:
             del self._attempts[attempt.request_id]
             self._dirty.pop(attempt.request_id, None)
-            self._lingering.pop(attempt.request_id, None)
             self._aside.pop(attempt.request_id, None)
         attempt.close(fenced)
 

@@ -17,6 +17,7 @@ from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
 from serve_app.journal.ids import EntryId
+from serve_app.journal.pause import Pause
 from serve_app.journal.reader import JournalReader
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
@@ -137,7 +138,24 @@ def request(
     return Entry(EntryId(0, 1), fields)
 
 
-async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "req_0") -> Written:
+class PauseAfterPause(Pause):
+    """A pause that three outputs of a stream end, and another one begins at once."""
+
+    def __init__(self) -> None:
+        super().__init__(3_600.0)
+        self.on, self.together = True, 3
+
+    def end(self) -> None:
+        super().end()
+        self.on = True
+
+
+async def attempt(
+    world: EngineThread,
+    journal: list[Entry],
+    request_id: str = "req_0",
+    pause: type[Pause] = Pause,
+) -> Written:
     """Work on a journal as a worker does, one entry for every engine output, to the end of the
     response.
     """
@@ -153,7 +171,7 @@ async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "
             entries.append(entry)
             one.accepted(entry)
 
-    one = Attempt(request_id, "key", epoch, b"nonce", "", write)
+    one = Attempt(request_id, "key", epoch, b"nonce", "", write, pause())
     facts = msgspec.json.decode(journal[0].fields[b"m"], type=RequestFacts)
     line = msgspec.json.decode(journal[0].fields[b"r"], type=RequestLine)
     part = recorded(entries)
@@ -177,12 +195,14 @@ async def attempt(world: EngineThread, journal: list[Entry], request_id: str = "
     )
 
 
-async def attempts(world: EngineThread, journals: Sequence[list[Entry]]) -> list[Written]:
+async def attempts(
+    world: EngineThread, journals: Sequence[list[Entry]], pause: type[Pause] = Pause
+) -> list[Written]:
     """An attempt for each journal, as many at once as the engine runs."""
     few = asyncio.Semaphore(AT_ONCE)
 
     async def one(journal: list[Entry]) -> Written:
         async with few:
-            return await attempt(world, journal)
+            return await attempt(world, journal, pause=pause)
 
     return await asyncio.gather(*(one(journal) for journal in journals))

@@ -18,9 +18,18 @@ pytest.importorskip("vllm")
 
 from serve_app.contract import Because
 from serve_app.journal.entries import Entry
+from serve_app.journal.pause import Pause
 from tests.engine.contents import alike, content, each_choice, events, same
 from tests.engine.prompts import TOOLS
-from tests.engine.resume_helpers import EngineThread, Written, attempt, attempts, body_of, request
+from tests.engine.resume_helpers import (
+    EngineThread,
+    PauseAfterPause,
+    Written,
+    attempt,
+    attempts,
+    body_of,
+    request,
+)
 from workers.engine_plugin import PRIOR
 from workers.replay import CannotContinue
 
@@ -136,8 +145,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def unbroken(world: EngineThread, path: str, body: dict[str, Any]) -> Written:
-    return world.run(attempt(world, [request(path, body)]))
+MERGED = (
+    "plain text",
+    "a stop string",
+    "a stop string that is kept",
+    "a tool call",
+    "a cut call, not streamed",
+    "logprobs",
+    "logprobs before a stop string",
+    "logprobs of a response",
+    "a seed and n",
+    "several prompts",
+    "responses",
+)
+
+
+def unbroken(
+    world: EngineThread, path: str, body: dict[str, Any], pause: type[Pause] = Pause
+) -> Written:
+    return world.run(attempt(world, [request(path, body)], pause=pause))
 
 
 def outputs(entry: Entry) -> int:
@@ -145,10 +171,14 @@ def outputs(entry: Entry) -> int:
     return sum(len(output[2]) for output in json.loads(entry.fields.get(b"o", b"[]")))
 
 
+def engine_outputs(written: Written) -> list[Any]:
+    found = [json.loads(entry.fields.get(b"o", b"[]")) for entry in written.entries]
+    return [output for entry in found for output in entry]
+
+
 def token_ids(written: Written) -> list[int]:
     """All tokens of a response's only generation."""
-    found = [json.loads(entry.fields.get(b"o", b"[]")) for entry in written.entries]
-    return [token_id for entry in found for output in entry for token_id in output[2]]
+    return [token_id for output in engine_outputs(written) for token_id in output[2]]
 
 
 def is_lost(resumed: Written, because: Because) -> None:
@@ -171,9 +201,15 @@ def parting(whole: Written, resumed: Written) -> str:
     return f"the tokens part at {at} of {len(ours)} and {len(theirs)}, the cut is at {cut}"
 
 
-def check_every_cut(world: EngineThread, path: str, body: dict[str, Any], last: int = 0) -> Written:
+def check_every_cut(
+    world: EngineThread,
+    path: str,
+    body: dict[str, Any],
+    last: int = 0,
+    pause: type[Pause] = Pause,
+) -> Written:
     """`last`: how many cuts from the end; by default all. Returns the unbroken response."""
-    whole = unbroken(world, path, body)
+    whole = unbroken(world, path, body, pause)
     tokens = sum(outputs(entry) for entry in whole.entries)
     assert whole.recorder.head is not None
     assert whole.recorder.head.status == 200, whole.body
@@ -184,7 +220,7 @@ def check_every_cut(world: EngineThread, path: str, body: dict[str, Any], last: 
     assert cuts  # how many depends on how fast the outputs were taken
     assert len(token_ids(whole)) > 4
     cuts = cuts[-last:]
-    for left, resumed in zip(cuts, world.run(attempts(world, cuts), 240), strict=True):
+    for left, resumed in zip(cuts, world.run(attempts(world, cuts, pause), 240), strict=True):
         where = f"cut behind entry {len(left)} of {len(whole.entries)}"
         assert not resumed.recorder.lost, where
         assert resumed.body.startswith(body_of(left)), where
@@ -221,6 +257,19 @@ def test_cut_behind_any_output_the_continuation_is_the_unbroken_response(
         assert b"tool_call>" not in whole.body
     if name.startswith("a stop string"):
         ends_in(whole.body, "stop")
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_in_pauses_it_is_the_same_response_and_cut_behind_any_output_it_goes_on(
+    world: EngineThread, name: str
+) -> None:
+    path, body = CASES[name]
+    whole = check_every_cut(world, path, body, pause=PauseAfterPause)
+    alone = unbroken(world, path, body)
+    assert alike(each_choice(whole.body), each_choice(alone.body))
+    sizes = [len(made[2]) for made in engine_outputs(whole)]
+    assert max(sizes) >= 3
+    assert sizes[0] == 1
 
 
 def test_cut_shortly_before_its_own_end_the_answer_ends_in_the_same_way(

@@ -13,7 +13,6 @@ from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal import attempt
-from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import compress, decode_wakes
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.writer import JournalWriter
@@ -95,74 +94,19 @@ async def test_the_end_of_a_long_answer_keeps_no_other_stream_waiting(
     assert [one is threading.main_thread() for one in packers] == [False, True]
 
 
-async def lingering(w: World, monkeypatch: pytest.MonkeyPatch) -> tuple[JournalWriter, Attempt]:
-    """A writer in a pause that does not end by itself, in which `req_1` has written two more tokens
-    after its first.
-    """
-    monkeypatch.setattr(timings, "LINGER_S", 3_600.0)
-    journal = w.settings.journal.model_copy(update={"linger_ms": 3_600_000.0})
-    w.settings = w.settings.model_copy(update={"journal": journal})
-    writer = await w.writer()
-    await w.admit()
-    attempt = await w.opened(writer)
+async def test_a_writer_that_writes_much_pauses_and_one_that_writes_little_does_not(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turns tell the pause what an engine's outputs become."""
+    monkeypatch.setattr(timings, "LOAD_S", 0.0)
+    attempt = await w.started()
     await added(attempt, 1)
-    add(attempt, 2)
-    add(attempt, 3)
-    return writer, attempt
-
-
-def end_pause(writer: JournalWriter) -> None:
-    assert writer._pause is not None
-    writer._pause.cancel()
-    writer._end_pause()
-
-
-async def test_tokens_in_a_pause_become_one_entry_and_no_first_token_or_end_waits(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer, attempt = await lingering(w, monkeypatch)
-    await w.admit("req_2")
-    other, _ = await writer.open("req_2", 1, b"nonce-2", OPENED)
-    await added(other, 1)
-    add(other, 2)
-    await complete(other)
-    assert await w.ids() == ["0-1", "1-0", "1-1"]
-    attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
-    await attempt.closed
-    bodies = [entry.body for entry in await w.entries() if entry.body]
-    assert bodies == [event(1), events(2, 3)]
-
-
-async def test_what_lingers_is_appended_when_the_pause_ends(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer, attempt = await lingering(w, monkeypatch)
-    end_pause(writer)
-    await eventually(lambda: not attempt.pending)
-    assert [entry.body for entry in await w.entries() if entry.body] == [event(1), events(2, 3)]
-
-
-async def test_no_more_lingers_than_fits_into_an_entry(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timings, "ENTRY_OUTPUTS", 2)
-    _, attempt = await lingering(w, monkeypatch)
-    await eventually(lambda: not attempt.pending)
-    assert await w.ids() == ["0-1", "1-0", "1-1", "1-2"]
-
-
-async def test_the_rest_of_what_fills_an_entry_does_not_linger(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timings, "ENTRY_BYTES", len(event(1)))
-    writer, attempt = await lingering(w, monkeypatch)
-    end_pause(writer)  # the turn with the first of them begins another
-    await eventually(lambda: not attempt.pending)
-    assert [entry.body for entry in await w.entries() if entry.body] == [
-        event(1),
-        event(2),
-        event(3),
-    ]
+    assert not attempt.pause.on
+    monkeypatch.setattr(timings, "ENTRIES_PER_S", 0.01)
+    for _ in range(10):
+        attempt.pause.holds(0, lambda: None)
+    await added(attempt, 2)
+    assert attempt.pause.on
 
 
 async def expires_soon(w: World) -> bool:

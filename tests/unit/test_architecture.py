@@ -38,7 +38,7 @@ PURE = (
     "serve_app.cluster.members",
     *(
         f"serve_app.journal.{name}"
-        for name in "ids facts entries events ending reader attempt".split()
+        for name in "ids facts entries events ending reader attempt pause".split()
     ),
     *(
         f"serve_app.ingress.validation.{name}"
@@ -86,6 +86,7 @@ OWNERS = {
         "workers.vllm_failures",
         "workers.responses",
         "workers.both_ways",
+        "workers.collector",
         "workers.text_logprobs",
     ),
     "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),

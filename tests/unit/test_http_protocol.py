@@ -292,7 +292,7 @@ def test_an_answer_takes_one_write_for_each_entry_and_no_other(
             await eventually(lambda: followers.request_ids)
             written = journal(tokens, streamed)
             for entry, before in written:
-                followers._on_message(b"", encode_wakes([wake_of("req_1", entry, before)]))
+                followers.on_message(encode_wakes([wake_of("req_1", entry, before)]))
                 for _ in range(3):
                     await asyncio.sleep(0)
             got = await asked

@@ -1,0 +1,66 @@
+"""Between vLLM's engine and its server app: the outputs of a request that nobody has taken yet.
+
+vLLM merges them when its server is late. In a pause of the journal's writer they wait and are
+merged, too: before the server makes an event of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from serve_app.journal.pause import Pause
+from workers.recorder import current
+
+
+class PausingCollector(RequestOutputCollector):  # type: ignore[misc]
+    """vLLM's own, of the request that the running task serves."""
+
+    output: Any
+
+    def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
+        super().__init__(output_kind, request_id)
+        recorder = current.get()
+        self._pause = Pause() if recorder is None else recorder.pause
+        self._begun = False
+        self._waiting = 0
+        """Outputs in `output`, of the sequence that its first is of."""
+
+    def put(self, output: Any) -> None:
+        """In a pause only what a client waits for wakes the server: the first output, the last, and
+        errors.
+        """
+        held = self.output
+        running = self._begun and isinstance(output, RequestOutput) and not output.finished
+        self._begun = True
+        if held is None:
+            self._waiting = 0
+        counts = held is None or (running and _sequence(held) == _sequence(output))
+        waits = running and counts and self._pause.holds(self._waiting, self._wake)
+        self._waiting += counts
+        if held is None and waits:
+            self.output = output
+        else:  # vLLM merges it with what is held
+            super().put(output)
+        if not running:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self.output is not None:  # `get` would not wait any more, and find nothing for ever
+            self.ready.set()
+
+
+def _sequence(output: Any) -> int | None:
+    """Which of a request's `n` sequences it belongs to; None for an error."""
+    return output.outputs[0].index if isinstance(output, RequestOutput) else None
+
+
+def install() -> None:
+    """Have the engine make this kind."""
+    if not hasattr(async_llm, RequestOutputCollector.__name__):
+        raise RuntimeError("vLLM's engine takes its collectors from elsewhere")
+    async_llm.RequestOutputCollector = PausingCollector
