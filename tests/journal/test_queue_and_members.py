@@ -204,20 +204,20 @@ async def test_a_worker_of_an_older_version_reports_nothing_and_a_malformed_repo
 async def answers(
     w: World, request_id: str, state: State, reason: Reason | None, text: bytes = b"id: 1\n\n"
 ) -> None:
-    """A worker writes this and ends the request."""
-    attempt, _ = await (await w.writer()).open(await w.admit(request_id), 1, b"nonce-1", OPENED)
+    """A worker writes this and ends the request, and its queue entry is gone."""
+    attempt, _ = await (await w.writer()).open(request_id, 1, b"nonce-1", OPENED)
     attempt.append([], [text], 1, HEAD, Usage(output=42).encode())
     attempt.finish(state, reason, SUMMARY_OF_42, 1 if state is State.COMPLETED else None)
     await attempt.closed
 
 
 async def test_a_journal_says_how_much_was_written(w: World) -> None:
+    for request_id in ("req_1", "req_expired", "req_waits", "req_cancelled", "req_broken_off"):
+        await w.admit(request_id)
+    entries = await w.queue().claim(5)
     await answers(w, "req_1", State.COMPLETED, None)
     await answers(w, "req_expired", State.EXPIRED, Reason.DEADLINE)
-    for request_id in ("req_waits", "req_cancelled", "req_broken_off"):
-        await w.admit(request_id)
     await (await w.writer()).open("req_broken_off", 1, b"nonce-2", OPENED)
-    entries = await w.queue().claim(5)
     for request_id in ("req_cancelled", "req_broken_off"):
         await w.endings.end(request_id, State.CANCELLED, Reason.CANCELLED)
     assert {entry.request_id: await written_in_journal(w.store, entry) for entry in entries} == {
@@ -230,8 +230,9 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
 
 
 async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admissions(w: World) -> None:
-    await answers(w, "req_1", State.COMPLETED, None, os.urandom(1 << 20))
+    await w.admit()
     (entry,) = await w.queue().claim(1)
+    await answers(w, "req_1", State.COMPLETED, None, os.urandom(1 << 20))
     replies, call = [], w.link.call
 
     async def watched(commands: Sequence[Command], large: bool = False) -> list[Reply]:
