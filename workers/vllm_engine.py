@@ -91,6 +91,7 @@ class VllmEngine:
 
         from workers import (
             both_ways,
+            chunks,
             collector,
             determinism,
             grammars,
@@ -134,6 +135,7 @@ class VllmEngine:
             should_exit=False
         )  # vLLM's error handler sets it if the engine is dead
         determinism.install()
+        await chunks.install(app)
         responses.install(app)
         both_ways.install(app)
         text_logprobs.install(app)

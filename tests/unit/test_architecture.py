@@ -83,6 +83,7 @@ OWNERS = {
         "workers.engine_plugin",
         "workers.continuation",
         "workers.determinism",
+        "workers.chunks",
         "workers.vllm_failures",
         "workers.responses",
         "workers.both_ways",
