@@ -171,8 +171,9 @@ class Recorder:
         return Written(self.output_tokens, whole, True, self.prompt_tokens)
 
     @property
-    def usage(self) -> Usage:
-        return Usage(
+    def usage(self) -> tuple[int, ...]:
+        """The numbers of a `Usage`, which is not made for every token (hot path)."""
+        return (
             self.prompt_tokens,
             self._cached_tokens,
             self.output_tokens,
@@ -346,7 +347,7 @@ class Recorder:
             return
         head = self.head if self._body and not self._head_kept else None
         self._head_kept = self._head_kept or head is not None
-        used = self.usage.encode() if self._outputs else b""
+        used = self.usage if self._outputs else ()
         self._attempt.append(self._outputs, self._body, self._numberer.last, head, used)
         self._outputs, self._body = [], []
         self._left_bytes = self._max_bytes - self.recorded.bytes - self._attempt.bytes
@@ -391,7 +392,7 @@ class Recorder:
             compression_level = 1  # an error, too, is kept for whoever comes later
         if self.completed and b'"reasoning_tokens"' in (last := b"".join(self._body)):
             self._reasoning_tokens = reasoning_tokens(last, self._streamed)
-        used = self.usage.encode()
+        used = self.usage
         self._attempt.append(self._outputs, self._body, self._numberer.last, self.head, used)
         summary = Summary(
             request=self._facts,

@@ -15,7 +15,7 @@ import msgspec
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.entries import Entry, compress, encode_outputs
+from serve_app.journal.entries import Entry, compress, encode_outputs, encode_used
 from serve_app.journal.events import events_in
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import MAX_ID_PART, EntryId
@@ -68,7 +68,7 @@ class Attempt:
         self._seq = 0
         self._outputs: list[Any] = []
         self._body: list[bytes] = []
-        self._used = b""
+        self._used: tuple[int, ...] = ()
         self._events = 0
         self._events_built = 0
         self._head: Head | None = None
@@ -122,7 +122,7 @@ class Attempt:
         body: list[bytes],
         events: int,
         head: Head | None = None,
-        used: bytes = b"",
+        used: tuple[int, ...] = (),
     ) -> None:
         """Add engine outputs and the response bytes that they produced.
 
@@ -132,7 +132,7 @@ class Attempt:
                 a stream, otherwise of at most `ENTRY_BYTES`.
             events: number of the last event so far.
             head: status and headers, with the first bytes.
-            used: what the request has used so far, encoded (`Usage`).
+            used: what the request has used so far: the numbers of a `Usage`.
         """
         if self._finished or self.closed.done():
             return
@@ -191,7 +191,7 @@ class Attempt:
             self._events_built,
             self._resumed_from,
             given_up,
-            self._used if ending or not self._outputs else b"",
+            encode_used(self._used) if ending or not self._outputs else b"",
         )
         if body is not None:
             self._resumed_from = None  # readers are only told of entries with bytes

@@ -334,6 +334,11 @@ def encode_outputs(outputs: list[Any]) -> bytes:
     return _json.encode(outputs)
 
 
+def encode_used(used: tuple[int, ...]) -> bytes:
+    """The numbers of a `Usage` as in the field `u`; empty if there are none."""
+    return b"%d %d %d %d %d" % used if used else b""
+
+
 def compress(body: Iterable[bytes], level: int) -> bytes | None:
     """The transcript field for all response bytes; None if it would be too large for an entry."""
     deflate = zlib.compressobj(level)

@@ -16,6 +16,7 @@ import msgspec
 
 from serve_app.contract import State
 from serve_app.errors import decoding
+from serve_app.journal.entries import encode_used
 from serve_app.journal.events import SEPARATOR
 from serve_app.redis.keyspace import usage_key
 from serve_app.redis.link import RedisLink
@@ -44,7 +45,7 @@ class Usage(NamedTuple):
 
     def encode(self) -> bytes:
         """The field `u` of an entry."""
-        return b"%d %d %d %d %d" % self
+        return encode_used(self)
 
     @classmethod
     @decoding

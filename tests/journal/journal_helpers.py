@@ -62,7 +62,7 @@ def add(attempt: Attempt, *numbers: int) -> None:
     """Append the events of these numbers."""
     for n in numbers:
         head = HEAD if n == 1 else None
-        used = Usage(output=n).encode()
+        used = Usage(output=n)
         attempt.append([[0, str(n), [n], None, None, None]], [event(n)], n, head, used)
 
 

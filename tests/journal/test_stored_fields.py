@@ -55,7 +55,7 @@ async def test_the_fields_of_a_journal(w: World) -> None:
             seen.update((kind(found.id), name.decode()) for name in found.fields)
 
     def append(attempt: Any, number: int) -> None:
-        attempt.append([OUTPUT], [event(number)], number, HEAD, Usage(output=number).encode())
+        attempt.append([OUTPUT], [event(number)], number, HEAD, Usage(output=number))
 
     # An attempt that is given up, one that goes on from it in several entries, and one that ends
     # the request with all that it has to say.

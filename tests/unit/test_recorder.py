@@ -101,6 +101,15 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
     assert json.loads(entry.fields[b"o"])[0][5] is None
 
 
+async def test_an_entry_says_what_the_outputs_up_to_it_have_used(s: Scene) -> None:
+    await s.start()
+    s.recorder.read(7, 3)
+    await s.recorded("a", 1)
+    await s.recorded("b", 2)
+    s.output("c", 3)  # its record is not complete
+    assert s.written().used == b"7 3 2 0 0"
+
+
 async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> None:
     await s.start()
     await s.recorded()
@@ -175,7 +184,7 @@ async def test_a_stream_that_an_older_version_began_goes_on_with_escapes() -> No
     old = Scene().attempt
     head = Head(200, [("content-type", "text/event-stream")])
     output = [0, "\u2028", [1], None, None, None]
-    old.append([output], ["id: 1\ndata: \u2028\n\n".encode()], 1, head, b"")
+    old.append([output], ["id: 1\ndata: \u2028\n\n".encode()], 1, head)
     written = old.take()
     assert written is not None
     openings = [Entry(EntryId(n, 0), {b"m": msgspec.json.encode(OPENED)}) for n in (1, 2)]
