@@ -12,6 +12,8 @@ import asyncio
 import hashlib
 import os
 import time
+from array import array
+from base64 import b64encode
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import count, islice
@@ -81,6 +83,23 @@ class ResponseFormat:
             "model": self._model,
             "choices": choices,
         }
+
+
+def embeddings(request: dict[str, Any], model: str) -> bytes:
+    """The response to a request for embeddings; each depends on its text alone."""
+    inputs = request.get("input")
+    texts = [inputs] if isinstance(inputs, str) or not isinstance(inputs, list) else inputs
+    if texts and isinstance(texts[0], int):
+        texts = [texts]
+    base64 = request.get("encoding_format") == "base64"
+    data: list[dict[str, Any]] = []
+    for index, text in enumerate(map(msgspec.json.encode, texts)):
+        vector = array("f", (byte / 256 for byte in hashlib.blake2b(text).digest()))
+        value = b64encode(vector.tobytes()).decode() if base64 else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    read = sum(len(msgspec.json.encode(text)) for text in texts) // 4
+    usage = {"prompt_tokens": read, "total_tokens": read}
+    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
 
 
 def start(status: int, content_type: str) -> dict[str, Any]:
@@ -231,12 +250,15 @@ class SimulatedEngine:
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
     ) -> None:
-        """Chat and completions, streamed and not.
+        """Chat and completions, streamed and not, and embeddings.
 
         Raises:
             EngineFailed: a fault was injected.
         """
         request = msgspec.json.decode(body)
+        if line.path == "/v1/embeddings":
+            await self._embed(request, recorder)
+            return
         if line.path not in ("/v1/chat/completions", "/v1/completions"):
             message = f"The simulated engine has no {line.path}."
             recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
@@ -275,6 +297,19 @@ class SimulatedEngine:
             await recorder.send(body_part(shape.usage(usage)))
         await recorder.send(body_part(b"data: [DONE]\n\n"))
         await recorder.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _embed(self, request: dict[str, Any], recorder: Recorder) -> None:
+        """A request for embeddings takes one step."""
+        self._progress.begun()
+        running = await self._join(1, recorder.pause)
+        try:
+            await running.taken()
+        finally:
+            self._batch.discard(running)
+            self._progress.ended()
+        answer = embeddings(request, self._model)
+        recorder.read(msgspec.json.decode(answer)["usage"]["prompt_tokens"], 0)
+        await respond(recorder, 200, "application/json", answer)
 
     async def _speak(
         self,

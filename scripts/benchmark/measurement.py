@@ -194,7 +194,8 @@ def warm_up(options: Namespace, system: System, prompt_chars: int, users: int) -
 
 def maker_for(options: Namespace, system: System, prompt_chars: int, seed: int) -> RequestMaker:
     """Makes requests for a system's own model."""
-    return RequestMaker(system.url, system.model, options.api_key, prompt_chars, seed)
+    embeddings = bool(options.embeddings)
+    return RequestMaker(system.url, system.model, options.api_key, prompt_chars, seed, embeddings)
 
 
 def wanted_chars(options: Namespace, system: System) -> int:

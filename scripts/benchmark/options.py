@@ -78,6 +78,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if given.long_among_short:
         # First, so that one who sets it, too, gets slots that the long ones leave free.
         given.settings.insert(0, f"workers.max_running_requests={SLOTS}")
+    if given.embeddings:
+        given.max_tokens = 1
     given.rounds = given.rounds or (7 if given.micro else 3 if given.against else 1)
     return given
 
@@ -127,6 +129,12 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     add("--duration-s", type=float, default=10.0, help="minimum length of each run (10)")
     add("--max-tokens", type=positive, default=128, help="output tokens per response (128)")
     add("--prompt-tokens", type=positive, default=64, help="approximate prompt length (64)")
+    add(
+        "--embeddings",
+        action="store_true",
+        help="requests for an embedding of the prompt in place of streamed chats; each counts as a "
+        "token",
+    )
     add("--seed", type=int, default=0, help="seed of prompts and arrivals (0)")
     rounds = "runs of every system and load (3 with peers, 7 with --micro, else 1)"
     add("--rounds", type=positive, help=rounds)
@@ -219,6 +227,8 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         ),
         "--cost-model needs closed loops of requests that are alike": given.cost_model
         and (given.rate or given.batching or given.long_among_short),
+        "--embeddings has no --batching, --kill or --long-among-short": given.embeddings
+        and (given.batching or given.kill or given.long_among_short),
         "--batching has no --rate": given.batching and given.rate,
         "--long-among-short needs --serve, and nothing to compare with": (
             given.long_among_short and (not given.serve or given.against)

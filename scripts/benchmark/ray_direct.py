@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from serve_app.cli.serve_api import deploy
-from workers.simulated_engine import ResponseFormat, body_part, start, text_of
+from workers.simulated_engine import ResponseFormat, body_part, embeddings, start, text_of
 
 MODEL = "hermes-tiny"
 TOKENS_PER_S = 100.0
@@ -37,6 +37,9 @@ class Direct:
             if not message.get("more_body"):
                 break
         request = msgspec.json.decode(body)
+        if scope["path"].endswith("/embeddings"):
+            await self._embed(send, request)
+            return
         shape = ResponseFormat("bench", MODEL, scope["path"].endswith("chat/completions"), 0)
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 64
         await send(start(200, "text/event-stream; charset=utf-8"))
@@ -53,6 +56,15 @@ class Direct:
         usage = {"prompt_tokens": len(body) // 4, "completion_tokens": limit}
         await send(body_part(shape.usage(usage) + b"data: [DONE]\n\n"))
         await send({"type": "http.response.body", "body": b""})
+
+    async def _embed(self, send: Any, request: dict[str, Any]) -> None:
+        step = asyncio.Event()
+        self._join(step)
+        try:
+            await step.wait()
+        finally:
+            self._running.discard(step)
+        await _answer(send, embeddings(request, MODEL))
 
     def _join(self, step: asyncio.Event) -> None:
         self._running.add(step)

@@ -69,8 +69,17 @@ class RequestMaker:
     one shape.
     """
 
-    def __init__(self, url: str, model: str, api_key: str, prompt_chars: int, seed: int) -> None:
-        self.url = f"{url.rstrip('/')}/chat/completions"
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str,
+        prompt_chars: int,
+        seed: int,
+        embeddings: bool = False,
+    ) -> None:
+        self.embeddings = embeddings
+        self.url = f"{url.rstrip('/')}/{'embeddings' if embeddings else 'chat/completions'}"
         self.headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
         self._model = model
         self._prompt_chars = prompt_chars
@@ -80,6 +89,8 @@ class RequestMaker:
         """The next request's body."""
         words = self._rng.choices(_WORDS, k=self._prompt_chars // 3 + 1)
         content = " ".join(words)[: self._prompt_chars]
+        if self.embeddings:
+            return msgspec.json.encode({"model": self._model, "input": content})
         return msgspec.json.encode(
             {
                 "model": self._model,
@@ -141,6 +152,13 @@ class Exchange:
             self.gaps_s.append(now_s - self.last_token_s)
         self.last_token_s = now_s
         self.events += 1
+
+    def feed_whole(self, body: bytes, now_s: float) -> None:
+        """The answer to a request for an embedding, which counts as one token."""
+        answer = msgspec.json.decode(body)
+        self.tokens = self.events = len(answer["data"])
+        self.prompt_tokens = answer["usage"]["prompt_tokens"]
+        self.first_token_s = self.last_token_s = now_s
 
     def end(self) -> None:
         self.tokens = self.tokens or self.events
@@ -242,6 +260,8 @@ class HttpEndpoint(Endpoint):
             async with self._session.post(self._maker.url, data=request) as answer:
                 if answer.status != 200:
                     exchange.error = f"HTTP {answer.status}: {(await answer.text())[:160]}"
+                elif self._maker.embeddings:
+                    exchange.feed_whole(await answer.read(), time.perf_counter())
                 else:
                     async for piece in answer.content.iter_any():
                         exchange.feed(piece, time.perf_counter())

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
+from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -367,3 +369,18 @@ async def test_without_redis_every_question_about_a_request_is_a_503_that_may_be
         assert told.headers["retry-after"]
         assert "Redis" in told.json()["problem"]
         await private_redis.start()
+
+
+async def test_a_simulated_engine_has_embeddings(redis_url: str, namespace: str) -> None:
+    """As the SDK asks for them, and as text; the benchmark measures them beside another system."""
+    body: dict[str, Any] = {"model": "hermes-tiny", "input": ["one", "another", "one"]}
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        floats, packed = [
+            (await d.http.post("/v1/embeddings", json={**body, **more})).json()
+            for more in ({}, {"encoding_format": "base64"})
+        ]
+    vectors = [item["embedding"] for item in floats["data"]]
+    assert vectors[0] == vectors[2] != vectors[1]
+    assert floats["usage"]["prompt_tokens"] > 0
+    decoded = [array("f", b64decode(item["embedding"])).tolist() for item in packed["data"]]
+    assert decoded == vectors
