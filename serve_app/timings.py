@@ -110,11 +110,9 @@ OPENING_WAKE_S = 0.05
 After this time it goes alone: until then its request counts as one that waits.
 """
 ENTRIES_PER_S = 600
-"""Outputs of streams become entries one by one while a worker writes fewer than twice as many. With
-more they wait for each other within `journal.linger_ms`, so that no more than these are written.
+"""A worker whose engine makes at least twice as many outputs writes several of a stream together,
+so that it writes about as many entries, if `journal.linger_ms` allows it.
 """
-LOAD_S = 0.2
-"""Over this time a writer counts outputs and streams, from which the next pauses follow."""
 PACK_BYTES = 128 * 1024
 """A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
 Short answers never do; packing holds the event loop for 0.2 ms.

@@ -27,22 +27,14 @@ class PausingCollector(RequestOutputCollector):  # type: ignore[misc]
         recorder = current.get()
         self._pause = Pause() if recorder is None else recorder.pause
         self._begun = False
-        self._waiting = 0
-        """Outputs in `output`, of the sequence that its first is of."""
 
     def put(self, output: Any) -> None:
         """In a pause only what a client waits for wakes the server: the first output, the last, and
         errors.
         """
-        held = self.output
         running = self._begun and isinstance(output, RequestOutput) and not output.finished
         self._begun = True
-        if held is None:
-            self._waiting = 0
-        counts = held is None or (running and _sequence(held) == _sequence(output))
-        waits = running and counts and self._pause.holds(self._waiting, self._wake)
-        self._waiting += counts
-        if held is None and waits:
+        if running and self.output is None and self._pause.holds(self._wake):
             self.output = output
         else:  # vLLM merges it with what is held
             super().put(output)
@@ -52,11 +44,6 @@ class PausingCollector(RequestOutputCollector):  # type: ignore[misc]
     def _wake(self) -> None:
         if self.output is not None:  # `get` would not wait any more, and find nothing for ever
             self.ready.set()
-
-
-def _sequence(output: Any) -> int | None:
-    """Which of a request's `n` sequences it belongs to; None for an error."""
-    return output.outputs[0].index if isinstance(output, RequestOutput) else None
 
 
 def install() -> None:

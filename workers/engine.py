@@ -18,7 +18,12 @@ class EngineFailed(Exception):
 
 
 class Progress:
-    """An engine that has work and makes no step for too long is sick, even if it answers pings."""
+    """An engine that has work and makes no step for too long is sick, even if it answers pings.
+
+    `on_step`: called behind each step, when all of its outputs have been handed over.
+    """
+
+    on_step: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self._generating = 0
@@ -40,8 +45,10 @@ class Progress:
         return not self._generating
 
     def stepped(self) -> None:
-        """The engine has made a step."""
+        """The engine has made a step, and handed over its outputs."""
         self._moved_s = SYSTEM.monotonic_s()
+        if self.on_step is not None:
+            self.on_step()
 
     def check(self, stall_s: float) -> None:
         """Raise if the engine makes no progress.
@@ -59,6 +66,8 @@ class Progress:
 
 class Engine(Protocol):
     """An engine with an OpenAI-compatible server in the same process."""
+
+    progress: Progress
 
     @property
     def name(self) -> str:

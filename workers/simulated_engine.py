@@ -174,7 +174,7 @@ class _Running:
         """One more token. In a pause it waits, unless it is the first or the last."""
         self._left -= 1
         running, self._begun = self._begun and self._left > 0, True
-        if not running or not self._pause.holds(self.waiting, self._wake):
+        if not running or (not self.waiting and not self._pause.holds(self._wake)):
             self.ready.set()
         self.waiting += 1
 
@@ -205,7 +205,7 @@ class SimulatedEngine:
         self._work = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
-        self._progress = Progress()
+        self.progress = Progress()
         self._stall_s = settings.workers.stall_s
 
     @property
@@ -228,7 +228,7 @@ class SimulatedEngine:
         """Raise once a fault has made the engine fail or hang."""
         if self._failed.is_set():
             raise EngineFailed("the simulated engine was told to fail")
-        self._progress.check(self._stall_s)
+        self.progress.check(self._stall_s)
 
     async def _step(self) -> None:
         """The clock of the batch: a step is due every 1/rate seconds; a late step does not delay
@@ -243,9 +243,9 @@ class SimulatedEngine:
                 due = SYSTEM.monotonic_s()
             due = max(due + period_s, SYSTEM.monotonic_s())
             await asyncio.sleep(due - SYSTEM.monotonic_s())
-            self._progress.stepped()
             for running in self._batch:
                 running.step()
+            self.progress.stepped()
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
@@ -278,13 +278,13 @@ class SimulatedEngine:
         fault = next(
             (fault for text, fault in self._arguments.faults.items() if text.encode() in body), None
         )
-        self._progress.begun()
+        self.progress.begun()
         try:
             spoken = [
                 word async for word in self._speak(prompt, limit, shape, recorder, streamed, fault)
             ]
         finally:
-            self._progress.ended()
+            self.progress.ended()
         usage = {
             "prompt_tokens": len(prompt) // 4,
             "completion_tokens": limit,

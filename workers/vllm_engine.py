@@ -73,7 +73,7 @@ class VllmEngine:
         self._paths: frozenset[str] = frozenset()
         self._tasks = ""
         self._engine: Any = None
-        self._progress = Progress()
+        self.progress = Progress()
         self._usage = EngineUsage()
         self._obeyed: Callable[[Any], Any] = prepared
         self.fingerprint = ""
@@ -107,7 +107,7 @@ class VllmEngine:
         self._engine = AsyncLLM.from_engine_args(
             engine_args,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[_step_logger(self._progress, self._usage)],
+            stat_loggers=[_step_logger(self.progress, self._usage)],
         )
         template = _chat_template(args, self._engine.renderer.tokenizer)
         self.fingerprint = " ".join(
@@ -115,7 +115,7 @@ class VllmEngine:
         )
         client: Any = RecordingClient(
             self._engine,
-            self._progress,
+            self.progress,
             self._settings.workers.rerun_tokens,
             prompts_vary="strftime_now" in template
             or args.trust_request_chat_template
@@ -182,14 +182,14 @@ class VllmEngine:
         """As vLLM's statistics say; None before it has started."""
         if self._app is None:
             return None
-        return self._usage.report(name, self._engine.vllm_config, self._progress.idle)
+        return self._usage.report(name, self._engine.vllm_config, self.progress.idle)
 
     async def check_health(self) -> None:
         """Raise vLLM's `EngineDeadError` if an engine process has died, or `EngineFailed` if it
         makes no steps.
         """
         await self._engine.check_health()
-        self._progress.check(self._settings.workers.stall_s)
+        self.progress.check(self._settings.workers.stall_s)
 
     async def stop(self) -> None:
         if self._engine is not None:

@@ -15,85 +15,70 @@ _PLANNED_SHARE = 0.9
 """Of the longest wait: steps are not equally long."""
 
 
-def together(outputs_per_s: float, streams: int, longest_s: float) -> int:
-    """How many outputs of a stream become one, so that a worker writes no more than
-    `timings.ENTRIES_PER_S` if no output may wait longer than `longest_s`. 1: there is no pause.
-
-    Args:
-        streams: each has an output in every step of the engine.
-    """
-    step_s = streams / outputs_per_s if outputs_per_s else math.inf
-    within = 1 + int(_PLANNED_SHARE * longest_s / step_s)
-    return max(1, min(within, int(outputs_per_s / timings.ENTRIES_PER_S)))
-
-
 class Pause:
-    """Begun by the writer with a turn. It ends when the engine has made as many outputs of a stream
-    as the load calls for: right behind a step, so that none has waited for nothing. If the steps
-    become slower meanwhile, it ends when an output has waited for `longest_s`.
+    """For each entry of a turn it lasts 1/`timings.ENTRIES_PER_S`, and it ends right behind the
+    engine's last step in this time, so that no output has waited for nothing. There is none if
+    fewer than two steps fit in: nothing would be merged.
 
-    `on`: whether it lasts; `together`: after how many outputs of a stream it ends.
+    `on`: whether outputs of the next step wait.
 
     Args:
-        longest_s: 0: there is none.
+        longest_s: no output waits longer. 0: there is no pause.
     """
 
     def __init__(self, longest_s: float = 0.0) -> None:
         self.on = False
-        self.together = 1
         self._longest_s = longest_s
+        self._until_s = self._first_s = self._stepped_s = -math.inf
+        self._step_s = math.inf
         self._wakes: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._ending = False
-        self._outputs = self._streams = 0
-        self._since_s = 0.0
 
     def begin(self, entries: int) -> None:
         """A turn of the writer appends so many entries."""
-        now_s = asyncio.get_running_loop().time()
-        self._streams = max(self._streams, entries)
-        if (passed_s := now_s - self._since_s) >= timings.LOAD_S:
-            self.together = together(self._outputs / passed_s, self._streams, self._longest_s)
-            self._outputs = self._streams = 0
-            self._since_s = now_s
-        self.on = self.on or self.together > 1
+        until_s = asyncio.get_running_loop().time() + entries / timings.ENTRIES_PER_S
+        self._until_s = max(self._until_s, until_s)
+        self.on = self.on or self._two_steps_fit()
 
-    def holds(self, waiting: int, wake: Callable[[], None]) -> bool:
-        """Whether a running request's new output waits for the end of the pause (hot path). What a
-        client waits for must not: a request's first output, its end, an error.
+    def stepped(self) -> None:
+        """The engine has made a step, and handed over all outputs of it."""
+        now_s = asyncio.get_running_loop().time()
+        self._step_s, self._stepped_s = now_s - self._stepped_s, now_s
+        if not self._wakes:
+            self.on = self.on and self._two_steps_fit()
+        elif not self._fits(self._first_s, now_s + self._step_s):
+            self.end()
+
+    def _two_steps_fit(self) -> bool:
+        next_s = self._stepped_s + self._step_s
+        return self._fits(next_s, next_s + self._step_s)
+
+    def _fits(self, first_s: float, step_s: float) -> bool:
+        """Whether outputs that wait since `first_s` may wait for a step at `step_s`."""
+        return step_s <= min(self._until_s, first_s + _PLANNED_SHARE * self._longest_s)
+
+    def holds(self, wake: Callable[[], None]) -> bool:
+        """Whether a running request's new output waits (hot path); it is asked for the first of
+        those that wait. What a client waits for must not: the first output of a request, its end,
+        an error.
 
         Args:
-            waiting: how many outputs of the request nobody has taken yet, without this one.
-            wake: called at the end of the pause if this is the first of them.
+            wake: called at the end of the pause.
         """
-        self._outputs += 1
         if not self.on:
             return False
-        loop = asyncio.get_running_loop()
-        if not waiting:
-            self._wakes.append(wake)
-            if self._timer is None:
-                self._timer = loop.call_later(self._longest_s, self.end)
-        if waiting + 1 >= self.together and not self._ending:
-            self._ending = True
-            loop.call_soon(self._end_behind, self._outputs)
+        if not self._wakes:
+            loop = asyncio.get_running_loop()
+            self._first_s = loop.time()
+            self._timer = loop.call_later(self._longest_s, self.end)
+        self._wakes.append(wake)
         return True
-
-    def _end_behind(self, outputs: int) -> None:
-        """End it when the engine's step has handed over all of its outputs. vLLM's does so in
-        several turns of the event loop, with some outputs in each.
-        """
-        if outputs == self._outputs:
-            self.end()
-        elif self._ending:
-            asyncio.get_running_loop().call_soon(self._end_behind, self._outputs)
 
     def end(self) -> None:
         """Wake everybody whose outputs wait."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None
-        self.on = self._ending = False
+        self.on = False
         wakes, self._wakes = self._wakes, []
         for wake in wakes:
             wake()

@@ -49,6 +49,7 @@ class WorkerProcess:
         self._base = base = Foundation(settings, "hermes-worker", name)
         self._engine = engine
         self._writer = JournalWriter(settings, base.loops)
+        engine.progress.on_step = self._writer.pause.stepped
         base.telemetry.journal_kept(lambda: self._writer.kept_bytes)
         self._loop_watch = LoopWatch(settings.workers.held_s, base.telemetry)
         self.replica = WorkerReplica(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from unittest.mock import patch
+from weakref import WeakSet
 
 import msgspec
 
@@ -49,6 +50,7 @@ class EngineThread:
     generated_tokens: Counter[Recorder | None]
     priorities: dict[str, list[Any]]
     """`{request id of the engine: the priorities that it was given}`."""
+    pauses: WeakSet[Pause]
 
     def __init__(
         self, core: EngineThread | None = None, rerun_tokens: int = 8_192, **args: Any
@@ -60,7 +62,7 @@ class EngineThread:
         self._core = core
         if core is not None:
             self.loop, self.generated_tokens = core.loop, core.generated_tokens
-            self.priorities = core.priorities
+            self.priorities, self.pauses = core.priorities, core.pauses
 
             def shared(engine_args: Any, **_: Any) -> Any:
                 engine_args.create_engine_config()  # it completes the arguments of the server app
@@ -72,7 +74,8 @@ class EngineThread:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.generated_tokens = Counter[Recorder | None]()
-        self.priorities = {}
+        self.priorities, self.pauses = {}, WeakSet()
+        self.engine.progress.on_step = self._stepped
         self.run(self.engine.start(), 600)
         self._count()
 
@@ -87,6 +90,10 @@ class EngineThread:
                 yield output
 
         self.engine._engine.generate = counting
+
+    def _stepped(self) -> None:
+        for pause in list(self.pauses):
+            pause.stepped()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 300) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
@@ -139,15 +146,17 @@ def request(
 
 
 class PauseAfterPause(Pause):
-    """A pause that three outputs of a stream end, and another one begins at once."""
+    """One ends behind the third step in which something waits, and another one begins at once."""
 
     def __init__(self) -> None:
         super().__init__(3_600.0)
-        self.on, self.together = True, 3
+        self.on, self._steps = True, 0
 
-    def end(self) -> None:
-        super().end()
-        self.on = True
+    def stepped(self) -> None:
+        self._steps += bool(self._wakes)
+        if self._steps == 3:
+            self.end()
+            self.on, self._steps = True, 0
 
 
 async def attempt(
@@ -172,6 +181,7 @@ async def attempt(
             one.accepted(entry)
 
     one = Attempt(request_id, "key", epoch, b"nonce", "", write, pause())
+    world.pauses.add(one.pause)
     facts = msgspec.json.decode(journal[0].fields[b"m"], type=RequestFacts)
     line = msgspec.json.decode(journal[0].fields[b"r"], type=RequestLine)
     part = recorded(entries)

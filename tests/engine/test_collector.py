@@ -41,7 +41,7 @@ def collecting(pause: Pause | None) -> Any:
 
 def lasting() -> Pause:
     pause = Pause(3600.0)
-    pause.on, pause.together = True, 1000
+    pause.on = True
     return pause
 
 
@@ -91,18 +91,14 @@ async def test_an_error_waits_for_no_pause() -> None:
         await taking
 
 
-async def test_of_several_sequences_each_is_merged_and_a_step_counts_once() -> None:
+async def test_of_several_sequences_each_is_merged_for_itself() -> None:
     pause = lasting()
-    pause.together = 2
     collected = collecting(pause)
-    for token, index in ((1, 0), (7, 1), (8, 2)):
+    for token, index in ((1, 0), (7, 1), (2, 0), (8, 1)):
         collected.put(output(token, index))
-    for _ in range(5):
-        await asyncio.sleep(0)
     assert not collected.ready.is_set()
-    for token, index in ((2, 0), (9, 1)):
-        collected.put(output(token, index))
-    assert tokens(await collected.get()) == {0: [1, 2], 1: [7, 9], 2: [8]}
+    pause.end()
+    assert tokens(await collected.get()) == {0: [1, 2], 1: [7, 8]}
 
 
 async def test_what_comes_behind_an_error_counts_for_nothing() -> None:

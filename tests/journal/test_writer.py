@@ -16,6 +16,8 @@ from serve_app.journal import attempt
 from serve_app.journal.entries import compress, decode_wakes
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.writer import JournalWriter
+from serve_app.settings.workers import EngineSettings
+from tests.journal.in_process import worker_process
 from tests.journal.journal_helpers import (
     HEAD,
     OPENED,
@@ -35,6 +37,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 TERMINAL = str(TERMINAL_ID)
 SEAL = str(seal_id(1))
+SIMULATED = EngineSettings(kind="simulated")
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 RETENTION_S = 30
 
@@ -94,18 +97,22 @@ async def test_the_end_of_a_long_answer_keeps_no_other_stream_waiting(
     assert [one is threading.main_thread() for one in packers] == [False, True]
 
 
-async def test_a_writer_that_writes_much_pauses_and_one_that_writes_little_does_not(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its turns tell the pause what an engine's outputs become."""
-    monkeypatch.setattr(timings, "LOAD_S", 0.0)
-    attempt = await w.started()
-    await added(attempt, 1)
-    assert not attempt.pause.on
+async def test_a_worker_tells_the_pause_of_its_engines_steps(w: World) -> None:
+    async with worker_process(w.settings.model_copy(update={"engine": SIMULATED})) as worker:
+        pause = worker._writer.pause
+        for _ in range(2):
+            worker._engine.progress.stepped()
+        pause.begin(1_000_000)
+        assert pause.on
+
+
+async def test_a_turn_begins_a_pause(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timings, "ENTRIES_PER_S", 0.01)
-    for _ in range(10):
-        attempt.pause.holds(0, lambda: None)
-    await added(attempt, 2)
+    attempt = await w.started()
+    attempt.pause.stepped()
+    attempt.pause.stepped()
+    assert not attempt.pause.on
+    await added(attempt, 1)
     assert attempt.pause.on
 
 

@@ -29,7 +29,7 @@ SETTINGS = {"engine": {"kind": "simulated", "args": {"tokens_per_s": 100.0}}}
 
 def lasting() -> Pause:
     pause = Pause(3_600.0)
-    pause.on, pause.together = True, 1_000
+    pause.on = True
     return pause
 
 
