@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from functools import partial
 from typing import Any
@@ -142,3 +143,13 @@ def test_an_event_beyond_the_end_of_a_running_request_ends_in_an_error_and_not_i
         assert json.loads(events_of(answer.text)[0].data)["error"]["code"] == "journal_lost"
     else:
         assert answer.headers["x-hermes-reason"] == "journal_lost"
+
+
+def test_head_and_body_of_an_answer_leave_every_ingress_in_one_write(simulated: Running) -> None:
+    """Serve makes the connections, of the kind that it is told."""
+    for url in map(httpx.URL, simulated.ingress_urls.values()):
+        with socket.create_connection((url.host, url.port), timeout=60) as client:
+            for _ in range(20):
+                client.sendall(b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n")
+                _, _, body = client.recv(1 << 16).partition(b"\r\n\r\n")
+                assert body
