@@ -300,13 +300,13 @@ class SimulatedEngine:
 
     async def _embed(self, request: dict[str, Any], recorder: Recorder) -> None:
         """A request for embeddings takes one step."""
-        self._progress.begun()
+        self.progress.begun()
         running = await self._join(1, recorder.pause)
         try:
             await running.taken()
         finally:
             self._batch.discard(running)
-            self._progress.ended()
+            self.progress.ended()
         answer = embeddings(request, self._model)
         recorder.read(msgspec.json.decode(answer)["usage"]["prompt_tokens"], 0)
         await respond(recorder, 200, "application/json", answer)
