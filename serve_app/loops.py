@@ -124,6 +124,28 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
                 task.exception()  # retrieve the result, which the caller does not need
 
 
+async def first(within_s: float, *futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done, with a time limit: `asyncio.wait` at half its price, which
+    every request pays twice.
+    """
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    limit = loop.call_later(within_s, end)
+    for future in futures:
+        future.add_done_callback(end)
+    try:
+        await over
+    finally:
+        limit.cancel()
+        for future in futures:
+            future.remove_done_callback(end)
+
+
 def backoff(pauses_s: Sequence[float], failures: int) -> float:
     """The jittered pause after this many failures; the last pause repeats."""
     return jittered(pauses_s[min(failures, len(pauses_s)) - 1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import Any
 
 import msgspec
 
@@ -35,7 +34,7 @@ from serve_app.journal.entries import Entry, decode_facts, decode_line, has_ende
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.store import JournalStore, written
 from serve_app.journal.writer import JournalWriter
-from serve_app.loops import Loops
+from serve_app.loops import Loops, first
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Facts, Tracing
@@ -311,10 +310,7 @@ class WorkerReplica:
         """Wait for the first of: the engine's answer, the deadline, a fence, a sick engine."""
         left_s = facts.deadline_ms / 1000 - self._clock.now_s()
         with self._loop_watch.watched(attempt.request_id) as held:
-            awaited: set[asyncio.Future[Any]] = {serving, attempt.closed, self._health.sick, held}
-            await asyncio.wait(
-                awaited, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
-            )
+            await first(max(0.0, left_s), serving, attempt.closed, self._health.sick, held)
         if serving.done():
             self._conclude(serving, recorder)
         elif attempt.closed.done() or not self._health.sick.done():

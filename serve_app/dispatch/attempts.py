@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -27,7 +27,7 @@ from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.store import JournalStore, written
-from serve_app.loops import backoff, jittered
+from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import CLIENT, Facts, Tracing
@@ -242,16 +242,16 @@ class Attempts:
     ) -> Answer | Cause:
         self._waits_for(entry, Waits.OPENING)
         grace_s, opens_s = timings.EXPIRE_GRACE_S, timings.CALL_OPENS_S
-        await _first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
+        await first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
         if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
             if not await self._is_open(entry, this.epoch):
                 self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
                 what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
                 return self._logged(entry, this, Cause.NOT_OPENED, what)
             self._waits_for(entry, Waits.ENGINE)
-            await _first(left_s, call, loss)
+            await first(left_s, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
-            await _first(timings.ATTEMPT_RETRY_S, call)
+            await first(timings.ATTEMPT_RETRY_S, call)
         if call.done():
             return call.result()
         if not loss.done():
@@ -461,11 +461,6 @@ class Adopted:
         for (_, future), is_ours, tail in zip(asked, ours, tails, strict=True):
             if not future.done():
                 future.set_result(Look(tail, is_ours))
-
-
-async def _first(within_s: float, *futures: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done, with a time limit."""
-    await asyncio.wait(futures, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:

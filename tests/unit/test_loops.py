@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from serve_app import timings
-from serve_app.loops import LoopFailed, Loops, backoff, ended
+from serve_app.loops import LoopFailed, Loops, backoff, ended, first
 from serve_app.observability.metrics import Telemetry
 from tests.turned_clock import TurnedClock
 
@@ -97,6 +97,26 @@ async def test_a_loop_that_was_cancelled_and_does_not_run_is_known() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert loops.failing == ["some-loop"]
+
+
+@pytest.mark.parametrize("what", ["one is done", "one was done", "the limit", "cancelled"])
+async def test_the_first_of_several_is_waited_for_and_nothing_is_left_behind(what: str) -> None:
+    loop = asyncio.get_running_loop()
+    one, other = loop.create_future(), loop.create_future()
+    waiting = asyncio.create_task(first(0.0 if what == "the limit" else 1e6, one, other))
+    if what == "one was done":
+        one.set_result(None)
+    await asyncio.sleep(0)
+    if what == "one is done":
+        other.set_exception(ValueError())
+        other.exception()
+    elif what == "cancelled":
+        waiting.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait({waiting})
+    assert waiting.cancelled() == (what == "cancelled")
+    assert not one._callbacks  # the future of a sick engine outlives all requests
+    assert not other._callbacks
 
 
 def test_the_pause_after_a_failure_grows_up_to_the_last() -> None:
