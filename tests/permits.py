@@ -5,11 +5,11 @@ nothing else. A command that the service sends and the check does not try fails 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from redis import Redis
 
 from scripts.local.redis_server import RedisServer
+from serve_app.redis.connection import Command
 from serve_app.redis.trial import trial
 
 _HAVE_SUBCOMMANDS = ("XGROUP", "XINFO", "SCRIPT")
@@ -23,7 +23,8 @@ def needed() -> list[str]:
     return sorted({_name(command) for command in (*made.listening, *made.commands)})
 
 
-def _name(command: tuple[Any, ...]) -> str:
+def _name(command: Command) -> str:
+    assert isinstance(command, tuple)
     words = command[:2] if command[0] in _HAVE_SUBCOMMANDS else command[:1]
     return "|".join(words).lower()
 

@@ -123,11 +123,12 @@ class _Redis:
     def abort(self) -> None:
         """Nothing is open."""
 
-    async def ask(self, commands: list[tuple[Any, ...]], within_s: float) -> list[bytes]:
+    async def ask(self, commands: list[tuple[Any, ...] | bytes], within_s: float) -> list[bytes]:
         now_s = self._loop.time()
         for command in commands:
-            if command[0] == "XADD" and _FIRST_S <= now_s < _ENDS_S:
-                outputs = msgspec.json.decode(command[command.index(b"o") + 1])
+            if isinstance(command, bytes) and _FIRST_S <= now_s < _ENDS_S:  # else it is a wake-up
+                words = command.split(b"\r\n")
+                outputs = msgspec.json.decode(words[words.index(b"o") + 2])
                 made_s = [self.steps_s[number - 1] for output in outputs for number in output[2]]
                 self.late_ms += [(now_s - one_s) * 1e3 for one_s in made_s]
                 self.entries += 1

@@ -55,6 +55,8 @@ from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
 _json = msgspec.json.Encoder()
 _entry_id = decoding(EntryId.parse)
 _FOR_READERS = frozenset((b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m"))
+PLAIN = (b"n", b"o", b"b", b"e", b"u")
+"""The fields of nearly every output, in the order in which they are written."""
 _LARGE = (b"b", b"o", b"z", b"f")  # `f` is meaningless without `b`
 
 
@@ -160,7 +162,11 @@ class Entry(NamedTuple):
         """
         if len(self.body) > timings.LARGE_BYTES:
             return {b"p": b""}
-        kept = {name: value for name, value in self.fields.items() if name in _FOR_READERS}
+        fields = self.fields
+        if tuple(fields) == PLAIN:  # hot path
+            kept = {b"b": fields[b"b"], b"e": fields[b"e"]}
+        else:
+            kept = {name: value for name, value in fields.items() if name in _FOR_READERS}
         if after is not None:
             kept[b"p"] = after.encode()
         return kept

@@ -26,7 +26,8 @@ from serve_app.redis.tls import tls_context
 from serve_app.settings import RedisSettings
 from serve_app.settings.redis_address import RedisAddress
 
-Command = tuple[Any, ...]
+Command = tuple[Any, ...] | bytes
+"""Its words, or all of it as Redis reads it."""
 
 
 class Script(str):
@@ -195,7 +196,7 @@ class RespConnection(asyncio.Protocol):
         return replies
 
     def _shortened(self, command: Command) -> Command:
-        if len(command) < 2 or type(command[1]) is not Script:
+        if isinstance(command, bytes) or len(command) < 2 or type(command[1]) is not Script:
             return command
         _, script, *more = command
         if script in self._scripts:
@@ -233,6 +234,8 @@ def _packed(command: Command) -> bytes:
     """Encode a command. hiredis aborts the process for an int that is too large for Python to
     print, so such a command is refused here.
     """
+    if isinstance(command, bytes):
+        return command
     for argument in command:
         if type(argument) is int and not -(2**63) <= argument < 2**64:
             raise ValueError("a number of more than 64 bits cannot be sent to Redis")
@@ -313,7 +316,7 @@ async def _open(connection: RespConnection, settings: RedisSettings, host: str, 
 
 async def _greet(connection: RespConnection, address: RedisAddress) -> None:
     """Log in and choose the database, as redis-py does."""
-    login, hello = address.login, list[Command]()
+    login, hello = address.login, list[tuple[Any, ...]]()
     if login:
         user = (login["username"],) if "username" in login else ()
         hello.append(("AUTH", *user, login.get("password", "")))

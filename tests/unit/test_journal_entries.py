@@ -4,14 +4,26 @@ says what came since the previously announced entry.
 
 from __future__ import annotations
 
+import hiredis
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.journal.entries import Entry, compress, decode_wakes, encode_wakes, wake_of
+from serve_app import timings
+from serve_app.journal.entries import (
+    PLAIN,
+    Entry,
+    compress,
+    decode_wakes,
+    encode_wakes,
+    flatten,
+    wake_of,
+)
 from serve_app.journal.facts import Head
+from serve_app.journal.finish import append
 from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
+from serve_app.redis.connection import _packed
 from tests.tables import each
 from tests.transcripts import transcript
 
@@ -46,6 +58,25 @@ def test_a_wake_up_carries_what_the_client_needs_and_nothing_that_it_does_not() 
     assert entry.id == (3, 4)
     assert set(entry.fields) == {b"h", b"b", b"e", b"k", b"w", b"p", b"m"}
     assert terminal.terminal
+
+
+NAMES = [b"n", b"h", b"o", b"b", b"e", b"u", b"f", b"q"]
+names = st.just(list(PLAIN)) | st.lists(st.sampled_from(NAMES), unique=True)
+values = st.binary() | st.integers(0, 2 * timings.LARGE_BYTES).map(bytes)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8")), ids, names, st.data())
+def test_a_plain_entry_has_the_bytes_of_any_other(
+    key: str, entry_id: EntryId, names: list[bytes], data: st.DataObject
+) -> None:
+    """Its command and its wake-up are made in a way of their own."""
+    entry = Entry(entry_id, {name: data.draw(values) for name in names})
+    words = ("XADD", key, "NOMKSTREAM", str(entry_id), *flatten(entry))
+    assert _packed(append(key, entry)) == hiredis.pack_command(words)
+    told = {name: entry.fields[name] for name in names if name in (b"h", b"b", b"e", b"f")}
+    large = len(entry.body) > timings.LARGE_BYTES
+    wanted = {b"p": b""} if large else {**told, b"p": b"1-2"}
+    assert list(entry.for_readers("1-2").items()) == list(wanted.items())
 
 
 def test_only_an_event_stream_counts_as_streamed() -> None:
