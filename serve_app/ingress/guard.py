@@ -78,7 +78,8 @@ class Guard:
         except (RequestRefused, RedisUnavailable, Unreadable) as error:
             if state["begun"] and not isinstance(error, RequestRefused):
                 raise
-            refusal = refusal_of(error)
+            # Its traceback has this frame, and those that hold the request's body.
+            refusal = refusal_of(error).with_traceback(None)
             note_refusal(self._telemetry, refusal, state.get("tenant", ""))
             await refusal_answer(refusal)(scope, receive, send)
         except Exception as error:

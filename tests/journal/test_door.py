@@ -5,6 +5,7 @@ real Redis.
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.admission.memory_limit import MemoryLimit
+from serve_app.ingress.uploads import Upload
 from serve_app.policy.classes import CLASSES
 from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import OPENED, PrivateRedis, World
@@ -245,6 +247,20 @@ async def test_a_body_that_redis_does_not_take_is_too_large_and_said_beforehand(
             await eventually(lambda: not watch.warnings)
             monkeypatch.setattr(timings, "REDIS_SIZES_AGAIN_S", 1e6)
             assert (await d.post(LARGE)).status_code == 200, name
+
+
+async def test_a_refused_body_is_gone_with_its_request(redis_url: str, namespace: str) -> None:
+    """A cycle would keep it until Python's garbage collector comes, and no bound counts it."""
+    async with door(redis_url, namespace) as d:
+        body = {"model": "hermes-tiny", "prompt": "x" * 100_000, "max_tokens": -1}
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await d.http.post("/v1/completions", json=body)
+            assert answer.status_code == 400, answer.text
+            await eventually(lambda: not any(isinstance(one, Upload) for one in gc.get_objects()))
+        finally:
+            gc.enable()
 
 
 async def test_a_large_body_during_an_outage_is_not_too_large(
