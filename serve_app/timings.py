@@ -109,7 +109,7 @@ OPENING_WAKE_S = 0.05
 """The wake-up of an opening goes with the next one of its worker, usually that of its first output.
 After this time it goes alone: until then its request counts as one that waits.
 """
-ENTRIES_PER_S = 600
+ENTRIES_PER_S = 500
 """A worker whose engine makes at least twice as many outputs writes several of a stream together,
 so that it writes about as many entries, if `journal.linger_ms` allows it.
 """

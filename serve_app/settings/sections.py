@@ -150,7 +150,7 @@ class JournalSettings(Section):
         ge=0,
         le=200,
         description="Longest time that a busy worker holds tokens back, so that several of a "
-        "stream become one event, which is written and sent once. Below 1,200 events a second, or "
+        "stream become one event, which is written and sent once. Below 1,000 events a second, or "
         "if an engine's steps are longer than this, no token waits; first tokens and ends never "
         "do. 0: each token is an event of its own under any load",
     )
