@@ -2,8 +2,8 @@
 a system call here and wakes whoever reads, HAProxy for one, which then reads and writes again.
 
 What is written to a connection in one turn of the event loop leaves in one write, so the head of an
-answer leaves with its first bytes, and the last bytes with what ends the answer. And who sends the
-events of a stream can hand each to the connection without ASGI's `send` (`Push`).
+answer leaves with its first bytes, and the last bytes with what ends the answer. Who sends the
+events of a stream can also hand them to the connection itself (`Push`): they leave at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from serve_app import timings
 
 Push = Callable[[bytes], bool]
 """Sends bytes of an answer whose head was sent with `transfer-encoding: chunked`; for whoever may
-call its `send` now. False: send them with that, because the client has not taken all that was sent
-before, or there are none."""
+call its `send` now. False: send them with that, because there are none, or the client has not taken
+all that was sent before, or has left."""
 PUSH = "hermes.push"
 """In `scope["extensions"]` of every request but a HEAD, whose answer has no bytes."""
 
@@ -49,9 +49,11 @@ class _Gathered:
 
     def push(self, body: bytes) -> bool:
         """See `Push`."""
-        if not body or self._transport.get_write_buffer_size():
+        transport = self._transport
+        if not body or transport.is_closing() or transport.get_write_buffer_size():
             return False
-        self.write(b"%x\r\n%b\r\n" % (len(body), body))
+        write = self.write if self._parts else transport.write
+        write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
     def _flush(self) -> None:

@@ -305,11 +305,11 @@ def test_an_answer_takes_one_write_for_each_entry_and_no_other(
     run(ask())
 
 
-def test_what_is_written_in_a_turn_leaves_in_one_write() -> None:
+def test_what_is_written_in_a_turn_leaves_in_one_write_and_what_is_pushed_at_once() -> None:
     async def ask() -> None:
         with Failures() as failures:
             async with served(Counted) as (port, _, _):
-                rows = [("whole", 1), ("stream", 1), ("slowly", 6), ("large", 1), ("late", 2)]
+                rows = [("whole", 1), ("stream", 1), ("slowly", 6), ("large", 1), ("late", 7)]
                 for path, writes in rows:
                     with failures.of(path):
                         made.clear()
@@ -359,23 +359,30 @@ def test_what_a_client_does_not_read_is_bounded(loop: str, size: int, pushed: bo
 
 @each("loop", LOOPS)
 def test_bytes_for_a_client_that_has_left_are_dropped(loop: str) -> None:
-    done = asyncio.Event()
+    done, turns = asyncio.Event(), list[None]()
 
     async def leaving(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         push = scope["extensions"][PUSH]
-        made[-1].transport.abort()
-        for _ in range(5):
-            push(b"pushed")
-            await send({"type": "http.response.body", "body": b"sent", "more_body": True})
+        while not made[-1].counting.writes:
             await asyncio.sleep(0)
-        done.set()
+        transport: Any = made[-1].transport
+        transport._force_close(ConnectionResetError())  # as both loops do after one
+        try:
+            for _ in range(5):
+                push(b"pushed")
+                await send({"type": "http.response.body", "body": b"sent", "more_body": True})
+                await asyncio.sleep(0)
+                turns.append(None)
+        finally:
+            done.set()
 
     async def ask() -> None:
         async with served(Counted, leaving) as (port, _, wrong):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request(""))
             await done.wait()
+            assert len(turns) == 5
             assert not wrong
             writer.close()
 
