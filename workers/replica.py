@@ -198,7 +198,9 @@ class WorkerReplica:
             try:
                 await self._answer(attempt, entries[0], facts, recorder, span.traceparent)
                 return Answer(Outcome.ENDED, recorder.written, attempt.queued.decode())
-            except Fenced:
+            except Fenced as error:
+                # Its traceback has this frame, which has the request's body, and `closed` has it.
+                error.with_traceback(None)
                 extra = _about(request_id, facts)
                 log.info("request %s epoch %d fenced: stopped", request_id, epoch, extra=extra)
                 return await self._who_fenced(request_id, recorder.written)

@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -209,7 +210,9 @@ class RespConnection(asyncio.Protocol):
         if self._look is not None:
             self._look.cancel()
         self._looks_s = at_s
-        self._look = asyncio.get_running_loop().call_at(at_s, self._drop_if_late)
+        loop = asyncio.get_running_loop()
+        # in no caller's context, which may hold its request
+        self._look = loop.call_at(at_s, self._drop_if_late, context=Context())
 
     def _drop_if_late(self) -> None:
         self._look, self._looks_s = None, math.inf

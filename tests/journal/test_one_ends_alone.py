@@ -5,12 +5,14 @@ reason, and the worker's other requests continue. A part of an answer is not tak
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import httpx
 import pytest
 
 from serve_app.contract import Reason, State
+from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import Head, RequestFacts, Summary
 from tests.journal.in_process import door, in_process, settings_of
@@ -61,6 +63,34 @@ async def test_only_the_request_whose_answer_is_too_large_is_ended(
     assert refused.status_code == (200 if streamed else 400)
     assert f'"code":"{Reason.ANSWER_TOO_LARGE}"' in refused.text
     assert len(refused.content) < 67_000
+
+
+async def test_a_worker_keeps_nothing_of_what_was_cancelled(redis_url: str, namespace: str) -> None:
+    """A cycle would keep its body until Python's garbage collector comes. The first request may be
+    kept by the connection that was opened for it.
+    """
+    async with in_process(settings_of(redis_url, namespace)) as d:
+        gc.disable()
+        try:
+            for _ in range(2):
+                asked = {
+                    "model": "hermes-tiny",
+                    "prompt": "a",
+                    "stream": True,
+                    "max_tokens": 10_000,
+                }
+                async with d.http.stream("POST", "/v1/completions", json=asked) as response:
+                    name = response.headers["x-request-id"]
+                    assert (await d.http.delete(f"/v1/requests/{name}")).status_code == 200
+                await eventually(lambda: not d.ingress.dispatcher.in_flight)
+            await eventually(lambda: name not in _attempts())
+        finally:
+            gc.enable()
+
+
+def _attempts() -> list[str]:
+    """The requests of which a worker's state is in memory."""
+    return [one.request_id for one in gc.get_objects() if isinstance(one, Attempt)]
 
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.LOOP_HELD])
