@@ -17,7 +17,7 @@ from ray.serve._private import http_util, replica
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import RequestRouter
-from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn import config as uvicorn_config
 
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.direct_calls import why_lost
@@ -140,7 +140,8 @@ class Ingress:
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
         http_util.RequestIdMiddleware = _Unchanged
-        HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
+        # By its module: Serve pickles this class by value, with copies of such objects.
+        uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.
         workers._init(_run_router_in_separate_loop=False)
         execute = workers.options(

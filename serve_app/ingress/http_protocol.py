@@ -32,6 +32,7 @@ class _Gathered:
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        self._loop = loop
         self._call_soon = loop.call_soon
         self._parts: list[bytes] = []
         self._size = 0
@@ -49,6 +50,8 @@ class _Gathered:
 
     def push(self, body: bytes) -> bool:
         """See `Push`."""
+        if asyncio.get_running_loop() is not self._loop:  # Serve may run the application in another
+            return False
         transport = self._transport
         if not body or transport.is_closing() or transport.get_write_buffer_size():
             return False

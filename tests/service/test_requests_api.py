@@ -151,5 +151,5 @@ def test_head_and_body_of_an_answer_leave_every_ingress_in_one_write(simulated: 
         with socket.create_connection((url.host, url.port), timeout=60) as client:
             for _ in range(20):
                 client.sendall(b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n")
-                _, _, body = client.recv(1 << 16).partition(b"\r\n\r\n")
-                assert body
+                head, _, body = client.recv(1 << 16).partition(b"\r\n\r\n")
+                assert body, head

@@ -406,3 +406,28 @@ def test_nothing_is_pushed_as_the_answer_to_a_head_nor_an_end() -> None:
         assert pushed == [False, True, False]
 
     run(ask())
+
+
+def test_nothing_is_pushed_from_another_thread() -> None:
+    """There Serve runs the application unless it is told to run it on the server's loop."""
+    pushed = list[bool]()
+
+    async def elsewhere(push: Any) -> None:
+        pushed.append(push(b"data: 1\n\n"))
+
+    async def asking(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        push = scope["extensions"][PUSH]
+        await asyncio.to_thread(asyncio.run, elsewhere(push))
+        pushed.append(push(b"data: 2\n\n"))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def ask() -> None:
+        async with served(HttpProtocol, asking) as (port, _, wrong):
+            answer = await conversation(port, [request("", LAST)])
+            assert b"data: 2" in answer
+            assert b"data: 1" not in answer
+            assert not wrong
+
+    run(ask(), "asyncio")
+    assert pushed == [False, True]
