@@ -345,7 +345,8 @@ class DirectCalls:
                 self._leave(address)
 
     async def _open(self, address: WorkerAddress) -> None:
-        connection = _Opened(bytes.fromhex(address.key), self._channel, self._on_wakes)
+        lost = partial(self._replicas.disconnected, address.name)
+        connection = _Opened(bytes.fromhex(address.key), self._channel, self._on_wakes, lost)
         try:
             async with asyncio.timeout(timings.CALL_PROOF_S):
                 await asyncio.get_running_loop().create_connection(
@@ -360,6 +361,7 @@ class DirectCalls:
             raise
         else:
             self._connections[address] = self._by_name[address.name] = connection
+            self._replicas.connected(address.name)
         finally:
             del self._opening[address]
 
@@ -367,6 +369,7 @@ class DirectCalls:
         connection = self._connections.pop(address)
         if self._by_name.get(address.name) is connection:
             del self._by_name[address.name]
+        connection.on_lost = lambda: None
         connection.abort()
 
     async def stop(self) -> None:
@@ -378,8 +381,15 @@ class DirectCalls:
 class _Opened(_Frames):
     """A connection to a worker, and the calls that wait for its answers."""
 
-    def __init__(self, key: bytes, channel: str, on_wakes: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        channel: str,
+        on_wakes: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+    ) -> None:
         super().__init__(timings.CALL_WAKE_BYTES)
+        self.on_lost = on_lost
         self._channel = channel.encode()
         self._on_wakes = on_wakes
         self._key = key
@@ -420,6 +430,8 @@ class _Opened(_Frames):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        if self.proven:
+            self.on_lost()
         if not self.ready.done():
             self.ready.set_exception(ConnectionError("closed by the worker"))
             self.ready.exception()

@@ -38,6 +38,8 @@ class Replicas:
         self._placed: dict[str, str] = {}
         self._sequences: dict[str, int] = {}
         self._avoided: dict[str, float] = {}
+        self._broken: set[str] = set()
+        """Replicas to which this process has lost its connection."""
         self.slots: Mapping[str, int] = {}
         """Of each replica, those that calls from this process may take."""
         self._placement: Placement | None = None
@@ -114,6 +116,16 @@ class Replicas:
             self._avoided[replica] = now_s + timings.REPLICA_AVOID_S
             self.version += 1
 
+    def connected(self, replica: str) -> None:
+        """There is a connection to a replica."""
+        self._broken.discard(replica)
+        self.version += 1
+
+    def disconnected(self, replica: str) -> None:
+        """The connection to a replica broke, which is how the death of its process shows first."""
+        self._broken.add(replica)
+        self.version += 1
+
     def forgive(self, now_s: float) -> None:
         """Use replicas again that have been avoided for long enough."""
         over = [replica for replica, until_s in self._avoided.items() if until_s <= now_s]
@@ -124,6 +136,7 @@ class Replicas:
     def serving(self, replicas: Iterable[str]) -> None:
         """Ray Serve's running replicas have changed."""
         now = frozenset(replicas)
+        self._broken &= now
         left, self._serving = self._serving - now, now
         self.version += 1
         self._lose(left, Cause.DRAINED)
@@ -155,7 +168,7 @@ class Replicas:
         calls failed at all of them.
         """
         there = self._serving if self._leased is None else self._serving & self._leased
-        return there - self._avoided.keys() or there
+        return there - self._avoided.keys() - self._broken or there
 
     def fate(self, replica: str) -> Cause | None:
         """Why a replica's work does not continue, as far as is known; None if it does.
@@ -164,6 +177,8 @@ class Replicas:
         """
         if self._serving and replica not in self._serving:
             return Cause.DRAINED
+        if replica in self._broken:
+            return Cause.LOST
         if self._leased is None or replica in self._leased:
             return None
         return Cause.AWAY if replica in self._unblamed else Cause.HUNG

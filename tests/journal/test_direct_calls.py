@@ -128,11 +128,15 @@ async def test_a_broken_connection_fails_all_its_calls_and_the_next_goes_through
                 await call
         assert (await b.call("req_6")).outcome is Outcome.FENCED
         assert b.ray.called == ["req_6"]
+        assert b.replicas.fate(WORKER) is Cause.LOST, (
+            "what another ingress has called here, moves on"
+        )
         b.calls.know([address])  # the next reading of the leases
         await eventually(lambda: any(one.proven for one in b.server.connections))
         await eventually(lambda: not b.calls._opening)
         b.attempts.end.set_result(Answer(Outcome.ENDED))
         assert (await b.call("req_7")).outcome is Outcome.ENDED
+        assert b.replicas.fate(WORKER) is None
 
 
 async def test_an_attempt_goes_on_without_the_ingress_that_began_it() -> None:

@@ -23,6 +23,17 @@ def test_a_replica_that_leaves_serves_set_is_drained() -> None:
     assert replicas.able() == {"b"}
 
 
+def test_a_replica_whose_connection_broke_is_lost_until_there_is_another() -> None:
+    replicas, losses = watched()
+    replicas.disconnected("a")
+    assert losses == [], "calls over the connection fail by themselves"
+    assert (replicas.fate("a"), replicas.fate("b")) == (Cause.LOST, None)
+    assert replicas.able() == {"b"}
+    replicas.connected("a")
+    assert replicas.fate("a") is None
+    assert replicas.able() == {"a", "b"}
+
+
 def test_a_replica_without_a_lease_hangs_and_gets_no_work() -> None:
     replicas, losses = watched()
     replicas.leased(["b"])
