@@ -187,7 +187,8 @@ def warm_up(options: Namespace, system: System, prompt_chars: int, users: int) -
     """First requests pay for lazy imports, connections and kernels; nobody's row should."""
     maker = maker_for(options, system, prompt_chars, random.Random().randrange(2**31))
     load = Load(users=users, window_s=None)
-    row = describe(system.name, 0, uvloop.run(put(maker, load, 16, requests=2 * users)))
+    tokens = min(16, options.max_tokens)
+    row = describe(system.name, 0, uvloop.run(put(maker, load, tokens, requests=2 * users)))
     if row.errors == row.requests:
         raise SystemFailed(f"{system.name}: every request of the warm-up failed: {row.error_kinds}")
 
