@@ -145,6 +145,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_CALL_ID = re.compile(rb"(?:chatcmpl-tool-|call_)[0-9a-f]+")
 MERGED = (
     "plain text",
     "a stop string",
@@ -266,7 +267,9 @@ def test_merged_in_pauses_it_is_the_same_response_and_cut_behind_any_output_it_g
     path, body = CASES[name]
     whole = check_every_cut(world, path, body, pause=PauseAfterPause)
     alone = unbroken(world, path, body)
-    assert alike(each_choice(whole.body), each_choice(alone.body))
+    # A parser may draw an id for each delta, so it may be another one; what goes on has the same.
+    same = [each_choice(_CALL_ID.sub(b"", one.body)) for one in (whole, alone)]
+    assert alike(*same), (whole.body[-1500:], alone.body[-1500:])
     sizes = [len(made[2]) for made in engine_outputs(whole)]
     assert max(sizes) >= 3
     assert sizes[0] == 1
