@@ -85,21 +85,25 @@ class ResponseFormat:
         }
 
 
-def embeddings(request: dict[str, Any], model: str) -> bytes:
-    """The response to a request for embeddings; each depends on its text alone."""
+def embeddings(request: dict[str, Any], model: str) -> tuple[bytes, int]:
+    """The response to a request for embeddings, and how many tokens that has read. Each embedding
+    depends on its text alone.
+    """
     inputs = request.get("input")
     texts = [inputs] if isinstance(inputs, str) or not isinstance(inputs, list) else inputs
     if texts and isinstance(texts[0], int):
         texts = [texts]
     base64 = request.get("encoding_format") == "base64"
     data: list[dict[str, Any]] = []
-    for index, text in enumerate(map(msgspec.json.encode, texts)):
+    encoded = [msgspec.json.encode(text) for text in texts]
+    for index, text in enumerate(encoded):
         vector = array("f", (byte / 256 for byte in hashlib.blake2b(text).digest()))
         value = b64encode(vector.tobytes()).decode() if base64 else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": value})
-    read = sum(len(msgspec.json.encode(text)) for text in texts) // 4
+    read = sum(map(len, encoded)) // 4
     usage = {"prompt_tokens": read, "total_tokens": read}
-    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
+    answer = {"object": "list", "data": data, "model": model, "usage": usage}
+    return msgspec.json.encode(answer), read
 
 
 def start(status: int, content_type: str) -> dict[str, Any]:
@@ -307,8 +311,8 @@ class SimulatedEngine:
         finally:
             self._batch.discard(running)
             self.progress.ended()
-        answer = embeddings(request, self._model)
-        recorder.read(msgspec.json.decode(answer)["usage"]["prompt_tokens"], 0)
+        answer, read = embeddings(request, self._model)
+        recorder.read(read, 0)
         await respond(recorder, 200, "application/json", answer)
 
     async def _speak(

@@ -64,7 +64,7 @@ class Direct:
             await step.wait()
         finally:
             self._running.discard(step)
-        await _answer(send, embeddings(request, MODEL))
+        await _answer(send, embeddings(request, MODEL)[0])
 
     def _join(self, step: asyncio.Event) -> None:
         self._running.add(step)

@@ -172,8 +172,13 @@ class CallServer:
         takes all calls.
         """
         try:
+            tls = ray_tls(server=True)
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Accepted(self), host, 0, ssl=ray_tls(server=True)
+                lambda: _Accepted(self),
+                host,
+                0,
+                ssl=tls,
+                ssl_handshake_timeout=timings.CALL_PROOF_S if tls else None,
             )
         except OSError as error:  # ssl.SSLError is one
             log.warning("direct calls: cannot listen, Ray takes all calls: %s", error)
@@ -301,6 +306,8 @@ class DirectCalls:
         self._connections: dict[WorkerAddress, _Opened] = {}
         self._opening: dict[WorkerAddress, asyncio.Task[None]] = {}
         self._by_name: dict[str, _Opened] = {}
+        self._unreachable: set[WorkerAddress] = set()
+        """Addresses that could not be connected to, as was logged once for each."""
         self._numbers = itertools.count()
 
     def execute(
@@ -335,6 +342,7 @@ class DirectCalls:
         leave those that nobody listens at any more.
         """
         mine = set(self._replicas.mine(addresses))
+        self._unreachable &= mine
         for address in mine - self._opening.keys():
             connection = self._connections.get(address)
             if connection is None or not connection.usable:
@@ -355,12 +363,16 @@ class DirectCalls:
                 await connection.ready
         except (OSError, TimeoutError) as error:
             connection.abort()
-            log.info("direct calls: cannot reach %s: %s", address.name, error or "no answer")
+            if address not in self._unreachable:
+                why = str(error) or "no answer"
+                log.warning("direct calls: Ray calls %s, not reached here: %s", address.name, why)
+            self._unreachable.add(address)
         except BaseException:
             connection.abort()
             raise
         else:
             self._connections[address] = self._by_name[address.name] = connection
+            self._unreachable.discard(address)
             self._replicas.connected(address.name)
         finally:
             del self._opening[address]
