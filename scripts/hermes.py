@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from scripts.local.preflight import STATE_DIR
-from scripts.local.service import Service
 from serve_app.cli import dead_letters, deploy_code, requests, usage
+from serve_app.local.preflight import STATE_DIR
+from serve_app.local.service import Service
 
 _COMMANDS = {
     "deploy": deploy_code.app,

@@ -30,11 +30,11 @@ cluster/leases.py             which processes are alive; cluster/replicas.py: wh
 redis/                        connections and the client; keyspace.py: every key; check.py: whether
                               it can be used, and keeps what it accepted
 observability/                metrics, traces, log lines
-cli/                          the command hermes: deploy, api-key, check-redis, dead-letters,
-                              requests, usage
+cli/                          the command hermes-serve; local/: a service on this machine, for
+                              scripts/quickstart and `hermes-serve up`
 processes/, deploy.py         compose one process, and the application
 settings/, errors.py, contract.py, clock.py are used everywhere; timings.py: times that are
                               not settings, each with its reason
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0rc1"

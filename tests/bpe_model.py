@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 
 FOLDER = ROOT / ".hermes" / "bpe-model"
 TINY = ROOT / "workers" / "tiny_model"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from scripts.local import processes, ray_cluster, redis_server, surroundings
+from serve_app.local import processes, ray_cluster, redis_server, surroundings
 from tests import permits, runs
 
 pytest_plugins = ("tests.reruns",)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 
 SCRIPTS = ROOT / "tests" / "clients"
 INSTALLED = ROOT / ".hermes" / "clients"

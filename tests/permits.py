@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from redis import Redis
 
-from scripts.local.redis_server import RedisServer
+from serve_app.local.redis_server import RedisServer
 from serve_app.redis.connection import Command
 from serve_app.redis.trial import trial
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from scripts.local import processes
-from scripts.local.ports import Claims
+from serve_app.local import processes
+from serve_app.local.ports import Claims
 
 _CLAIMS = Claims("runs")
 _NUMBERS = range(1, 255)  # a byte of its networks' addresses

@@ -1,5 +1,5 @@
 # hermes-serve with vLLM on the CPU: for kind, laptops and CI. From the project's root:
-#   docker build -f cluster/docker/cpu.Dockerfile -t localhost/hermes-serve:0.2.0-cpu .
+#   docker build -f cluster/docker/cpu.Dockerfile -t localhost/hermes-serve:0.3.0rc1-cpu .
 ARG PYTHON=3.11.14-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
@@ -20,7 +20,7 @@ RUN apt-get update \
 
 # Everything is pinned, and installed into the system's Python so that a login shell finds `ray` and `python` (KubeRay uses one).
 # PyTorch's CPU builds come from an index of their own, which is used for torch only.
-COPY scripts/locks/cpu.lock /locks/cpu.lock
+COPY serve_app/local/locks/cpu.lock /locks/cpu.lock
 RUN sed -n '/^torch==/,/#/p' /locks/cpu.lock > /locks/torch.lock \
     && pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
         --requirement /locks/torch.lock \

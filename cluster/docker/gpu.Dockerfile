@@ -1,5 +1,5 @@
 # hermes-serve with vLLM on NVIDIA GPUs; CUDA comes with the wheels, the driver with the node. From the project's root:
-#   docker build -f cluster/docker/gpu.Dockerfile -t registry.example.org/hermes-serve:0.2.0 .
+#   docker build -f cluster/docker/gpu.Dockerfile -t registry.example.org/hermes-serve:0.3.0rc1 .
 ARG PYTHON=3.11.14-slim-bookworm
 
 FROM python:${PYTHON} AS wheel
@@ -19,7 +19,7 @@ RUN apt-get update \
     && useradd --uid 10001 --user-group --create-home hermes
 
 # Everything is pinned, and installed into the system's Python so that a login shell finds `ray` and `python` (KubeRay uses one).
-COPY scripts/locks/gpu.lock /locks/gpu.lock
+COPY serve_app/local/locks/gpu.lock /locks/gpu.lock
 RUN pip install --no-cache-dir --no-deps --requirement /locks/gpu.lock
 
 COPY --chmod=755 cluster/haproxy-start /usr/local/bin/hermes-haproxy

@@ -19,7 +19,7 @@ from typing import Any
 from vllm import LLM, SamplingParams, TokensPrompt, __version__
 from vllm.sampling_params import StructuredOutputsParams
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 from workers.engine_plugin import PRIOR
 
 _TEXTS = [

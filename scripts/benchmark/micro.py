@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import uvloop
 
-from scripts.local import processes, redis_server
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Answer
+from serve_app.local import processes, redis_server
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.settings import Settings

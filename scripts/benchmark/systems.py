@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from scripts.local import __main__ as quickstart
-from scripts.local import processes, ray_cluster, service, surroundings
-from scripts.local.environment import ROOT
-from scripts.local.ports import free_port, is_taken
+from serve_app.local import __main__ as quickstart
+from serve_app.local import processes, ray_cluster, service, surroundings
+from serve_app.local.environment import ROOT
+from serve_app.local.ports import free_port, is_taken
 
 from . import ray_direct
 from .run import SystemFailed, fetch

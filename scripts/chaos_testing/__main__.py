@@ -23,8 +23,8 @@ from scripts.chaos_testing.account import Account, Strike, settle, table
 from scripts.chaos_testing.journals import Watchdog, differences
 from scripts.chaos_testing.parts import FAULTS, LASTING, REAL, SIMULATED, Parts, choose
 from scripts.chaos_testing.traffic import PROMPTS, Client, End, Told, Unfit, look_up
-from scripts.local import logs, ports, processes, redis_server, service, surroundings
-from scripts.local.environment import ROOT
+from serve_app.local import logs, ports, processes, redis_server, service, surroundings
+from serve_app.local.environment import ROOT
 
 LENGTHS = {"simulated": (20, 110, 200, 300), "vllm": (16, 50, 85, 120)}
 """Tokens of the responses, by engine."""

@@ -24,9 +24,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.local import ports, processes, surroundings
-from scripts.local.environment import ROOT
-from scripts.local.sentinels import Sentinels
+from scripts.chaos_testing.sentinels import Sentinels
 from serve_app.admission.transaction import accept
 from serve_app.contract import State
 from serve_app.errors import RedisUnavailable
@@ -36,6 +34,8 @@ from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLin
 from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
+from serve_app.local import ports, processes, surroundings
+from serve_app.local.environment import ROOT
 from serve_app.redis.keyspace import queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings

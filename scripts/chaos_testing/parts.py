@@ -17,8 +17,8 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from scripts.benchmark.processes import classify
-from scripts.local import processes, ray_cluster, redis_server
-from scripts.local.service import Service, is_whole, readiness
+from serve_app.local import processes, ray_cluster, redis_server
+from serve_app.local.service import Service, is_whole, readiness
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.keyspace import (
     ingresses_key,

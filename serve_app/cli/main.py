@@ -1,4 +1,4 @@
-"""`hermes`: the commands for operators. In a clone, `scripts/` has each of them, too."""
+"""`hermes-serve`: the commands for operators. In a clone, `scripts/` has each of them, too."""
 
 from __future__ import annotations
 
@@ -50,5 +50,9 @@ def check_redis_command(
         fail(sentence)
 
 
+def main() -> None:
+    app(prog_name="hermes-serve")
+
+
 if __name__ == "__main__":
-    app(prog_name="hermes")
+    main()

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from redis import Redis
 
-from scripts.local import ports, processes
+from serve_app.local import ports, processes
 from tests.chart.charts import NAMED, documents, one
 
 PASSWORD = "of-the-test"

@@ -7,8 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from scripts.local import processes, redis_server
-from scripts.local.environment import ROOT, VENV
+from serve_app.local import processes, redis_server
+from serve_app.local.environment import ROOT, VENV
 from tests.chart.charts import (
     EXTERNAL,
     HA,

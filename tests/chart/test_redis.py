@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 from tests.chart.charts import CHART, NAMED, Document, documents, merged, one
 from tests.tables import each
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 from serve_app.settings.redis_address import redis_address
 from tests.chart.charts import HA, NAMED, Document, documents, merged, one, pod_templates
 from tests.chart.test_redis import USERS, config_of, users

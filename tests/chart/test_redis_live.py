@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
-from scripts.local import processes, redis_server
+from serve_app.local import processes, redis_server
 from tests.chart.test_redis import PASSWORDS, users
 from tests.tables import each
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import RedisError
 
-from scripts.local import processes
+from serve_app.local import processes
 from tests.chart.chart_redis import ChartRedis
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 from tests.engine.both_ways import CHAT, COMPLETIONS, RESPONSES, usual
 from tests.engine.resume_helpers import EngineThread
 from tests.engine.test_both_ways import Started

@@ -16,7 +16,6 @@ from typing import Any
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from scripts.local import processes, redis_server
 from serve_app.admission.transaction import accept
 from serve_app.contract import State
 from serve_app.endings import Endings
@@ -27,6 +26,7 @@ from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
 from serve_app.journal.writer import JournalWriter
+from serve_app.local import processes, redis_server
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work
 from serve_app.redis.client import connect_redis

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from scripts.local import environment, ports, processes, redis_server
-from scripts.local.environment import ROOT
+from serve_app.local import environment, ports, processes, redis_server
+from serve_app.local.environment import ROOT
 from serve_app.redis.client import connect_redis
 from serve_app.redis.connection import connect
 from serve_app.redis.keyspace import service_key

@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from scripts.local import processes, redis_server
-from scripts.local.environment import ROOT
+from serve_app.local import processes, redis_server
+from serve_app.local.environment import ROOT
 from tests.journal.journal_helpers import until_written
 from tests.tables import each
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from scripts.local import processes, redis_server
 from serve_app import timings
+from serve_app.local import processes, redis_server
 from serve_app.loops import Loops
 from serve_app.redis.check import Finding, RedisWatch, Step, Told
 from serve_app.settings import RedisSettings

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scripts.chaos_testing.failover import load
-from scripts.local import processes
 from serve_app.errors import RedisUnavailable
+from serve_app.local import processes
 from serve_app.redis.client import connect_redis, redis_call
 from serve_app.settings import Settings
 from tests.chart.chart_redis import ChartRedis

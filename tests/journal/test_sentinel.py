@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.chaos_testing.failover import Case, measure
-from scripts.local.sentinels import Sentinels
+from scripts.chaos_testing.sentinels import Sentinels
 from serve_app.errors import RedisUnavailable
 from serve_app.redis.client import redis_call
 from tests.journal.journal_helpers import World, world

@@ -17,8 +17,8 @@ import httpx
 
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import PROMPTS, Client, Told
-from scripts.local import processes
 from serve_app.cli.serve_api import application_status
+from serve_app.local import processes
 from tests.service.support import Running, check_whole, events_of, replicas, together
 from tests.waiting import until
 from workers.simulated_engine import text_of

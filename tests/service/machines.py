@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.local import processes, ray_cluster, redis_server
-from scripts.local.environment import ROOT
+from serve_app.local import processes, ray_cluster, redis_server
+from serve_app.local.environment import ROOT
 from tests.service.network import Host, Network
 from tests.service.services import let_in
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 
-from scripts.local import processes
+from serve_app.local import processes
 from tests import runs
 from tests.runs import ip
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from scripts.local import ports, processes, ray_cluster, redis_server
-from scripts.local.ray_cluster import Place
-from scripts.local.service import Service, render, wait_ready
 from serve_app.cli.serve_api import application_status, deploy, nodes
+from serve_app.local import ports, processes, ray_cluster, redis_server
+from serve_app.local.ray_cluster import Place
+from serve_app.local.service import Service, render, wait_ready
 from tests.service.network import Host, Network
 from tests.service.support import kill_all, replicas
 from tests.waiting import until

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from scripts.local import ports, processes, ray_cluster
-from scripts.local import service as local
-from scripts.local.environment import ROOT
+from serve_app.local import ports, processes, ray_cluster
+from serve_app.local import service as local
+from serve_app.local.environment import ROOT
 from tests import bpe_model
 from tests.service.collector import Collector
 from tests.service.nodes import Nodes

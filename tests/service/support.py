@@ -19,9 +19,9 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
-from scripts.local import redis_server
-from scripts.local.service import Service
 from serve_app.cli.serve_api import application_status
+from serve_app.local import redis_server
+from serve_app.local.service import Service
 from tests.waiting import until
 
 T = TypeVar("T")

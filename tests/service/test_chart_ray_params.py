@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.local import ports, processes, ray_cluster, redis_server
 from serve_app.cli import serve_api
 from serve_app.cli.deploy_code import check_places
 from serve_app.errors import SettingsError
+from serve_app.local import ports, processes, ray_cluster, redis_server
 from tests.chart.charts import Document, documents, merged, one, stage_values
 from tests.service.machines import BIN
 from tests.service.services import Services

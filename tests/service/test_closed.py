@@ -21,9 +21,9 @@ import trustme
 from redis import Redis
 
 from scripts.chaos_testing.parts import Parts
-from scripts.local import ports, processes, ray_cluster
-from scripts.local.environment import ROOT
 from serve_app.cli import serve_api
+from serve_app.local import ports, processes, ray_cluster
+from serve_app.local.environment import ROOT
 from tests.service.hostility import bodies
 from tests.service.politeness import Polite
 from tests.service.services import KEYS, let_in

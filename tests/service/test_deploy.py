@@ -12,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from scripts.local import ports, processes, ray_cluster, redis_server
-from scripts.local.environment import ROOT, VENV
+from serve_app.local import ports, processes, ray_cluster, redis_server
+from serve_app.local.environment import ROOT, VENV
 from tests.service.support import CHAT, asking
 
 # A release property.

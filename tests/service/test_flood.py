@@ -18,8 +18,8 @@ import pytest
 from redis import Redis
 
 from scripts.chaos_testing.parts import Parts
-from scripts.local import redis_server
-from scripts.local.environment import ROOT
+from serve_app.local import redis_server
+from serve_app.local.environment import ROOT
 from tests.service.busy import busy
 from tests.service.flooding import ASKED
 from tests.service.politeness import EMBEDDINGS, Polite

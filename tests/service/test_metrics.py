@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from scripts.local import ray_cluster
+from serve_app.local import ray_cluster
 from tests.chart.test_monitoring import EXPRESSIONS
 from tests.service.support import Metrics, Running, together
 from tests.waiting import until

@@ -20,9 +20,9 @@ import pytest
 
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import Told
-from scripts.local import processes
-from scripts.local.service import merged
 from serve_app.cli.serve_api import application_status
+from serve_app.local import processes
+from serve_app.local.service import merged
 from tests.running_time import RunningTime
 from tests.service.disturbance import Towards, on_disk, simulated_text, under, whole_again
 from tests.service.nodes import Nodes

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from scripts.local.environment import ROOT
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.fields import is_known
+from serve_app.local.environment import ROOT
 from tests.service.support import Running
 from tests.tables import Failures
 

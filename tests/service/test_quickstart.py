@@ -13,9 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from scripts.local import ports, processes, ray_cluster
-from scripts.local.environment import ROOT
-from scripts.local.service import Service
+from serve_app.local import ports, processes, ray_cluster
+from serve_app.local.environment import ROOT
+from serve_app.local.service import Service
 from tests.service.support import CHAT, answers, asking, of_tenant
 from tests.waiting import until
 

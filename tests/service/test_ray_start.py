@@ -22,8 +22,8 @@ import yaml
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from scripts.local.environment import ROOT
-from scripts.local.service import render
+from serve_app.local.environment import ROOT
+from serve_app.local.service import render
 from tests.service.machines import BIN, Machine, hosts
 from tests.service.services import KEYS, Services
 from tests.service.support import answers, of_tenant, together

@@ -12,9 +12,9 @@ from functools import partial
 import httpx
 import pytest
 
-from scripts.local.environment import ROOT
 from serve_app.cli import serve_api
 from serve_app.cli.serve_api import application_status
+from serve_app.local.environment import ROOT
 from tests.service.nodes import Nodes
 from tests.service.services import KEYS
 from tests.service.support import answers, replicas

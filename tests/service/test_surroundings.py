@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.local import ports, ray_cluster
-from scripts.local.environment import ROOT
+from serve_app.local import ports, ray_cluster
+from serve_app.local.environment import ROOT
 from tests.service.support import answers
 from tests.tables import Failures
 

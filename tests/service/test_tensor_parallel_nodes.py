@@ -13,8 +13,8 @@ import pytest
 
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import Told
-from scripts.local import processes
-from scripts.local.environment import ROOT
+from serve_app.local import processes
+from serve_app.local.environment import ROOT
 from tests.service.disturbance import attempts, real_text, under
 from tests.service.network import Host
 from tests.service.nodes import Nodes

@@ -26,11 +26,11 @@ import yaml
 import serve_app
 from scripts.chaos_testing.parts import Parts
 from scripts.chaos_testing.traffic import PROMPTS, Client, Told
-from scripts.local import ports, processes, redis_server
-from scripts.local import service as local
-from scripts.local.environment import ROOT
-from scripts.local.service import Service
 from serve_app.cli import deploy_code, serve_api
+from serve_app.local import ports, processes, redis_server
+from serve_app.local import service as local
+from serve_app.local.environment import ROOT
+from serve_app.local.service import Service
 from tests.chart.charts import documents, one, stage_values
 from tests.service.disturbance import Towards, attempts, simulated_text, under, whole_again
 from tests.service.services import HELD, KEYS, WORKERS, Services, end, kill, let_in, limited

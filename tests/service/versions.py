@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 import serve_app
-from scripts.local.service import Service
+from serve_app.local.service import Service
 from tests.service.services import KEYS
 from tests.service.support import Running, Stream
 from tests.waiting import until

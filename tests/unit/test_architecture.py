@@ -102,6 +102,7 @@ OWNERS = {
         "serve_app.clock",
         "serve_app.client",
         "serve_app.cli.deploy_code",  # waits for a real cluster
+        "serve_app.local",  # waits for processes
         "workers.loop_watch",  # CPU time of a thread
         "workers.engine_plugin",  # the same
         "workers.simulated_engine",  # the same
@@ -114,7 +115,7 @@ OWNERS = {
 
 # From the top to the bottom; a module imports from its own layer and from those below.
 LAYERS = (
-    ("serve_app.cli",),
+    ("serve_app.local", "serve_app.cli"),
     ("serve_app.deploy", "serve_app.client"),
     ("serve_app.processes",),
     ("serve_app.ingress", "workers"),
@@ -272,11 +273,14 @@ def constants(path: Path) -> Iterator[str]:
 
 
 def test_times_stand_in_one_place() -> None:
-    """The client is installed without the service, and keeps its own."""
+    """The client is installed without the service, and what starts one without its packages: they
+    keep their own.
+    """
     found = {
         module: names
         for module, path in MODULES.items()
-        if module != "serve_app.timings" and not covers("serve_app.client", module)
+        if module != "serve_app.timings"
+        if not any(covers(name, module) for name in ("serve_app.client", "serve_app.local"))
         if (names := tuple(name for name in constants(path) if TIMES.match(name)))
     }
     assert found == NOT_TIMINGS

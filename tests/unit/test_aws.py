@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local.environment import ROOT
+from serve_app.local.environment import ROOT
 
 
 @pytest.mark.parametrize("missing", ["", "keys", "ray-token", "redis-url", "gcs-redis-password"])

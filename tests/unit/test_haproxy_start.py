@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from scripts.local import ports
-from scripts.local.environment import ROOT
+from serve_app.local import ports
+from serve_app.local.environment import ROOT
 from tests.tables import each
 from tests.waiting import until
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local import __main__ as quickstart
-from scripts.local import (
+from serve_app.local import __main__ as quickstart
+from serve_app.local import (
     environment,
     logs,
     ports,
@@ -266,7 +266,7 @@ def quickstart_in(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
-        "scripts.local",
+        "serve_app.local",
         *words,
         "--device",
         "cpu",
@@ -313,7 +313,7 @@ def test_a_number_that_another_process_has_now_is_not_an_earlier_runs(tmp_path: 
 def test_a_closed_terminal_ends_it_as_ctrl_c_does(name: str, ending: int) -> None:
     code = (
         "import signal, sys, time\n"
-        "from scripts.local.__main__ import end_on_signals\n"
+        "from serve_app.local.__main__ import end_on_signals\n"
         "end_on_signals()\n"
         "try:\n"
         "    print(flush=True)\n"
@@ -333,7 +333,7 @@ def test_a_closed_terminal_ends_it_as_ctrl_c_does(name: str, ending: int) -> Non
 def test_quickstart_looks_at_the_machine_first_also_in_an_active_environment() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "scripts.local", "--port", port, "--engine", "simulated"]
+        command = [sys.executable, "-m", "serve_app.local", "--port", port, "--engine", "simulated"]
         done = subprocess.run(
             command, cwd=environment.ROOT, capture_output=True, text=True, timeout=60, check=False
         )

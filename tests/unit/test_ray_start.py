@@ -11,8 +11,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.local import ports, ray_cluster
-from scripts.local.environment import ROOT
+from serve_app.local import ports, ray_cluster
+from serve_app.local.environment import ROOT
 from tests.tables import each
 
 OPTIONS = (

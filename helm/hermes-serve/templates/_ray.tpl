@@ -40,7 +40,7 @@ dashboard-agent-grpc-port: "25366"
 runtime-env-agent-port: "25367"
 {{- end }}
 
-{{/* Variables that Ray Serve reads before it starts; scripts/local/ray_cluster.py says why. Values in `env` override them. */}}
+{{/* Variables that Ray Serve reads before it starts; serve_app/local/ray_cluster.py says why. Values in `env` override them. */}}
 {{- define "hermes.fixedEnvironment" -}}
 RAY_SERVE_ENABLE_HA_PROXY: "1"
 RAY_SERVE_ENABLE_DIRECT_INGRESS: "1"

@@ -1,4 +1,4 @@
-"""`scripts/quickstart`: from a fresh clone to a service on this machine.
+"""`scripts/quickstart` and `hermes-serve up`: a service on this machine.
 
 Everything that it starts is private (Redis, Ray, the deployment), stores its state in one folder,
 and is stopped by Ctrl-C or `--down`. The first run installs pinned packages into `.venv`; later
@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scripts.local import environment, preflight, surroundings
-from scripts.local.environment import ROOT
+from serve_app.local import environment, preflight, surroundings
+from serve_app.local.environment import CLUSTER, IS_CLONE, ROOT
 
 _OWN_VARIABLES = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_TMPDIR", "RAY_SERVE_HAPROXY_", "TMPDIR")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/quickstart",
+        prog=environment.COMMAND,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -163,6 +163,7 @@ def run(options: argparse.Namespace) -> int:
         return down(options.state_dir)
     if options.prepared:
         return up(options, options.device)
+    environment.HOME.mkdir(parents=True, exist_ok=True)
     device = preflight.device(options.device)
     # A dry run needs no vLLM, so any installed set is enough.
     locks = environment.lock_files(
@@ -195,17 +196,17 @@ def in_venv(*words: str) -> NoReturn:
     """Go on as `.venv`'s Python. The folder of the shell may have modules of any name."""
     print(end="", flush=True)
     python = str(environment.PYTHON)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    os.execve(python, [python, "-P", "-m", "scripts.local", *words], variables)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT) if IS_CLONE else ""}
+    os.execve(python, [python, "-P", "-m", "serve_app.local", *words], variables)
 
 
 def up(options: argparse.Namespace, device: str) -> int:
     """Start the service, print how to use it, and wait for Ctrl-C."""
-    from scripts.local import logs, ray_cluster, service, user_settings
+    from serve_app.local import logs, ray_cluster, service, user_settings
 
     began = time.monotonic()
     surroundings.leave()
-    config = ROOT / "cluster" / "local_cpu.yaml"
+    config = CLUSTER / "local_cpu.yaml"
     gpus = preflight.gpus() if device == "gpu" else 0
     given = changes(options, device, gpus, preflight.sequences_of_gpu() if gpus else None)
     variables = dict(options.env)
@@ -273,7 +274,7 @@ def changes(
         gpus: how many this machine has.
         sequences: how many one of them runs at a time, if more than any.
     """
-    from scripts.local.service import merged
+    from serve_app.local.service import merged
     from serve_app.settings.workers import SEQUENCES_OF_A_GPU, WorkerSettings
 
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
@@ -312,7 +313,7 @@ def down(state_dir: Path) -> int:
         return 0
     if Path(sys.prefix).resolve() != environment.VENV.resolve():
         in_venv(*sys.argv[1:])
-    from scripts.local.service import Service
+    from serve_app.local.service import Service
 
     running = Service.load(state_dir)
     if running is not None:

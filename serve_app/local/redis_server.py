@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.local import ports, processes
-from scripts.local.environment import ROOT, find_redis_server
+from serve_app.local import ports, processes
+from serve_app.local.environment import CLUSTER, find_redis_server
 
 _LOADED_WITHIN_S = 120  # loading a long append-only file on a busy machine takes long
 _PLACEHOLDER = "REPLACE_WITH_SHA256_OF_THE_PASSWORD"
@@ -83,7 +83,7 @@ def start(
     own = {"port": port, "bind": f"127.0.0.1 {bind}".strip(), "dir": folder, "aclfile": users}
     own["set-proc-title"] = "no"  # a title would be written over its environment
     configuration = folder / "redis.conf"
-    shipped = (ROOT / "cluster" / "redis.conf").read_text()
+    shipped = (CLUSTER / "redis.conf").read_text()
     configuration.write_text(_with(shipped, {**own, **(settings or {})}))
     log = folder / "redis.log"
     pid = processes.start([server, str(configuration)], log, os.environ, folder)
@@ -106,7 +106,7 @@ def _password(folder: Path, wanted: str) -> str:
 
 def _users(folder: Path, password: str, namespace: str) -> Path:
     """The shipped users for another namespace, with the password's hash, and the operator."""
-    text = (ROOT / "cluster" / "redis.acl").read_text().replace("hermes:*", f"{namespace}:*")
+    text = (CLUSTER / "redis.acl").read_text().replace("hermes:*", f"{namespace}:*")
     file = folder / "users.acl"
     text += f"user operator on #{_PLACEHOLDER} ~* &* +@all\n"
     digest = hashlib.sha256(password.encode()).hexdigest()

@@ -13,8 +13,8 @@ import yaml
 from redis import Redis
 from redis.exceptions import RedisError
 
-from scripts.local import environment, ports, processes, redis_server
-from scripts.local.environment import ROOT
+from serve_app.local import environment, ports, processes, redis_server
+from serve_app.local.environment import ROOT
 
 _OF_THE_CONTAINER = ("aclfile", "maxmemory", "repl-backlog-size")
 _OF_SERVERS, _OF_SENTINELS = "servers-password", "sentinels-password"

@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
-from scripts.local import environment
-from scripts.local.environment import ROOT
+from serve_app.local import environment
+from serve_app.local.environment import COMMAND, HOME
 
 # Memory use in GB, as the sum of the processes' shares (PSS): 6.1 with two engines, of which each
 # needs 2.6 with its replica. Slightly rounded up, because starting needs more.
@@ -34,7 +34,7 @@ SIZES_GB = {"cpu": (0.9, 3.9), "gpu": (5.5, 14.0)}
 OPEN_FILES = 2 * 4_096 + 300
 
 
-STATE_DIR = ROOT / ".hermes" / "quickstart"
+STATE_DIR = HOME / ".hermes" / "quickstart"
 _HELD: list[BinaryIO] = []
 
 
@@ -118,7 +118,7 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
             f"x86-64 is needed, not {platform.machine()}: some of the pinned wheels exist for "
             "nothing else"
         )
-    for name, path in (("the path of this clone", ROOT), ("--state-dir", state_dir)):
+    for name, path in (("the folder of its environment", HOME), ("--state-dir", state_dir)):
         if odd := re.search(r"[^\w@%+=,./~-]", str(path)):
             found.append(
                 f"{name}, {path}, has the character {odd[0]!r}, with which Ray or Redis does not "
@@ -139,7 +139,7 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
         found.append(taken)
     device_name = locks[0].stem
     if not environment.is_ready(locks):
-        free_gb = shutil.disk_usage(ROOT).free / 1e9
+        free_gb = shutil.disk_usage(HOME).free / 1e9
         needed_gb = sum(SIZES_GB[device_name])
         if free_gb < needed_gb:
             found.append(
@@ -163,7 +163,7 @@ def _port_problem(port: int) -> str:
 
 
 def report(locks: Sequence[Path], device_name: str, redis_url: str | None) -> None:
-    free_gb = shutil.disk_usage(ROOT).free / 1e9
+    free_gb = shutil.disk_usage(HOME).free / 1e9
     print(f"  Python {environment.python()}, {os.cpu_count()} cores, {free_gb:.0f} GB free")
     if environment.is_ready(locks):
         print("  packages: installed (.venv); nothing to download")
@@ -193,7 +193,7 @@ def take(state_dir: Path) -> str:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what we fork does not get it
     except OSError:
         return (
-            f"another scripts/quickstart works in {state_dir}: end it, or choose another "
+            f"another {COMMAND} works in {state_dir}: end it, or choose another "
             "--state-dir and --port"
         )
     _HELD.append(file)
@@ -203,7 +203,7 @@ def take(state_dir: Path) -> str:
 def down_command(state_dir: Path) -> str:
     """How to end what runs with a state folder."""
     where = "" if state_dir == STATE_DIR else f" --state-dir {shlex.quote(str(state_dir))}"
-    return f"scripts/quickstart --down{where}"
+    return f"{COMMAND} --down{where}"
 
 
 def _earlier(state_dir: Path) -> str:

@@ -1,7 +1,9 @@
-"""The virtual environment `.venv`, created from pinned lock files. Standard library only.
+"""A local service's virtual environment, made from pinned lock files. Standard library only.
 
-uv installs the packages, because it is several times faster than pip; where it cannot, pip does.
-Both look where pip is configured to, by PIP_* and pip.conf.
+In a clone it is `.venv`, and the project is installed as editable. Where the project was installed
+as a wheel, without Ray and vLLM, the environment stands below the user's data folder, and gets the
+files of that wheel. uv installs the packages, because it is several times faster than pip; where it
+cannot, pip does. Both look where pip is configured to, by PIP_* and pip.conf.
 """
 
 from __future__ import annotations
@@ -13,20 +15,36 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.metadata import files
 from pathlib import Path
 
-from scripts.local.surroundings import for_packages
+from serve_app.local.surroundings import for_packages
 
 ROOT = Path(__file__).resolve().parents[2]
-VENV = ROOT / os.environ.get("HERMES_VENV", ".venv")
+IS_CLONE = (ROOT / "pyproject.toml").exists()
+
+
+def _home() -> Path:
+    """The folder of the environment and of the state of what runs: the clone, or the user's."""
+    if IS_CLONE:
+        return ROOT
+    data = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(data) if data.startswith("/") else Path.home() / ".local/share") / "hermes-serve"
+
+
+HOME = _home()
+COMMAND = "scripts/quickstart" if IS_CLONE else "hermes-serve up"
+"""By what a user starts a local service."""
+VENV = HOME / os.environ.get("HERMES_VENV", ".venv")
 PYTHON = VENV / "bin" / "python"
 TOOLS = VENV / "tools"
 """What `local.lock` pins. These are programs, and whichever Python their wheels were made for, they
 run."""
 PYTHONS = ((3, 11), (3, 13))
 """The oldest and the newest Python for which the lock files hold hashes."""
-LOCKS = ROOT / "scripts" / "locks"
-PROJECT = ROOT / "pyproject.toml"
+LOCKS = Path(__file__).with_name("locks")
+CLUSTER = Path(__file__).with_name("cluster")
+"""The files of the folder `cluster` with which a local service starts."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VENV_FIX = (
     "Debian and Ubuntu keep a part of Python's venv apart: apt install "
@@ -63,7 +81,7 @@ def is_ready(locks: Sequence[Path]) -> bool:
     commands and plug-ins.
     """
     stamps = _stamps()
-    return all(stamps.get(file.name) == _digest(file) for file in (*locks, PROJECT)) and _works()
+    return all(stamps.get(file.name) == _digest(file) for file in (*locks, _project())) and _works()
 
 
 def python() -> str:
@@ -124,16 +142,41 @@ def _install(locks: Sequence[Path]) -> None:
         if _stamps().get(lock.name) == _digest(lock):
             continue
         count = len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
-        print(f"  installing {lock.relative_to(ROOT)} ({count} packages)", flush=True)
+        print(f"  installing {lock.name} ({count} packages)", flush=True)
         _install_torch(uv, lock)
         tools = ("--target", str(TOOLS), "--python-version", _TOOLS_FOR, "--only-binary", ":all:")
         _get(uv, *(tools if lock.stem == "local" else ()), "-r", str(lock))
-    _get(uv, "--no-build-isolation", "--editable", str(ROOT))
-    stamps = {**_stamps(), **{file.name: _digest(file) for file in (*locks, PROJECT)}}
+    if IS_CLONE:
+        _get(uv, "--no-build-isolation", "--editable", str(ROOT))
+    else:
+        _copy_wheel()
+    stamps = {**_stamps(), **{file.name: _digest(file) for file in (*locks, _project())}}
     new = _stamp_file().with_suffix(".new")
     new.write_text("".join(f"{name} {digest}\n" for name, digest in stamps.items()))
     new.replace(_stamp_file())
     _unfinished().unlink()
+
+
+def _project() -> Path:
+    """The file that changes whenever what is installed of this project has to be renewed."""
+    if IS_CLONE:
+        return ROOT / "pyproject.toml"
+    (record,) = [file for file in files("hermes-serve") or () if file.name == "RECORD"]
+    return Path(str(record.locate()))
+
+
+def _copy_wheel() -> None:
+    """Copy the files of the wheel from which this process runs; its commands stay where they are.
+    The index may not have this version.
+    """
+    (packages,) = VENV.glob("lib/python*/site-packages")
+    for old in ("serve_app", "workers", *(path.name for path in packages.glob("hermes_serve-*"))):
+        shutil.rmtree(packages / old, ignore_errors=True)
+    for file in files("hermes-serve") or ():
+        if ".." not in file.parts and file.suffix != ".pyc":
+            copy = packages / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(str(file.locate()), copy)
 
 
 def _install_torch(uv: str | None, lock: Path) -> None:

@@ -17,7 +17,7 @@ from serve_app.ingress.validation.fields import WITHOUT_EFFECT
 from serve_app.settings import Settings
 from serve_app.settings.presets import PRESETS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
