@@ -351,11 +351,13 @@ _COMPLETION = """\
 def usage(url: str, model: str, options: argparse.Namespace, chats: bool = True) -> str:
     """Example commands to print; `chats`: whether the model takes messages."""
     end = preflight.down_command(options.state_dir) if options.detach else "Ctrl-C"
+    demo = "scripts/demo" if IS_CLONE else "hermes-serve demo"
     return f"""
   hermes-serve is ready on {url}   (docs: {url}/docs, metrics: {url}/metrics)
 
 {(_CHAT if chats else _COMPLETION).format(url=url, model=model)}
   {end} ends it and everything it started.
+  {demo} shows what it survives, on a service of its own.
 """
 
 

@@ -106,7 +106,7 @@ def _password(folder: Path, wanted: str) -> str:
 
 def _users(folder: Path, password: str, namespace: str) -> Path:
     """The shipped users for another namespace, with the password's hash, and the operator."""
-    text = (CLUSTER / "redis.acl").read_text().replace("hermes:*", f"{namespace}:*")
+    text = (CLUSTER / "redis.acl").read_text().replace("hermes:*", namespace + ":*")
     file = folder / "users.acl"
     text += f"user operator on #{_PLACEHOLDER} ~* &* +@all\n"
     digest = hashlib.sha256(password.encode()).hexdigest()

@@ -63,13 +63,15 @@ OWNERS = {
     "starlette": ("serve_app.ingress",),
     "uvicorn": ("serve_app.ingress.http_protocol", "serve_app.deploy"),
     "hiredis": ("serve_app.redis",),
-    "httpx": ("serve_app.client", "serve_app.cli.service_api"),
+    "httpx": ("serve_app.client", "serve_app.cli.service_api", "serve_app.demo"),
+    "rich": ("serve_app.cli", "serve_app.demo"),
     "redis.exceptions": ("serve_app.redis",),
     "redis": (
         "serve_app.redis",
         # The few that share the client for leases, locks and snapshots:
         "serve_app.cluster.leases",
         "serve_app.dispatch.quarantine",
+        "serve_app.demo.faults",  # as an operator
         "serve_app.observability.snapshots",
     ),
     "xgrammar": ("workers.grammars",),
@@ -103,6 +105,7 @@ OWNERS = {
         "serve_app.client",
         "serve_app.cli.deploy_code",  # waits for a real cluster
         "serve_app.local",  # waits for processes
+        "serve_app.demo",  # the same
         "workers.loop_watch",  # CPU time of a thread
         "workers.engine_plugin",  # the same
         "workers.simulated_engine",  # the same
@@ -115,6 +118,7 @@ OWNERS = {
 
 # From the top to the bottom; a module imports from its own layer and from those below.
 LAYERS = (
+    ("serve_app.demo",),
     ("serve_app.local", "serve_app.cli"),
     ("serve_app.deploy", "serve_app.client"),
     ("serve_app.processes",),
@@ -280,7 +284,10 @@ def test_times_stand_in_one_place() -> None:
         module: names
         for module, path in MODULES.items()
         if module != "serve_app.timings"
-        if not any(covers(name, module) for name in ("serve_app.client", "serve_app.local"))
+        if not any(
+            covers(name, module)
+            for name in ("serve_app.client", "serve_app.local", "serve_app.demo")
+        )
         if (names := tuple(name for name in constants(path) if TIMES.match(name)))
     }
     assert found == NOT_TIMINGS

@@ -1,0 +1,1 @@
+"""`hermes-serve demo`: one streamed tool call, and the death of everything that carries it."""

@@ -1,0 +1,66 @@
+"""A bare vLLM server with the model of the demo, which has the same fault beside the service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from serve_app.demo.faults import core_of
+from serve_app.local import processes, surroundings
+from serve_app.local.ports import free_port
+
+_READY_WITHIN_S = 300.0
+_CPU_ENGINE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass
+class Peer:
+    url: str
+    pid: int
+
+    def kill_engine(self) -> None:
+        if core := core_of(self.pid):
+            os.kill(core, signal.SIGKILL)
+
+
+def start(model: str, name: str, device: str, max_model_len: int, stack: ExitStack) -> Peer:
+    """Start it, and wait until it answers. The stack ends it.
+
+    Raises:
+        RuntimeError: it does not start; the message has the end of its log.
+    """
+    port = free_port()
+    # The module and not the `vllm` command, which fails under the CPU build's other name.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--max-model-len", str(max_model_len)]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    own = {}
+    if device == "cpu":
+        command, own = [*command, "--dtype=float32", "--enforce-eager"], _CPU_ENGINE
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    log = folder / "log"
+    environment = surroundings.kept(os.environ) | own | {"VLLM_RPC_BASE_PATH": str(folder)}
+    peer = Peer(f"http://127.0.0.1:{port}", processes.start(command, log, environment, folder))
+    stack.callback(processes.end, peer.pid)
+    deadline_s = time.monotonic() + _READY_WITHIN_S
+    while time.monotonic() < deadline_s and processes.is_alive(peer.pid):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{peer.url}/health", timeout=5).status_code == 200:
+                return peer
+        time.sleep(0.25)
+    raise RuntimeError(f"vLLM's own server does not start:\n{processes.tail(log)}")
