@@ -365,12 +365,19 @@ def settings() -> Schema:
     """
     sys.path.insert(0, str(ROOT))
     from serve_app.settings import Settings
+    from serve_app.settings.renamed import RENAMED
 
     tree: Schema = _bare(Settings.model_json_schema())
     for section, keys in SET_BY_THE_CHART.items():
         properties = (tree["$defs"][section] if section else tree)["properties"]
         for key in keys:
             properties.pop(key, None)
+    for section, names in RENAMED.items():
+        its = tree["$defs"][tree["properties"][section]["$ref"].rsplit("/", 1)[-1]]["properties"]
+        its |= {
+            old: {**its[new], "deprecated": True, "description": f"Former name of {new}"}
+            for old, new in names.items()
+        }
     return tree
 
 
@@ -394,6 +401,7 @@ def rules() -> str:
     from serve_app.settings import Settings
     from serve_app.settings import vllm_names as vllm
     from serve_app.settings.presets import PRESETS
+    from serve_app.settings.renamed import RENAMED
     from serve_app.settings.sections import FORMS
     from serve_app.settings.workers import AutoscalingSettings
 
@@ -419,6 +427,7 @@ def rules() -> str:
         "withoutMeaning": vllm.WITHOUT_MEANING,
         "withMeaning": sorted(vllm.WITH_MEANING),
         "variables": vllm.VARIABLES,
+        "formerNames": RENAMED,
     }
     return json.dumps(document, indent=1) + "\n"
 

@@ -2,9 +2,10 @@
 Pure.
 
 The words are stored and sent exactly as defined here, and different versions of the service work
-side by side during an upgrade. Therefore never rename a word, and let readers tolerate words that
-they do not know. `journal/entries.py` defines the entries of journals and wake-ups,
-`request_queue/entry.py` a queue entry.
+side by side during an upgrade. Therefore rename a word only where readers of both versions
+understand both (`Reason._missing_`), and let them tolerate words that they do not know.
+`journal/entries.py` defines the entries of journals and wake-ups, `request_queue/entry.py` a queue
+entry.
 """
 
 from __future__ import annotations
@@ -95,27 +96,32 @@ class Reason(StrEnum):
     ENGINE_ERROR = "engine_error"
     ATTEMPT_LOST = "attempt_lost"
     POISON = "poison"
-    LOOP_HELD = "loop_held"
+    EVENT_LOOP_BLOCKED = "event_loop_blocked"
     ANSWER_TOO_LARGE = "answer_too_large"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INTERNAL = "internal"
 
     @classmethod
     def _missing_(cls, value: object) -> Reason:
-        """A newer version has ended the request for a reason that this version does not know."""
-        return cls.INTERNAL
+        """An older version's word, or that of a newer version, which this version does not know."""
+        return cls.EVENT_LOOP_BLOCKED if value == "loop_held" else cls.INTERNAL
 
 
-class Because(StrEnum):
-    """Why a response that a client has seen a part of ends: a label of
-    `hermes_attempts_lost_total`.
+class NotResumed(StrEnum):
+    """Why no engine could resume an answer that a client has begun to read: the label `cause` of
+    `hermes_requests_not_resumed_total`.
     """
 
-    PARAMETER = "parameter"
-    OTHER_ENGINE = "other_engine"
-    JOURNAL = "journal"
-    DIFFERS = "differs"
-    TOO_LONG = "too_long"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
+    """One of the request's parameters has a state that another engine cannot restore."""
+    ENGINE_CONFIG_CHANGED = "engine_config_changed"
+    """Only engines of another model, version or configuration are left."""
+    JOURNAL_INCOMPLETE = "journal_incomplete"
+    """Redis has lost a part of the journal."""
+    OUTPUT_MISMATCH = "output_mismatch"
+    """The answer was generated again and differs from what the client has."""
+    REGENERATION_LIMIT = "regeneration_limit"
+    """More than `workers.max_regenerated_tokens` would have to be generated again."""
 
 
 class Cause(StrEnum):
@@ -130,8 +136,10 @@ class Cause(StrEnum):
     HUNG = "hung"
     """The worker's lease expired while Redis was there to renew it: the request may be the cause.
     """
-    AWAY = "away"
-    """The worker's lease expired, but perhaps it could not be renewed: no request is to blame."""
+    REDIS_UNREACHABLE = "redis_unreachable"
+    """The worker's lease expired, perhaps only because Redis could not be reached: no request is to
+    blame. Older versions write `away`.
+    """
     DRAINED = "drained"
     """The replica left Ray Serve's set of running replicas."""
     ENGINE_FAILED = "engine_failed"

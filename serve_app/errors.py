@@ -22,7 +22,7 @@ LASTING = frozenset(
         Reason.CONTEXT_LENGTH_EXCEEDED,
         Reason.NOT_FOUND,
         Reason.POISON,
-        Reason.LOOP_HELD,
+        Reason.EVENT_LOOP_BLOCKED,
         Reason.ANSWER_TOO_LARGE,
     }
 )
@@ -67,7 +67,7 @@ _SHAPES: dict[Reason, _Shape] = {
     Reason.ENGINE_ERROR: _Shape(500, "server_error"),
     Reason.ATTEMPT_LOST: _Shape(503, "service_unavailable_error", retryable=True),
     Reason.POISON: _Shape(500, "server_error"),
-    Reason.LOOP_HELD: _Shape(400, "invalid_request_error"),
+    Reason.EVENT_LOOP_BLOCKED: _Shape(400, "invalid_request_error"),
     Reason.ANSWER_TOO_LARGE: _Shape(400, "invalid_request_error"),
     Reason.IDEMPOTENCY_CONFLICT: _Shape(422, "invalid_request_error"),
     Reason.INTERNAL: _Shape(500, "server_error"),

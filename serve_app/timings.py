@@ -318,7 +318,7 @@ SEND_BYTES = 16 * 1024
 """
 STALLED_LOOK_AT_MOST_S = 5.0
 """Longest time between two searches for clients that do not read; otherwise a quarter of
-`ingress.stalled_reader_s`.
+`ingress.stalled_client_timeout_s`.
 """
 KEYS_FILE_LOOK_S = 1.0
 """Time between two checks whether the file of API keys has changed."""
@@ -367,4 +367,6 @@ MASK_S = 0.02
 MASKS_S = 1.0
 """Budget of a grammar: CPU time beyond that, in all requests of a tenant."""
 SIMULATED_HOLD_S = 1.5
-"""How long the simulated engine's fault `hold` computes; it must exceed `workers.held_s`."""
+"""How long the simulated engine's fault `hold` computes; it must exceed
+`workers.max_event_loop_block_s`.
+"""

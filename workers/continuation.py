@@ -23,7 +23,7 @@ from vllm.utils.async_utils import merge_async_iterators
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
-from serve_app.contract import Because
+from serve_app.contract import NotResumed
 from workers.engine_plugin import PRIOR
 from workers.replay import CannotContinue, Output, TokenLogprobs
 
@@ -98,7 +98,9 @@ class Continuation:
             self._cached_tokens = recorded.cached_tokens
             self._cache_writes = recorded.cache_writes
         if recorded.sequence >= len(self._sequences):
-            raise CannotContinue(Because.DIFFERS, "the journal has more sequences than the request")
+            raise CannotContinue(
+                NotResumed.OUTPUT_MISMATCH, "the journal has more sequences than the request"
+            )
         return self._output(self._sequences[recorded.sequence].replay(recorded), recorded)
 
     async def continued(
@@ -183,7 +185,8 @@ class _Sequence:
         text = self._detokenizer.get_next_output_text(self.finished, delta=True)
         if text != recorded.text:
             raise CannotContinue(
-                Because.DIFFERS, "the recorded tokens give a different text on this engine"
+                NotResumed.OUTPUT_MISMATCH,
+                "the recorded tokens give a different text on this engine",
             )
         return CompletionOutput(
             index=self._index,
@@ -230,7 +233,8 @@ class _Sequence:
             item.finish_reason is not None and len(item.token_ids) == len(again)
         ):
             raise CannotContinue(
-                Because.DIFFERS, "the engine has generated other tokens than the first time"
+                NotResumed.OUTPUT_MISMATCH,
+                "the engine has generated other tokens than the first time",
             )
         item.token_ids = item.token_ids[len(again) :]
         item.logprobs = item.logprobs and item.logprobs[len(again) :]

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import Because, Reason, State, Written
+from serve_app.contract import NotResumed, Reason, State, Written
 from serve_app.errors import RequestRefused
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.events import EventNumberer
@@ -224,7 +224,8 @@ class Recorder:
         self._repeated += tokens
         if self._repeated > allowed:
             self.lose(
-                Because.TOO_LONG, f"more than {allowed} tokens would have to be generated again"
+                NotResumed.REGENERATION_LIMIT,
+                f"more than {allowed} tokens would have to be generated again",
             )
 
     def computed_again(self, tokens: int) -> None:
@@ -241,13 +242,13 @@ class Recorder:
         self.computed_again(lost.prompt + lost.output)
         self.recorded = Recorded(began_ms=self.recorded.began_ms)
 
-    def lose(self, because: Because, why: str) -> NoReturn:
+    def lose(self, cause: NotResumed, why: str) -> NoReturn:
         """The recorded part cannot be continued exactly: end the attempt and the request.
 
         Raises:
             CannotContinue: always, to end the engine's work on the request.
         """
-        self._stop(CannotContinue(because, why))
+        self._stop(CannotContinue(cause, why))
 
     def _stop(self, why: CannotContinue | AnswerTooLarge) -> NoReturn:
         self.lost = self.lost or why
@@ -337,7 +338,8 @@ class Recorder:
             return body
         if not body.startswith(expected):
             self.lose(
-                Because.DIFFERS, f"the response differs from the journal after byte {self._matched}"
+                NotResumed.OUTPUT_MISMATCH,
+                f"the response differs from the journal after byte {self._matched}",
             )
         self._matched += len(expected)
         return body[len(expected) :]
@@ -386,7 +388,7 @@ class Recorder:
             message: what the caller is told, if it is not what the reason says.
         """
         if isinstance(self.lost, CannotContinue):
-            self._telemetry.lost(self.lost.because)
+            self._telemetry.lost(self.lost.cause)
         self.completed = state is State.COMPLETED
         if self._facts.kept and compression_level is None:
             compression_level = 1  # an error, too, is kept for whoever comes later

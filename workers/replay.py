@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from serve_app.contract import Because, Reason
+from serve_app.contract import NotResumed, Reason
 from serve_app.journal.entries import Entry, decode_facts, openings
 from serve_app.journal.events import escaped
 from serve_app.journal.facts import AttemptFacts, Head
@@ -32,9 +32,9 @@ class CannotContinue(Exception):
 
     reason = Reason.ATTEMPT_LOST
 
-    def __init__(self, because: Because, why: str) -> None:
+    def __init__(self, cause: NotResumed, why: str) -> None:
         super().__init__(why)
-        self.because = because
+        self.cause = cause
         self.why = why
 
 

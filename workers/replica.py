@@ -18,9 +18,9 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.leases import Membership
 from serve_app.contract import (
     Answer,
-    Because,
     Cause,
     EngineReport,
+    NotResumed,
     Outcome,
     Reason,
     State,
@@ -265,14 +265,15 @@ class WorkerReplica:
         if not part.complete:
             if part.body:
                 recorder.lost = CannotContinue(
-                    Because.JOURNAL, "Redis has lost a part of its journal"
+                    NotResumed.JOURNAL_INCOMPLETE, "Redis has lost a part of its journal"
                 )
             else:
                 recorder.restart()
         elif part.outputs and part.fingerprint != opened.fingerprint:
             if part.seen:
                 recorder.lost = CannotContinue(
-                    Because.OTHER_ENGINE, "it was begun by an engine with another configuration"
+                    NotResumed.ENGINE_CONFIG_CHANGED,
+                    "it was begun by an engine with another configuration",
                 )
             else:
                 recorder.restart()
@@ -317,7 +318,7 @@ class WorkerReplica:
             self._conclude(serving, recorder)
         elif attempt.closed.done() or not self._health.sick.done():
             if held.done() and not attempt.closed.done():
-                recorder.end(State.FAILED, Reason.LOOP_HELD, None)
+                recorder.end(State.FAILED, Reason.EVENT_LOOP_BLOCKED, None)
             elif not attempt.closed.done():
                 recorder.end(State.EXPIRED, Reason.DEADLINE, None)
             serving.cancel()

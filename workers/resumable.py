@@ -22,7 +22,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from serve_app.contract import Because
+from serve_app.contract import NotResumed
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
 from workers import shapes
@@ -152,7 +152,7 @@ class RecordingClient:
             recorder.fail()
             raise
         except CannotContinue as error:
-            recorder.lose(error.because, error.why)
+            recorder.lose(error.cause, error.why)
 
     async def _deltas(
         self,
@@ -226,7 +226,9 @@ def _begin_again(recorder: Recorder, why: str) -> None:
     if not recorder.recorded.outputs:
         return
     if recorder.recorded.seen:
-        recorder.lose(Because.PARAMETER, f"{why} cannot be carried over to another engine")
+        recorder.lose(
+            NotResumed.UNSUPPORTED_PARAMETER, f"{why} cannot be carried over to another engine"
+        )
     recorder.restart()
 
 

@@ -210,7 +210,7 @@ class SimulatedEngine:
         self._steps: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
         self.progress = Progress()
-        self._stall_s = settings.workers.stall_s
+        self._stall_s = settings.workers.engine_stall_timeout_s
 
     @property
     def fingerprint(self) -> str:

@@ -116,7 +116,7 @@ class VllmEngine:
         client: Any = RecordingClient(
             self._engine,
             self.progress,
-            self._settings.workers.rerun_tokens,
+            self._settings.workers.max_regenerated_tokens,
             prompts_vary="strftime_now" in template
             or args.trust_request_chat_template
             or self._engine.model_config.hf_config.model_type == "gpt_oss",  # they name the day
@@ -189,7 +189,7 @@ class VllmEngine:
         makes no steps.
         """
         await self._engine.check_health()
-        self.progress.check(self._settings.workers.stall_s)
+        self.progress.check(self._settings.workers.engine_stall_timeout_s)
 
     async def stop(self) -> None:
         if self._engine is not None:

@@ -2,7 +2,7 @@
 
 The first request for `logprobs` makes every process of the engine compile a kernel: 2 s with
 vLLM's cache of compiled code, 18 s without it, and meanwhile no request makes a step. That is
-longer than `workers.stall_s`, so the engine would count as sick and be replaced.
+longer than `workers.engine_stall_timeout_s`, so the engine would count as sick and be replaced.
 """
 
 from __future__ import annotations

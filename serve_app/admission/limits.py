@@ -139,7 +139,7 @@ class AdmissionLimits:
         self.memory = MemoryLimit(settings)
         self.waiting = WaitingLimits(settings)
         self._queue = settings.queue
-        self._kept_share = settings.journal.max_kept_share
+        self._kept_share = settings.journal.max_retained_share
         self._tenants_differ = settings.auth.required
         self._depths: Mapping[str, Depth] = {}
         self._outputs_bytes: dict[Ticket, int] = {}

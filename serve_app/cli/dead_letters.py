@@ -37,7 +37,7 @@ Namespace = Annotated[str, typer.Option(help="namespace of the service in Redis"
 
 app = new_app(
     "Show the requests that were given up (dead letters), and send them again.\n\n"
-    "A request is given up after it has killed `queue.poison_after` engines that worked on it. The "
+    "A request is given up after `queue.max_engine_deaths` engines that ran it have died. The "
     "last `queue.dead_letters` of them are kept completely. The commands need only Redis; the "
     "service need not run.\n\n"
     "Prompts are not shown, unless you ask for one with show --text."
@@ -236,7 +236,7 @@ async def redrive(
         wake="",  # no ingress holds a connection for it
         idempotency="",  # the idempotency key belongs to the request that failed
         detached=True,
-        retention_s=letter.facts.retention_s or settings.journal.detached_retention_s,
+        retention_s=letter.facts.retention_s or settings.journal.background_retention_s,
     )
     work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
     queue = RequestQueue(link, settings.namespace, facts.model, dead, consumer="")

@@ -152,7 +152,7 @@ class Replicas:
             return
         missing = frozenset(self._placed.values()) - now
         self._unblamed = (self._unblamed if before is not None else self._serving | missing) - now
-        self._lose(missing & self._unblamed, Cause.AWAY)
+        self._lose(missing & self._unblamed, Cause.REDIS_UNREACHABLE)
         self._lose(missing - self._unblamed, Cause.HUNG)
 
     def mine(self, workers: Iterable[T]) -> list[T]:
@@ -181,7 +181,7 @@ class Replicas:
             return Cause.LOST
         if self._leased is None or replica in self._leased:
             return None
-        return Cause.AWAY if replica in self._unblamed else Cause.HUNG
+        return Cause.REDIS_UNREACHABLE if replica in self._unblamed else Cause.HUNG
 
     def _lose(self, replicas: frozenset[str], cause: Cause) -> None:
         if not replicas:

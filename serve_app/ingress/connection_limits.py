@@ -88,8 +88,8 @@ class ConnectionLimits:
         )
         self.unread = ConnectionLimit(
             "bytes of answers that wait to be read",
-            ingress.max_unread_bytes,
-            int(share * ingress.max_unread_bytes),
+            ingress.max_buffered_response_bytes,
+            int(share * ingress.max_buffered_response_bytes),
         )
         """What answers above `timings.LARGE_BYTES` take until their clients have them. Whoever
         finds any room has one answer, of whatever size.

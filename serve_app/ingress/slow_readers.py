@@ -1,8 +1,8 @@
 """Disconnects clients that do not read their answer.
 
 What such a client costs is bounded (`sending.py`), but it occupies a connection, and a reader's
-place. After `ingress.stalled_reader_s` in which it has taken nothing it is disconnected and counts
-as a client that has left. One that takes a little all the time may take as long as it likes.
+place. After `ingress.stalled_client_timeout_s` in which it has taken nothing it is disconnected and
+counts as a client that has left. One that takes a little all the time may take as long as it likes.
 """
 
 from __future__ import annotations

@@ -161,10 +161,10 @@ class Submissions:
         settings = self._ingress
         usual_s, most_s = settings.request_timeout_s, settings.max_request_timeout_s
         if detached:
-            usual_s = most_s = settings.detached_timeout_s
+            usual_s = most_s = settings.background_timeout_s
         return min(seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
 
     def _retention_s(self, headers: Mapping[str, str]) -> float:
         wanted_s = seconds(headers, "x-hermes-retention-seconds")
         journal = self._journal
-        return min(wanted_s or journal.detached_retention_s, journal.max_retention_s)
+        return min(wanted_s or journal.background_retention_s, journal.max_retention_s)

@@ -28,10 +28,10 @@ class Uploads:
         ingress = settings.ingress
         share = ingress.max_tenant_share if settings.auth.required else 1.0
         self.max_body_bytes = ingress.max_body_bytes
-        self.stalled_s = ingress.stalled_reader_s
+        self.stalled_s = ingress.stalled_client_timeout_s
         self.within_s = ingress.request_timeout_s
         # The largest body always fits.
-        most = max(ingress.max_upload_bytes, ingress.max_body_bytes)
+        most = max(ingress.max_buffered_request_bytes, ingress.max_body_bytes)
         of_tenant = max(int(share * most), ingress.max_body_bytes)
         self.held = ConnectionLimit("bytes for large requests", most, of_tenant)
 

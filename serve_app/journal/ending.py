@@ -16,8 +16,8 @@ MESSAGES = {
     Reason.JOURNAL_LOST: "Redis lost a part of this request's journal, so nothing can continue it; "
     "a new request starts from the beginning.",
     Reason.POISON: "This request killed every engine that worked on it and will not be retried.",
-    Reason.LOOP_HELD: "One step of this request blocked all other requests of its engine; make "
-    "it smaller or simpler.",
+    Reason.EVENT_LOOP_BLOCKED: "One step of this request blocked all other requests of its "
+    "engine; make it smaller or simpler.",
     Reason.ANSWER_TOO_LARGE: "The answer is larger than this service stores; ask for fewer answers "
     "or inputs, shorter ones, or without log probabilities.",
     Reason.MODEL_NOT_FOUND: "The model that this request waited for is not served any more.",

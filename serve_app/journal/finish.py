@@ -238,7 +238,7 @@ def _command(
     return (
         *("EVAL", _FINISH, 2, key, ledger),
         *(len(entries), row.encode(), state, times, summary.attempts, used),
-        *(int(settings.journal.ledger_days * 24 * timings.HOUR_MS), *words),
+        *(int(settings.journal.usage_retention_days * 24 * timings.HOUR_MS), *words),
     )
 
 

@@ -63,7 +63,7 @@ def listing(settings: Settings, request_id: str, path: str, facts: RequestFacts)
     if path == CHATS and facts.stored:
         keys.append(chats_key(settings.namespace, facts.tenant))
     ingress, journal = settings.ingress, settings.journal
-    longest_s = max(ingress.max_request_timeout_s, ingress.detached_timeout_s)
+    longest_s = max(ingress.max_request_timeout_s, ingress.background_timeout_s)
     commands: list[Command] = []
     for key in keys:
         commands += [

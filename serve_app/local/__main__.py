@@ -275,6 +275,7 @@ def changes(
         sequences: how many one of them runs at a time, if more than any.
     """
     from serve_app.local.service import merged
+    from serve_app.settings.renamed import by_new_names
     from serve_app.settings.workers import SEQUENCES_OF_A_GPU, WorkerSettings
 
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
@@ -284,7 +285,7 @@ def changes(
         if options.engine == "vllm":
             args["engine"]["args"] = {"dtype": "auto", "enforce_eager": False}
         args["workers"]["replicas"] = max(1, gpus // max(1, options.tensor_parallel_size or 1))
-        args["workers"]["stall_s"] = WorkerSettings().stall_s
+        args["workers"]["engine_stall_timeout_s"] = WorkerSettings().engine_stall_timeout_s
         args["workers"]["max_running_requests"] = sequences or SEQUENCES_OF_A_GPU
     if options.model:
         there = Path(options.model).exists()
@@ -303,7 +304,7 @@ def changes(
     for names, value in options.settings:
         for name in reversed(names):
             value = {name: value}
-        args = merged(args, value)
+        args = merged(args, by_new_names(value))
     return args
 
 

@@ -28,20 +28,20 @@ class Activity:
         self._loops = loops
         self._clock = clock
         self._lag = Histogram(
-            "hermes_loop_lag_seconds",
-            "How late the event loop comes to a timer: how long any step waits for its turn.",
+            "hermes_event_loop_lag_seconds",
+            "How much later than due the process's asyncio event loop runs a timer.",
             registry=registry,
             buckets=_LAGS_S,
         )
         self._computed = Counter(
             "hermes_thread_cpu_seconds",
-            "CPU time of the thread.",
+            "CPU time that a thread of the process has used.",
             ["thread"],
             registry=registry,
         )
         self._starved = Counter(
             "hermes_thread_cpu_wait_seconds",
-            "Time in which the thread could have run and no CPU was free for it.",
+            "Time that a runnable thread has waited for a free CPU (Linux).",
             ["thread"],
             registry=registry,
         )

@@ -20,7 +20,7 @@ from prometheus_client import (
 )
 
 from serve_app import __version__
-from serve_app.contract import Because, Reason, State
+from serve_app.contract import NotResumed, Reason, State
 from serve_app.observability.token_metrics import TokenTelemetry
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -28,10 +28,10 @@ _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 
 def _losses(counter: Callable[..., Counter]) -> Counter:
     """Begins with zeros: Prometheus sees no increase to the first value of a series."""
-    text = "Requests that ended because a part that a client had seen could not be continued."
-    losses = counter("hermes_attempts_lost", text, ["because"])
-    for because in Because:
-        losses.labels(str(because))
+    text = "Requests that failed because no engine could resume an answer that a client had begun."
+    losses = counter("hermes_requests_not_resumed", text, ["cause"])
+    for cause in NotResumed:
+        losses.labels(str(cause))
     return losses
 
 
@@ -48,57 +48,62 @@ class Telemetry:
         gauge = partial(Gauge, registry=self.registry)
         duration = partial(Histogram, registry=self.registry, buckets=_WAIT_S)
         self._admitted = counter(
-            "hermes_requests_admitted", "Requests accepted into the journal.", ["class"]
+            "hermes_requests_admitted",
+            "Requests accepted: written to the journal and the queue.",
+            ["class"],
         )
         self._refused = counter(
             "hermes_requests_refused", "Requests refused before acceptance.", ["reason"]
         )
         self._ignored = counter(
             "hermes_ignored_fields",
-            "Fields of requests that nobody here knows and that were left out.",
+            "Unknown fields in requests, which were ignored (see x-hermes-ignored).",
         )
         self._ended = counter(
             "hermes_requests_ended", "Requests that ended.", ["class", "state", "reason"]
         )
         self._attempts = counter(
             "hermes_attempts",
-            "Attempts dispatched; `retry` counts those after the first.",
+            "Attempts sent to workers: the `first` of a request, or a `retry` after one was lost.",
             ["kind"],
         )
         self._calls = counter(
             "hermes_calls",
-            "Calls to workers: to the replica at which a session is at `home`, or to another one, "
-            "because that was full (`overflow`).",
+            "Calls to workers: to the replica that holds the session's prefix cache (`home`), or "
+            "to another one because that was full (`overflow`).",
             ["placed"],
         )
         self._lost = _losses(counter)
         self._queue_wait = duration(
             "hermes_queue_wait_time_seconds",
-            "Time from the queue entry to the start of its first attempt.",
+            "Time from a request's acceptance to the start of its first attempt.",
             ["class"],
         )
         self._processing = duration(
             "hermes_batch_processing_time_seconds",
-            "Time from the opening of an attempt to its end, in the engine's running batch.",
+            "Time that an attempt spends in the engine's running batch.",
             ["class"],
         )
         self._ttft = duration(
             "hermes_time_to_first_token_seconds",
-            "Time from admission to the first output.",
+            "Time from a request's acceptance to its first output token.",
             ["class"],
         )
         self._end_to_end = duration(
-            "hermes_end_to_end_time_seconds", "Time from admission to the end.", ["class"]
+            "hermes_end_to_end_time_seconds",
+            "Time from a request's acceptance to its end.",
+            ["class"],
         )
         self.tokens = TokenTelemetry(self.registry)
         self._loop_restarts = counter(
             "hermes_loop_restarts",
-            "Background loops that ended unexpectedly and were restarted.",
+            "Background tasks of the process that ended unexpectedly and were restarted.",
             ["loop"],
         )
         self._loop_held = counter(
-            "hermes_loop_held",
-            "Steps that blocked a worker's event loop for longer than `workers.held_s`.",
+            "hermes_event_loop_blocks",
+            "Times that one step blocked a worker's event loop for longer than "
+            "workers.max_event_loop_block_s.",
         )
         self._called = {True: 0, False: 0}
         self._make_gauges(gauge)
@@ -109,15 +114,18 @@ class Telemetry:
             "hermes_engines_ready",
             "Engines that this ingress can send work to (0 in a worker's process).",
         )
-        self._in_flight = gauge("hermes_in_flight_requests", "Requests that this replica works on.")
+        self._in_flight = gauge(
+            "hermes_in_flight_requests",
+            "Requests that this worker runs (0 in an ingress's process).",
+        )
         self._slots = gauge(
             "hermes_engine_slots",
-            "Sequences that this replica's engine runs at a time (0 in an ingress's process).",
+            "Sequences that this worker's engine may run at a time (0 in an ingress's process).",
         )
         self._journal_kept = gauge(
-            "hermes_journal_kept_bytes",
-            "Memory for accepted journal entries that this worker keeps until their requests end "
-            "(0 in an ingress's process).",
+            "hermes_journal_buffer_bytes",
+            "Memory of the journal entries that this worker keeps until their requests end, to "
+            "append them again if Redis loses them (0 in an ingress's process).",
         )
 
     def _prepare_series(self) -> None:
@@ -199,8 +207,8 @@ class Telemetry:
     def ended(self, request_class: str, state: State, reason: Reason | None) -> None:
         self._ended.labels(request_class, str(state), str(reason or "")).inc()
 
-    def lost(self, because: Because) -> None:
-        self._lost.labels(str(because)).inc()
+    def lost(self, cause: NotResumed) -> None:
+        self._lost.labels(str(cause)).inc()
 
     # -- pages ------------------------------------------------------------------------------------
 

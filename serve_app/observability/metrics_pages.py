@@ -17,10 +17,25 @@ _OF_REDIS = (
     ("hermes_redis_used_bytes", "Redis's used memory, as counted towards its limit."),
     ("hermes_redis_limit_bytes", "Redis's `maxmemory`; 0 if there is none."),
 )
-_OF_KEPT = (
-    ("hermes_kept_answers_bytes", "What answers that are kept for later occupy in Redis."),
-    ("hermes_kept_answers_limit_bytes", "What they may occupy; 0 if Redis has no limit."),
+_OF_RETAINED = (
+    (
+        "hermes_retained_answers_bytes",
+        "Memory in Redis of the answers that are retained for later reading.",
+    ),
+    (
+        "hermes_retained_answers_limit_bytes",
+        "Most memory in Redis for answers retained for later reading; 0 if Redis has no limit.",
+    ),
 )
+FORMER_NAMES = {
+    "hermes_event_loop_blocks": "hermes_loop_held",
+    "hermes_event_loop_lag_seconds": "hermes_loop_lag_seconds",
+    "hermes_journal_buffer_bytes": "hermes_journal_kept_bytes",
+    "hermes_retained_answers_bytes": "hermes_kept_answers_bytes",
+    "hermes_retained_answers_limit_bytes": "hermes_kept_answers_limit_bytes",
+    "hermes_tenant_deficit_cost": "hermes_tenant_behind_cost",
+}
+"""Families that are shown under their former names, too, until the next release."""
 
 
 class _Families:
@@ -35,7 +50,7 @@ class _Families:
 
 def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry) -> bytes:
     """Merge pages: every sample gets a label `replica` with the name of its page. `extra` is added
-    unchanged.
+    unchanged. Renamed families are also shown under their former names.
     """
     families: dict[str, Metric] = {}
     for replica, page in pages.items():
@@ -47,9 +62,18 @@ def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry) -> bytes:
                 )
             for sample in family.samples:
                 target.samples.append(sample._replace(labels={**sample.labels, "replica": replica}))
+    families |= {family.name: family for family in extra.collect()}
+    for name, former in FORMER_NAMES.items():
+        if name in families:
+            renamed, text = families[name], f"Deprecated, the former name of {name}."
+            copy = families.setdefault(former, Metric(former, text, renamed.type))
+            copy.samples += [
+                sample._replace(name=sample.name.replace(name, former))
+                for sample in renamed.samples
+            ]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
-    return generate_latest(registry) + generate_latest(extra)
+    return generate_latest(registry)
 
 
 def _families_of(replica: str, page: bytes) -> list[Metric]:
@@ -79,15 +103,26 @@ def queue_gauges(
     """
     registry = CollectorRegistry()
     waiting = Gauge(
-        "hermes_queue_depth", "Requests that wait in the queue.", ["class"], registry=registry
+        "hermes_queue_depth",
+        "Requests that wait in the queue and that no ingress has claimed.",
+        ["class"],
+        registry=registry,
     )
     claimed = Gauge(
-        "hermes_queue_claimed", "Requests claimed and not ended.", ["class"], registry=registry
+        "hermes_queue_claimed",
+        "Requests that an ingress has claimed and that have not ended.",
+        ["class"],
+        registry=registry,
     )
-    limit = Gauge("hermes_queue_limit", "Requests that may wait.", ["class"], registry=registry)
+    limit = Gauge(
+        "hermes_queue_limit",
+        "Most requests that may wait; more are refused.",
+        ["class"],
+        registry=registry,
+    )
     oldest = Gauge(
         "hermes_queue_oldest_age_seconds",
-        "Age of the oldest waiting request.",
+        "Age of the oldest request that no ingress has claimed.",
         ["class"],
         registry=registry,
     )
@@ -98,7 +133,7 @@ def queue_gauges(
         oldest.labels(name).set(oldest_s)
     for (name, text), value in (
         *zip(_OF_REDIS, redis_bytes or (), strict=False),
-        *zip(_OF_KEPT, kept_bytes or (), strict=False),
+        *zip(_OF_RETAINED, kept_bytes or (), strict=False),
     ):
         Gauge(name, text, registry=registry).set(value)
     return registry

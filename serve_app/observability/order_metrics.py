@@ -28,20 +28,21 @@ class TenantTelemetry:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._served = Counter(
             "hermes_tenant_served_cost",
-            "Cost of the requests that ended, by tenant.",
+            "Cost of the requests that ended, in weighted tokens (order.prompt_weight, "
+            "order.output_weight).",
             ["class", "tenant"],
             registry=registry,
         )
         self._wait = Summary(
             "hermes_tenant_queue_wait_time_seconds",
-            "Time from the queue entry to the start of its first attempt, by tenant.",
+            "Time from a request's acceptance to the start of its first attempt.",
             ["tenant"],
             registry=registry,
         )
         self._behind = Gauge(
-            "hermes_tenant_behind_cost",
-            "How much less a tenant that waits was served than the one of its class that was "
-            "served most, in cost divided by weight.",
+            "hermes_tenant_deficit_cost",
+            "How far a tenant with waiting requests is behind its fair share: the cost that the "
+            "most served tenant of its class got beyond it, each divided by its weight.",
             ["class", "tenant"],
             registry=registry,
         )
@@ -92,44 +93,49 @@ class OrderTelemetry:
         self.tenants = TenantTelemetry(registry)
         self._slots_allowed = gauge(
             "hermes_slots_allowed",
-            "Sequences that this ingress may run at the same time: its share of the engines'.",
+            "Sequences that this ingress may run at a time: its share of the slots of all engines.",
         )
         self._slots_reserved = gauge(
             "hermes_slots_reserved",
-            "Sequences of the requests that this ingress has started and that have not ended.",
+            "Slots reserved for requests that this ingress has started and that have not ended.",
         )
         self._slots_long = gauge(
             "hermes_slots_long",
-            "How many of them are of requests that have no right to a spare slot.",
+            "Reserved slots of requests that may not use the spare slots, which are for urgent and "
+            "short requests.",
         )
         self._claims = histogram(
-            "hermes_claim_requests", "Requests that one claim has brought.", buckets=_REQUESTS
+            "hermes_claim_requests",
+            "Requests that one claim has taken from the queue.",
+            buckets=_REQUESTS,
         )
         self._prediction_ratio = histogram(
             "hermes_prediction_ratio",
-            "Real output tokens over predicted ones (the mean).",
+            "Output tokens of a request divided by their predicted number.",
             buckets=_TIMES,
         )
         self._prediction_error = gauge(
             "hermes_prediction_error_ratio",
-            "Error of the predictions over that of one and the same number for all requests.",
+            "Error of the predicted output lengths divided by that of a constant prediction.",
         )
         self._predictions_useful = gauge(
             "hermes_predictions_useful",
-            "1 if short requests go first, because predictions are better than a constant.",
+            "1 if output lengths are predicted well enough to run short requests first, else 0.",
         )
         self._promotions = Counter(
             "hermes_ageing_promotions",
-            "Requests that went before a more urgent class because of their age.",
+            "Requests that started before a more urgent class because they had waited long.",
             registry=registry,
         )
         self._claimed_waiting = gauge(
             "hermes_claimed_waiting",
-            "Requests that this ingress has claimed and not started.",
+            "Requests that this ingress has claimed from the queue and not started.",
             ["class"],
         )
         self._claimed_oldest = gauge(
-            "hermes_claimed_oldest_age_seconds", "Age of the oldest of them.", ["class"]
+            "hermes_claimed_oldest_age_seconds",
+            "Age of the oldest request that this ingress has claimed and not started.",
+            ["class"],
         )
         self.waiting({}, 0)
         self._promoted = 0

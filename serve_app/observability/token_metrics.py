@@ -44,20 +44,22 @@ class TokenTelemetry(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics, for prometheus_client."""
         tokens = CounterMetricFamily(
-            "hermes_tokens", "Tokens read (prompt) and written (output).", labels=["kind"]
+            "hermes_tokens",
+            "Tokens that engines have read (`prompt`) and generated (`output`).",
+            labels=["kind"],
         )
         tokens.add_metric(["prompt"], self._prompt)
         tokens.add_metric(["output"], self._output)
         yield tokens
         yield CounterMetricFamily(
             "hermes_recomputed_tokens",
-            "Tokens, of prompts and answers, that were computed again after an engine's death.",
+            "Prompt and output tokens that were computed again after an engine or worker died.",
             value=self._recomputed,
         )
         upper = [*map(floatToGoString, _BOUNDS_S), "+Inf"]
         yield HistogramMetricFamily(
             "hermes_inter_token_time_seconds",
-            "Time between two outputs of one request.",
+            "Time between two consecutive outputs of a request.",
             buckets=list(zip(upper, accumulate(self._gaps), strict=True)),
             sum_value=self._gaps_s,
         )

@@ -115,7 +115,7 @@ class IngressProcess:
         self.acceptance = self._build_acceptance()
         self.submissions = Submissions(settings, self.followers.channel, base.clock)
         self.connections = ConnectionLimits(settings)
-        self.slow_readers = SlowReaders(settings.ingress.stalled_reader_s, base.loops)
+        self.slow_readers = SlowReaders(settings.ingress.stalled_client_timeout_s, base.loops)
         self.uploads = Uploads(settings)
         self._validator = Validator(settings, base.telemetry)
         self._api_keys = ApiKeys(settings.auth)
@@ -142,7 +142,7 @@ class IngressProcess:
             base.telemetry,
             base.tracing,
             base.clock,
-            self.settings.queue.poison_after,
+            self.settings.queue.max_engine_deaths,
         )
         return Dispatcher(
             self.queue,

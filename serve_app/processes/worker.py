@@ -51,7 +51,7 @@ class WorkerProcess:
         self._writer = JournalWriter(settings, base.loops)
         engine.progress.on_step = self._writer.pause.stepped
         base.telemetry.journal_kept(lambda: self._writer.kept_bytes)
-        self._loop_watch = LoopWatch(settings.workers.held_s, base.telemetry)
+        self._loop_watch = LoopWatch(settings.workers.max_event_loop_block_s, base.telemetry)
         self.replica = WorkerReplica(
             name,
             cluster,

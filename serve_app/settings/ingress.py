@@ -12,13 +12,18 @@ from serve_app.settings.sections import ORIGIN, RESOURCE, Section
 class IngressSettings(Section):
     """The deployment that serves HTTP and dispatches requests."""
 
-    replicas: int = Field(2, ge=1, le=1024, description="HTTP servers, each with a dispatcher")
+    replicas: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="Number of ingresses: HTTP servers that accept requests and dispatch them to "
+        "workers",
+    )
     cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica")
     max_replicas_per_node: int | None = Field(
         None,
         ge=1,
-        description="Most ingresses on one node; with 1 the death of a node takes only one. "
-        "Default: no limit",
+        description="Most ingresses on one node; 1 spreads them over nodes. Default: no limit",
     )
     ray_resource: str = Field(
         "",
@@ -27,18 +32,20 @@ class IngressSettings(Section):
         "any node",
     )
     max_connections: int = Field(
-        4096, ge=1, description="Requests that one ingress holds at a time; more are refused"
+        4096,
+        ge=1,
+        description="Most requests that one ingress serves at a time; more are refused with 429",
     )
     max_body_bytes: int = Field(
         16 * 1024 * 1024,
         ge=1024,
         description="Largest request body; larger ones are refused with 413",
     )
-    max_upload_bytes: int = Field(
+    max_buffered_request_bytes: int = Field(
         512 * 1024 * 1024,
         ge=1024,
-        description="Bytes of request bodies that one ingress holds at a time until it accepts the "
-        "requests; more are refused with 429. One body always fits; small ones do not count",
+        description="Most memory of one ingress for request bodies that are being received; more "
+        "are refused with 429. One body always fits; small ones do not count",
     )
     max_header_bytes: int = Field(
         12 * 1024,
@@ -54,35 +61,36 @@ class IngressSettings(Section):
     heartbeat_s: float = Field(
         8.0,
         gt=0,
-        description="While a stream waits for output, the ingress sends an event without effect "
-        "this often, a second more or less",
+        description="Interval of the keepalive events that a stream without output gets, a second "
+        "more or less",
     )
     max_readers: int = Field(
         1024,
         ge=1,
-        description="Connections to /v1/requests/{id}/events that one ingress holds at a time; "
-        "more are refused",
+        description="Most clients that read /v1/requests/{id}/events of one ingress at a time; "
+        "more are refused with 429",
     )
-    max_unread_bytes: int = Field(
+    max_buffered_response_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Bytes of large answers that one ingress holds at a time until their clients "
-        "have taken them; more are refused with 429. Answers up to 64 KiB do not count",
+        description="Most memory of one ingress for large answers that their clients have not "
+        "read yet; more are refused with 429. Answers up to 64 KiB do not count",
     )
     max_tenant_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of an ingress's connections, readers, `max_upload_bytes` and "
-        "`max_unread_bytes` that one tenant may use, if API keys are required",
+        description="Most of an ingress's `max_connections`, `max_readers`, "
+        "`max_buffered_request_bytes` and `max_buffered_response_bytes` that one tenant may use, "
+        "as a share, if API keys are required",
     )
     max_bulk_reads: int = Field(
         4,
         ge=1,
-        description="Connections of a process for what is large: bodies, and parts of journals. "
-        "Each carries one at a time",
+        description="Redis connections of a process for reading large values (request bodies, "
+        "parts of journals), so that small reads do not wait behind them",
     )
-    stalled_reader_s: float = Field(
+    stalled_client_timeout_s: float = Field(
         60.0,
         gt=0,
         description="A client that reads nothing of its answer, or sends nothing more of its "
@@ -97,8 +105,8 @@ class IngressSettings(Section):
     graceful_shutdown_timeout_s: float = Field(
         600.0,
         ge=0,
-        description="How long a leaving ingress waits for its streams to end; longer streams are "
-        "disconnected and can be resumed by request ID",
+        description="How long an ingress that shuts down waits for its streams to end; longer "
+        "streams are disconnected, and the client can read on by request id",
     )
     request_timeout_s: float = Field(
         600.0, gt=0, description="Deadline of a request that does not set one"
@@ -106,11 +114,11 @@ class IngressSettings(Section):
     max_request_timeout_s: float = Field(
         3600.0, gt=0, description="Longest deadline that x-request-timeout-seconds can set"
     )
-    detached_timeout_s: float = Field(
+    background_timeout_s: float = Field(
         86_400.0,
         gt=0,
-        description="Deadline of a request that nobody waits for (`Prefer: respond-async`), and "
-        "the longest that it can set",
+        description="Default and longest deadline of a request that runs in the background "
+        "(`Prefer: respond-async`, `background: true`)",
     )
 
     @model_validator(mode="after")

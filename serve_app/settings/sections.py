@@ -114,52 +114,52 @@ class JournalSettings(Section):
     """How large an answer can be, and how long it can be read."""
 
     retention_s: float = Field(
-        900.0, gt=0, description="How long a request can still be read after it has ended"
+        900.0, gt=0, description="How long the answer of a request can be read after its end"
     )
     max_answer_bytes: int = Field(
         64 << 20,
         ge=65_536,
         le=1 << 30,
-        description="Bytes of an answer in the journal: the response, and the engine's outputs "
-        "with their log probabilities. A longer one ends with the reason `answer_too_large`",
+        description="Largest answer in the journal, with its log probabilities; a larger one ends "
+        "with the reason `answer_too_large`",
     )
-    detached_retention_s: float = Field(
+    background_retention_s: float = Field(
         86_400.0,
         gt=0,
-        description="The same for a request that nobody waits for (`Prefer: respond-async`), "
-        "unless it sets another time, and for stored responses and chat completions",
+        description="How long the answer of a background request (`Prefer: respond-async`) and a "
+        "stored response or chat completion can be read, unless the request sets another time",
     )
     store_responses: bool = Field(
         True,
         description="Whether a response is stored unless it says `store: false`, as OpenAI does: "
-        "its input and answer are kept for `journal.detached_retention_s`, where there is room",
+        "its input and answer are retained for `journal.background_retention_s`, where there is "
+        "room",
     )
     max_retention_s: float = Field(
         7 * 86_400.0, gt=0, description="Longest time that x-hermes-retention-seconds can set"
     )
-    max_kept_share: float = Field(
+    max_retained_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of what requests may use of Redis's memory (`redis.max_memory_share`) "
-        "that answers kept for later may occupy, and of that a tenant "
-        "`queue.max_tenant_share`; beyond it `Prefer: respond-async` is refused (`results_full`)",
+        description="Most memory for answers that are retained for later reading, as a share of "
+        "what requests may use in Redis (`redis.max_memory_share`); beyond it `Prefer: "
+        "respond-async` is refused (`results_full`). A tenant gets `queue.max_tenant_share` of it",
     )
     linger_ms: float = Field(
         50.0,
         ge=0,
         le=200,
-        description="Longest time that a busy worker holds tokens back, so that several of a "
-        "stream become one event, which is written and sent once. Below 1,000 events a second, or "
-        "if an engine's steps are longer than this, no token waits; first tokens and ends never "
-        "do. 0: each token is an event of its own under any load",
+        description="Longest time that a busy worker delays tokens to send several of a stream as "
+        "one event. Below 1,000 events a second, or if an engine's steps are longer than this, no "
+        "token waits; first and last tokens never do. 0: no delay",
     )
-    ledger_days: float = Field(
+    usage_retention_days: float = Field(
         100.0,
         gt=0,
         le=3650,
-        description="How long the ledger keeps what was used in an hour, by tenant, API key, class "
-        "and model: some 150 bytes each",
+        description="How long the hourly token usage of each tenant, API key, class and model is "
+        "kept (`GET /v1/usage`): some 150 bytes each",
     )
     listed_requests: int = Field(
         10_000, ge=0, description="Latest requests of a tenant that GET /v1/requests lists"
@@ -213,47 +213,51 @@ class OrderSettings(Section):
         0.7,
         gt=0,
         lt=1,
-        description="Share of the work, in token cost, that `realtime` and `standard` get together "
-        "while `batch` waits too; 0.3 for an offline service",
+        description="Share of the engines' work, in token cost, that `realtime` and `standard` get "
+        "together while `batch` waits too; 0.3 for an offline service",
     )
     ageing_s: float = Field(
         10.0,
         ge=0,
-        description="A `standard` request that has waited this long is no longer behind every "
-        "`realtime` request",
+        description="A `standard` request that has waited this long is aged: it may start before "
+        "`realtime` requests",
     )
     aged_share: float = Field(
         0.1,
         gt=0,
         lt=1,
-        description="Share of the interactive work that such `standard` requests get",
+        description="Share of the work of `realtime` and `standard` that aged requests get",
     )
     interactive_credit: float = Field(
         4.0,
         ge=0,
-        description="How much of its unused share interactive work may use later, before `batch`, "
-        "in multiples of what runs at a time",
+        description="Burst credit: how much of its unused share interactive work may catch up "
+        "before `batch`, in multiples of what runs at a time",
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {},
         description="Weight of a tenant, if it is not 1: of two tenants that wait, one with the "
         "weight 4 gets four times as much work done as one with the weight 1",
     )
-    prompt_weight: float = Field(1.0, gt=0, description="Cost of a prompt token")
-    output_weight: float = Field(2.0, gt=0, description="Cost of an output token")
+    prompt_weight: float = Field(
+        1.0, gt=0, description="Cost of a prompt token, in the unit by which work is shared"
+    )
+    output_weight: float = Field(
+        2.0, gt=0, description="Cost of an output token, in the unit by which work is shared"
+    )
     short_first_ms_per_token: float = Field(
         2.0,
         ge=0,
-        description="Short requests of a tenant go before its long ones: a request ranks as if it "
-        "had come so much later for each token of its predicted cost, of which its prompt counts "
-        "a quarter. 0: the oldest goes first",
+        description="Runs short requests of a tenant before its long ones: each token of its "
+        "predicted cost (a prompt's count a quarter) ranks a request as if it had come this much "
+        "later. 0: the oldest goes first",
     )
     claim_ahead: float = Field(
         4.0,
         ge=0.25,
         le=64,
-        description="How many requests of each class an ingress claims before they can start, in "
-        "multiples of its share of the engines' capacity: tenants share fairly among these",
+        description="Prefetch: requests of each class that an ingress claims before they can "
+        "start, in multiples of its share of the engines' slots; tenants share fairly among these",
     )
 
 
@@ -261,33 +265,53 @@ class QueueSettings(Section):
     """How much may wait in the queue of each class."""
 
     max_waiting_critical: int = Field(
-        100, ge=0, description="Waiting requests of the class `critical`; more are refused with 429"
+        100,
+        ge=0,
+        description="Most waiting requests of the class `critical`; more are refused with 429",
     )
-    max_waiting_realtime: int = Field(1_000, ge=0, description="Same for `realtime`")
-    max_waiting_standard: int = Field(10_000, ge=0, description="Same for `standard`")
-    max_waiting_batch: int = Field(100_000, ge=0, description="Same for `batch`")
+    max_waiting_realtime: int = Field(
+        1_000, ge=0, description="Most waiting requests of the class `realtime`"
+    )
+    max_waiting_standard: int = Field(
+        10_000, ge=0, description="Most waiting requests of the class `standard`"
+    )
+    max_waiting_batch: int = Field(
+        100_000, ge=0, description="Most waiting requests of the class `batch`"
+    )
     max_waiting_bytes_critical: int = Field(
         64 << 20,
         ge=1,
-        description="Bytes in the bodies of waiting `critical` requests; more are refused with "
-        "429. All classes together get at most half of the memory that requests may "
-        "use in Redis",
+        description="Most bytes in the bodies of waiting `critical` requests; more are refused "
+        "with 429. All classes together get at most half of the memory that requests may use in "
+        "Redis",
     )
-    max_waiting_bytes_realtime: int = Field(256 << 20, ge=1, description="Same for `realtime`")
-    max_waiting_bytes_standard: int = Field(1 << 30, ge=1, description="Same for `standard`")
-    max_waiting_bytes_batch: int = Field(1 << 30, ge=1, description="Same for `batch`")
+    max_waiting_bytes_realtime: int = Field(
+        256 << 20, ge=1, description="Most bytes in the bodies of waiting `realtime` requests"
+    )
+    max_waiting_bytes_standard: int = Field(
+        1 << 30, ge=1, description="Most bytes in the bodies of waiting `standard` requests"
+    )
+    max_waiting_bytes_batch: int = Field(
+        1 << 30, ge=1, description="Most bytes in the bodies of waiting `batch` requests"
+    )
     max_tenant_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of a class's queue, in sequences and bytes, that one tenant may use, "
-        "if API keys are required; of one request count no more than an engine runs at a time",
+        description="Most of a class's queue, in sequences and bytes, that one tenant may use, as "
+        "a share, if API keys are required; a request counts for no more sequences than an engine "
+        "runs at a time",
     )
-    poison_after: int = Field(
-        3, ge=1, description="A request that has killed this many engines is given up"
+    max_engine_deaths: int = Field(
+        3,
+        ge=1,
+        description="Poison: a request is given up after this many engines that ran it have died",
     )
     dead_letters: int = Field(
-        100, ge=0, description="How many given-up requests are kept for `scripts/dead-letters`"
+        100,
+        ge=0,
+        description="Most given-up requests that are kept as dead letters for "
+        "`scripts/dead-letters`",
     )
 
     def max_waiting(self, request_class: str) -> int:
@@ -346,9 +370,14 @@ class RoutingSettings(Section):
     """Consistent hashing with bounded loads."""
 
     load_factor: float = Field(
-        1.25, gt=1.0, description="c: no replica holds more than ceil(c * mean) requests in flight"
+        1.25,
+        gt=1.0,
+        description="Bounded-load hashing: no replica gets more than this many times the mean "
+        "number of requests in flight",
     )
-    virtual_nodes: int = Field(128, ge=1, description="Points of each replica on the hash ring")
+    virtual_nodes: int = Field(
+        128, ge=1, description="Points of each replica on the consistent-hash ring"
+    )
 
 
 class TelemetrySettings(Section):
@@ -358,7 +387,7 @@ class TelemetrySettings(Section):
         2.0, gt=0, description="How often each process writes its metrics to Redis for /metrics"
     )
     page_period_s: float = Field(
-        1.0, ge=0, description="An ingress assembles /metrics at most this often"
+        1.0, ge=0, description="How long an ingress caches its /metrics page"
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Level of the service's own log lines"

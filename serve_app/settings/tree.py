@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from serve_app.settings.ingress import IngressSettings
 from serve_app.settings.limits import RequestLimits
 from serve_app.settings.presets import PresetName, fill_in
+from serve_app.settings.renamed import by_new_names
 from serve_app.settings.sections import (
     NAMESPACE,
     SERVICE,
@@ -65,7 +66,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _filled_in(cls, args: Any) -> Any:
-        return fill_in(args) if isinstance(args, Mapping) else args
+        return fill_in(by_new_names(args)) if isinstance(args, Mapping) else args
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

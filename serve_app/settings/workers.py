@@ -39,8 +39,8 @@ POLICY = "serve_app.policy.scaling:replicas_wanted"
 class AutoscalingSettings(Section):
     """Ray Serve's autoscaler, which follows what runs and what waits."""
 
-    min_replicas: int = Field(2, ge=1, description="Fewest replicas")
-    max_replicas: int = Field(8, ge=1, description="Most replicas")
+    min_replicas: int = Field(2, ge=1, le=1024, description="Fewest replicas")
+    max_replicas: int = Field(8, ge=1, le=1024, description="Most replicas")
     target_ongoing_requests: float = Field(
         20,
         gt=0,
@@ -76,10 +76,18 @@ class AutoscalingSettings(Section):
 class WorkerSettings(Section):
     """The deployment that owns the engines."""
 
-    replicas: int = Field(2, ge=1, le=1024, description="Engines, if autoscaling is not configured")
+    replicas: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="Number of workers, each with one engine, if autoscaling is not configured",
+    )
     autoscaling: AutoscalingSettings | None = None
     tensor_parallel_size: int = Field(
-        1, ge=1, le=64, description="GPUs of one engine (on CPUs: processes)"
+        1,
+        ge=1,
+        le=64,
+        description="GPUs of one engine (on CPUs: processes), as vLLM's argument of this name",
     )
     cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica")
     gpus_per_replica: float | None = Field(
@@ -88,7 +96,9 @@ class WorkerSettings(Section):
         description="GPUs that Ray reserves for each replica. Default: tensor_parallel_size on "
         "GPUs, otherwise 0",
     )
-    device: Literal["cpu", "gpu"] = Field("cpu", description="What the engines run on")
+    device: Literal["cpu", "gpu"] = Field(
+        "cpu", description="Whether engines run on CPUs or on GPUs"
+    )
     ray_resource: str = Field(
         "",
         pattern=RESOURCE,
@@ -99,7 +109,7 @@ class WorkerSettings(Section):
         128,
         ge=1,
         le=65_536,
-        description="Sequences that one engine runs at a time, at most; others wait in the queue. "
+        description="Most sequences that one engine runs at a time; others wait in the queue. "
         "With `device: gpu` the default is 256, as vLLM's own; for a card of 70 GiB or more vLLM's "
         "is 1024",
     )
@@ -110,24 +120,24 @@ class WorkerSettings(Section):
         30.0, gt=0, description="Ray Serve replaces a worker that does not answer for this long"
     )
     graceful_shutdown_timeout_s: float = Field(
-        20.0, ge=0, description="How long a leaving worker may take before it is killed"
+        20.0, ge=0, description="How long a worker that shuts down may take before it is killed"
     )
-    held_s: float = Field(
+    max_event_loop_block_s: float = Field(
         1.0,
         ge=0.1,
-        description="CPU time that one step of a request may hold a worker's event loop; a "
-        "longer step ends the request",
+        description="Most CPU time in which one step of a request may block a worker's event loop; "
+        "a request that blocks it longer ends with the reason `event_loop_blocked`",
     )
-    stall_s: float = Field(
+    engine_stall_timeout_s: float = Field(
         6.0,
         gt=0,
-        description="An engine that makes no step for this long while requests run counts as sick",
+        description="An engine that makes no step for this long while requests run is replaced",
     )
-    rerun_tokens: int = Field(
+    max_regenerated_tokens: int = Field(
         8_192,
         ge=0,
-        description="Tokens that an engine may generate a second time for a request with a `seed`, "
-        "which can only be continued from its beginning; beyond, the request ends",
+        description="Most tokens that are generated again after an engine died, to resume a "
+        "request with a `seed`; a longer answer ends with the reason `attempt_lost`",
     )
 
     @model_validator(mode="before")

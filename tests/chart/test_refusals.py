@@ -69,6 +69,10 @@ COMBINATIONS: list[tuple[str, Document]] = [
     ("args.chat_template is empty", {"settings.engine.args": {"chat_template": ""}}),
     ("settings.model.name takes no spaces", {"settings.model.name": "a b"}),
     (
+        "both are set: remove settings.workers.stall_s",
+        {"settings.workers.stall_s": 5, "settings.workers.engine_stall_timeout_s": 5},
+    ),
+    (
         "settings.ingress.cors_origins takes '*' and origins",
         {"settings.ingress.cors_origins": ["*", "chat.example.com"]},
     ),

@@ -55,7 +55,7 @@ class EngineThread:
     def __init__(
         self, core: EngineThread | None = None, rerun_tokens: int = 8_192, **args: Any
     ) -> None:
-        workers = {"max_running_requests": AT_ONCE, "rerun_tokens": rerun_tokens}
+        workers = {"max_running_requests": AT_ONCE, "max_regenerated_tokens": rerun_tokens}
         settings = load_settings({"engine": {"args": {**ARGS, **args}}, "workers": workers})
         self.engine = VllmEngine(settings)
         self.telemetry = Telemetry()

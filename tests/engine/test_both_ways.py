@@ -115,7 +115,7 @@ def check_error(answer: Answer, path: str, body: dict[str, Any]) -> None:
 
 
 async def both_ways(world: EngineThread, redis_url: str, namespace: str) -> None:
-    settings = settings_of(redis_url, namespace, workers={"stall_s": 600.0})
+    settings = settings_of(redis_url, namespace, workers={"engine_stall_timeout_s": 600.0})
     few, found = asyncio.Semaphore(AT_ONCE), []
     async with in_process(settings, Started(world.engine)) as door:
 

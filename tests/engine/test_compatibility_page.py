@@ -64,7 +64,7 @@ ROWS: list[tuple[str, str, dict[str, Any], int, str]] = [
 
 
 async def ask_each(world: EngineThread, redis_url: str, namespace: str) -> None:
-    settings = settings_of(redis_url, namespace, workers={"stall_s": 600.0})
+    settings = settings_of(redis_url, namespace, workers={"engine_stall_timeout_s": 600.0})
     async with in_process(settings, Started(world.engine)) as door:
         with Failures() as failures:
             for row, path, fields, status, code in ROWS:

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from serve_app.contract import Because
+from serve_app.contract import NotResumed
 from serve_app.journal.entries import Entry
 from serve_app.journal.pause import Pause
 from tests.engine.contents import alike, content, each_choice, events, same
@@ -181,9 +181,9 @@ def token_ids(written: Written) -> list[int]:
     return [token_id for output in engine_outputs(written) for token_id in output[2]]
 
 
-def is_lost(resumed: Written, because: Because) -> None:
+def is_lost(resumed: Written, cause: NotResumed) -> None:
     assert isinstance(resumed.recorder.lost, CannotContinue)
-    assert resumed.recorder.lost.because is because
+    assert resumed.recorder.lost.cause is cause
 
 
 def ends_in(body: bytes, reason: str) -> None:
@@ -367,7 +367,7 @@ def test_a_schema_begins_behind_the_thought_also_on_another_engine() -> None:
         assert each_choice(resumed.body) == each_choice(whole.body)
         assert resumed.generated_tokens >= len(token_ids(whole)), "it is run again"
         left[0] = request(CHAT, {**budget, "temperature": 1.0})
-        is_lost(thinking.run(attempt(thinking, left)), Because.PARAMETER)
+        is_lost(thinking.run(attempt(thinking, left)), NotResumed.UNSUPPORTED_PARAMETER)
     finally:
         thinking.close()
 
@@ -383,20 +383,20 @@ def test_a_generation_is_not_repeated_beyond_its_bound(world: EngineThread) -> N
     assert not impatient.run(attempt(impatient, whole.entries[:4])).recorder.lost
     left = whole.entries[:6]
     resumed = impatient.run(attempt(impatient, left))
-    is_lost(resumed, Because.TOO_LONG)
+    is_lost(resumed, NotResumed.REGENERATION_LIMIT)
     assert resumed.body == body_of(left), "not a byte more"
     # The bound is that of the request, however many prompts it has.
     several = completion(["One", "Two"], 8, seed=7, temperature=1.0)
     entries = unbroken(impatient, COMPLETIONS, several).entries
     each_two = next(n for n in range(len(entries)) if sum(map(outputs, entries[:n])) > 3)
-    is_lost(impatient.run(attempt(impatient, entries[:each_two])), Because.TOO_LONG)
+    is_lost(impatient.run(attempt(impatient, entries[:each_two])), NotResumed.REGENERATION_LIMIT)
 
 
 def test_a_repeated_generation_that_differs_sends_nothing(world: EngineThread) -> None:
     left = unbroken(world, CHAT, SEEDED).entries[:10]
     left[0] = request(CHAT, {**SEEDED, "seed": 8})
     resumed = world.run(attempt(world, left))
-    is_lost(resumed, Because.DIFFERS)
+    is_lost(resumed, NotResumed.OUTPUT_MISMATCH)
     assert resumed.body == body_of(left), "not a byte more"
 
 

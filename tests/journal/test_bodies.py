@@ -31,7 +31,7 @@ POISON_AFTER = 2
 
 @pytest.fixture
 def sections() -> dict[str, Any]:
-    return {"engine": {"kind": "simulated"}, "queue": {"poison_after": POISON_AFTER}}
+    return {"engine": {"kind": "simulated"}, "queue": {"max_engine_deaths": POISON_AFTER}}
 
 
 async def sent_bytes(w: World) -> int:

@@ -247,7 +247,7 @@ async def test_responses_are_stored_unless_they_say_otherwise(w: World) -> None:
 async def test_without_room_a_response_is_answered_and_not_stored(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(w, journal={"max_kept_share": 1e-7}) as s:
+    async with serving(w, journal={"max_retained_share": 1e-7}) as s:
         monkeypatch.setattr(timings, "KEPT_LOOK_S", 0.0)
         await s.answered("Hi", [SAID])
         refused = await s.ask("Hi")

@@ -153,7 +153,7 @@ async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
 ) -> None:
     monkeypatch.setattr(timings, "KEPT_LOOK_S", 0.0)
     sections = {
-        "journal": {"max_kept_share": 1e-7},  # less than any answer
+        "journal": {"max_retained_share": 1e-7},  # less than any answer
         "telemetry": {"page_period_s": 0},
     }
     async with in_process(settings_of(redis_url, namespace, **sections)) as at:
@@ -181,7 +181,7 @@ async def test_answers_that_nobody_fetches_occupy_a_share_of_redis_at_most(
 
 async def _gauges(at: Door) -> tuple[float, ...]:
     page = (await at.http.get("/metrics")).text
-    found = re.findall(r"^hermes_kept_answers_(?:limit_)?bytes (.*)$", page, re.MULTILINE)
+    found = re.findall(r"^hermes_retained_answers_(?:limit_)?bytes (.*)$", page, re.MULTILINE)
     return tuple(map(float, found))
 
 

@@ -39,7 +39,9 @@ async def ledger(w: World) -> dict[Any, Row]:
         (period,) = await sums(w.link, w.settings.namespace, range(hour, hour + 1), lambda one: one)
         for one, row in period.items():
             found[one] = found[one] + row if one in found else row
-        assert 0 < await w.operator.pttl(key) <= w.settings.journal.ledger_days * 86_400_000
+        assert (
+            0 < await w.operator.pttl(key) <= w.settings.journal.usage_retention_days * 86_400_000
+        )
     return found
 
 

@@ -29,7 +29,7 @@ from tests.journal.ingresses import ended, serving
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
 
-LATE = "hermes_loop_lag_seconds_count"
+LATE = "hermes_event_loop_lag_seconds_count"
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:

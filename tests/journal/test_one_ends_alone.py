@@ -51,7 +51,10 @@ async def test_only_the_request_that_blocks_the_loop_is_ended(
 ) -> None:
     args = {"tokens_per_s": 50, "faults": {"hold it": "hold"}}
     refused = await among_others(redis_url, namespace, {"prompt": "hold it"}, args)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, Reason.LOOP_HELD)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400,
+        Reason.EVENT_LOOP_BLOCKED,
+    )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -93,7 +96,7 @@ def _attempts() -> list[str]:
     return [one.request_id for one in gc.get_objects() if isinstance(one, Attempt)]
 
 
-@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.LOOP_HELD])
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.EVENT_LOOP_BLOCKED])
 async def test_a_part_of_a_whole_answer_is_no_answer(
     w: World, redis_url: str, namespace: str, reason: Reason
 ) -> None:

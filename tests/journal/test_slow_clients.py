@@ -141,7 +141,7 @@ async def test_what_a_client_does_not_read_takes_little_memory(
 async def test_answers_that_nobody_reads_are_few_at_a_time(
     w: World, redis_url: str, namespace: str
 ) -> None:
-    async with door(redis_url, namespace, ingress={"max_unread_bytes": MIB}) as d:
+    async with door(redis_url, namespace, ingress={"max_buffered_response_bytes": MIB}) as d:
         unread = d.ingress.connections.unread
         questions = await Stored(d, await w.writer()).questions()
         async with AsyncExitStack() as clients:
@@ -209,7 +209,7 @@ async def test_only_clients_that_read_nothing_for_long_are_disconnected(
         socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)]
     )
     async with (
-        door(redis_url, namespace, ingress={"stalled_reader_s": stalled_s}) as d,
+        door(redis_url, namespace, ingress={"stalled_client_timeout_s": stalled_s}) as d,
         httpx.AsyncClient(base_url=d.http.base_url, timeout=PATIENCE_S, transport=small) as http,
         AsyncExitStack() as clients,
     ):
@@ -299,7 +299,7 @@ async def test_a_long_journal_is_read_in_pages(w: World) -> None:
 
 SENDERS = 40
 BODY_BYTES = 8 * MIB
-BOUNDED = {"max_body_bytes": BODY_BYTES, "max_upload_bytes": 4 * BODY_BYTES}
+BOUNDED = {"max_body_bytes": BODY_BYTES, "max_buffered_request_bytes": 4 * BODY_BYTES}
 ANNOUNCED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n" % BODY_BYTES
@@ -327,11 +327,11 @@ async def who_does_not_send_the_rest(d: Door) -> AsyncIterator[asyncio.Task[byte
 async def test_many_clients_that_do_not_send_the_rest_keep_no_small_request_out(
     redis_url: str, namespace: str
 ) -> None:
-    bounds = {**BOUNDED, "stalled_reader_s": 3600.0}
+    bounds = {**BOUNDED, "stalled_client_timeout_s": 3600.0}
     async with door(redis_url, namespace, ingress=bounds) as d, AsyncExitStack() as clients:
         for _ in range(SENDERS):
             await clients.enter_async_context(who_does_not_send_the_rest(d))
-        assert len(PART) < len(d.ingress.uploads.held) <= BOUNDED["max_upload_bytes"]
+        assert len(PART) < len(d.ingress.uploads.held) <= BOUNDED["max_buffered_request_bytes"]
         d.posted("A small request is accepted all the same.")
         await d.waiting(1)
 
@@ -339,7 +339,7 @@ async def test_many_clients_that_do_not_send_the_rest_keep_no_small_request_out(
 async def test_who_sends_nothing_for_long_makes_room_for_others(
     redis_url: str, namespace: str
 ) -> None:
-    bounds = {**BOUNDED, "max_upload_bytes": BODY_BYTES, "stalled_reader_s": 0.3}
+    bounds = {**BOUNDED, "max_buffered_request_bytes": BODY_BYTES, "stalled_client_timeout_s": 0.3}
     async with door(redis_url, namespace, ingress=bounds) as d:
         async with who_does_not_send_the_rest(d) as answering, asyncio.timeout(PATIENCE_S):
             assert await answering == ENDED

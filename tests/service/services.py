@@ -114,9 +114,9 @@ KINDS: dict[str, dict[str, Any]] = {
 LIMITS: dict[bool, dict[str, Any]] = {
     False: {
         "redis": {"connect_timeout_s": 60, "response_timeout_s": 60, "admission_timeout_s": 60},
-        "workers": {"stall_s": 60.0},
+        "workers": {"engine_stall_timeout_s": 60.0},
     },
-    True: {"workers": {"stall_s": 5.0}},
+    True: {"workers": {"engine_stall_timeout_s": 5.0}},
 }
 """How long a service waits before it takes something for dead. A test of an outage or a hang (True)
 has production's limits and an early stall; all others have time.

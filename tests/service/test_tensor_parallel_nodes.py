@@ -40,7 +40,7 @@ ON_CPUS = {
             "gpu_memory_utilization": 0.05,
         }
     },
-    "workers": {"device": "cpu", "stall_s": 60.0, "health_check_timeout_s": 60.0},
+    "workers": {"device": "cpu", "engine_stall_timeout_s": 60.0, "health_check_timeout_s": 60.0},
     "ingress": {"replicas": 2, "heartbeat_s": 1.0, "disconnect_grace_s": 60.0},
     "auth": {"required": False},
 }

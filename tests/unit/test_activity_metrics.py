@@ -84,6 +84,6 @@ class Held:
 async def test_a_loop_that_is_held_is_late() -> None:
     async with sampled(Held()) as registry:
         await eventually(
-            lambda: (registry.get_sample_value("hermes_loop_lag_seconds_count") or 0) >= 2
+            lambda: (registry.get_sample_value("hermes_event_loop_lag_seconds_count") or 0) >= 2
         )
-        assert registry.get_sample_value("hermes_loop_lag_seconds_sum") == 1.0
+        assert registry.get_sample_value("hermes_event_loop_lag_seconds_sum") == 1.0

@@ -19,6 +19,7 @@ from tests.tables import each
 def test_a_word_of_a_newer_version_is_understood_as_a_failure() -> None:
     assert State("suspended") is State.FAILED
     assert Reason("out_of_budget") is Reason.INTERNAL
+    assert Reason("loop_held") is Reason.EVENT_LOOP_BLOCKED, "an older version has written it"
 
 
 ANSWERS = [

@@ -138,7 +138,7 @@ def test_a_gpu_is_not_configured_as_a_cpu(gpus: int, sequences: int, expected: i
     given = quickstart.changes(options(), "gpu", gpus, sequences)
     application = service.render(config, 8000, given)["applications"][0]
     workers = Settings.model_validate(application["args"]).workers
-    assert (workers.max_running_requests, workers.stall_s) == (expected, 6.0)
+    assert (workers.max_running_requests, workers.engine_stall_timeout_s) == (expected, 6.0)
     assert not set(application["runtime_env"]["env_vars"]).intersection(service.ON_CPU_ONLY)
     by_hand = quickstart.changes(options("--set", "workers.max_running_requests=9"), "gpu", 1, 1024)
     assert by_hand["workers"]["max_running_requests"] == 9

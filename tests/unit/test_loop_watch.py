@@ -74,7 +74,7 @@ async def test_one_step_of_one_turn_may_compute_for_so_long(
         watch._watch()
         await asyncio.sleep(0)
         assert [mine.done(), other.done()] == [held > 0, False]
-    assert telemetry.registry.get_sample_value("hermes_loop_held_total") == held
+    assert telemetry.registry.get_sample_value("hermes_event_loop_blocks_total") == held
 
 
 @each(

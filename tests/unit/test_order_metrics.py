@@ -38,7 +38,7 @@ def test_those_behind_beyond_the_bound_of_names_are_shown_as_one_with_the_farthe
     registry = CollectorRegistry()
     tenants = TenantTelemetry(registry)
     tenants.counters({"batch": {f"t{number}": 1_000.0 - number for number in range(200)}})
-    (family,) = [one for one in registry.collect() if one.name == "hermes_tenant_behind_cost"]
+    (family,) = [one for one in registry.collect() if one.name == "hermes_tenant_deficit_cost"]
     values = {sample.labels["tenant"]: sample.value for sample in family.samples}
     assert len(values) == 51
     assert (values["t0"], values["t49"], values[OTHER_TENANTS]) == (0, 49, 199)

@@ -54,10 +54,10 @@ def test_a_replica_missing_once_leases_are_known_again_is_lost() -> None:
     replicas, losses = watched()
     replicas.leased(None)
     replicas.leased(["b"])
-    assert losses == [("on-a", Cause.AWAY)], (
+    assert losses == [("on-a", Cause.REDIS_UNREACHABLE)], (
         "perhaps it could not renew its lease: nobody is to blame"
     )
-    assert replicas.fate("a") == Cause.AWAY
+    assert replicas.fate("a") == Cause.REDIS_UNREACHABLE
     replicas.leased(["a", "b"])
     replicas.place("on-a", "a")
     replicas.leased(["b"])
@@ -120,4 +120,4 @@ def test_the_first_reading_blames_no_request() -> None:
     replicas = Replicas()
     replicas.serving(["a", "b"])
     replicas.leased(["b"])
-    assert replicas.fate("a") == Cause.AWAY
+    assert replicas.fate("a") == Cause.REDIS_UNREACHABLE

@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
+from serve_app.settings.renamed import RENAMED, _warn
 from tests.tables import each
 
 
@@ -100,3 +101,26 @@ def test_keys_that_are_required_must_be_somewhere(monkeypatch: pytest.MonkeyPatc
     assert "HERMES_KEYS_FILE" in message
     monkeypatch.setenv("HERMES_KEYS_FILE", "/etc/hermes/keys")
     assert load_settings({"auth": {"required": True}}).auth.keys_file == "/etc/hermes/keys"
+
+
+@each(
+    "old, new",
+    [
+        (f"{section}.{old}", f"{section}.{new}")
+        for section, names in RENAMED.items()
+        for old, new in names.items()
+    ],
+)
+def test_a_former_name_is_taken_with_one_warning_and_refused_beside_the_new_one(
+    old: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    section, name = new.split(".")
+    default = getattr(getattr(load_settings({}), section), name)
+    given, former = default / 2 if isinstance(default, float) else default + 1, old.split(".")[1]
+    _warn.cache_clear()
+    caplog.clear()
+    for _ in range(2):
+        settings = load_settings({section: {former: given}})
+        assert getattr(getattr(settings, section), name) == given
+    assert caplog.messages == [f"settings: {old} is deprecated; use {new}, which replaces it"]
+    assert f"remove {old}" in refusal({section: {former: given, name: given}})

@@ -65,7 +65,28 @@ def test_every_sample_of_a_merged_page_names_its_replica() -> None:
     for replica, page in pages.items():
         for (name, labels), value in samples(page).items():
             expected[name, tuple(sorted([*labels, ("replica", replica)]))] = value
-    assert merged == expected
+    former = {key: value for key, value in merged.items() if key not in expected}
+    assert merged == expected | former
+    assert {name for name, _ in former} == {"hermes_loop_held_total", "hermes_journal_kept_bytes"}
+
+
+def test_a_renamed_metric_is_shown_under_its_former_name_too() -> None:
+    """Also beside the page of a replica of an older version, which has only the former name."""
+    old = b"# TYPE hermes_loop_held_total counter\nhermes_loop_held_total 3\n"
+    telemetry = Telemetry()
+    telemetry.loop_held()
+    gauges = queue_gauges({}, kept_bytes=(5, 9))
+    page = merge_pages({"new": telemetry.page(), "old": old}, gauges)
+    found = samples(page)
+    held = {key: value for key, value in found.items() if key[0] == "hermes_loop_held_total"}
+    assert held == {
+        ("hermes_loop_held_total", (("replica", replica),)): value
+        for replica, value in (("new", 1), ("old", 3))
+    }
+    assert found["hermes_event_loop_blocks_total", (("replica", "new"),)] == 1
+    assert found["hermes_kept_answers_bytes", ()] == found["hermes_retained_answers_bytes", ()] == 5
+    text = b"# HELP hermes_kept_answers_bytes Deprecated, the former name of "
+    assert text + b"hermes_retained_answers_bytes." in page
 
 
 def test_the_queue_belongs_to_no_replica_and_is_counted_once() -> None:

@@ -20,7 +20,7 @@ def uploads(most: int) -> Uploads:
     settings = Settings.model_validate(
         {
             "auth": {"required": True, "keys_file": "/keys"},
-            "ingress": {"max_body_bytes": LARGEST, "max_upload_bytes": most},
+            "ingress": {"max_body_bytes": LARGEST, "max_buffered_request_bytes": most},
         }
     )
     return Uploads(settings)

@@ -90,6 +90,14 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- range $section, $names := $rules.formerNames }}
+{{- $given := get $.Values.settings $section | default dict }}
+{{- range $old, $new := $names }}
+{{- if and (hasKey $given $old) (hasKey $given $new) }}
+{{- fail (printf "settings.%s.%s is the former name of settings.%s.%s, and both are set: remove settings.%s.%s" $section $old $section $new $section $old) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if eq (.Values.settings.engine.kind | default "vllm") "vllm" }}
 {{- range $name, $value := .Values.settings.engine.args }}
 {{- $plain := replace "-" "_" $name -}}
