@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused, error_body
+from serve_app.errors import ADVICE, RequestRefused, error_body
 from serve_app.ingress.validation.fields import WITHOUT_EFFECT
 from serve_app.settings import Settings
 from serve_app.settings.presets import PRESETS
@@ -51,7 +51,7 @@ def errors() -> Iterator[str]:
         refused = RequestRefused(reason, "")
         kind = error_body(reason, "")["error"]["type"]
         again = "no" if "x-should-retry" in refused.headers() else "yes"
-        yield f"| `{reason}` | {refused.status} | `{kind}` | {again} |"
+        yield f"| `{reason}` | {refused.status} | `{kind}` | {again} | {ADVICE[reason]} |"
 
 
 def without_effect() -> Iterator[str]:
@@ -63,7 +63,7 @@ def without_effect() -> Iterator[str]:
 TABLES: tuple[tuple[str, str, Callable[[], Iterator[str]]], ...] = (
     ("settings.md", "| setting | default | meaning |", settings),
     ("settings.md", f"| setting | {' | '.join(f'`{name}`' for name in PRESETS)} |", presets),
-    ("compatibility-openai.md", "| `code` | status | `type` | the SDK tries again |", errors),
+    ("errors.md", "| `code` | status | `type` | retry | what to do |", errors),
     (
         "compatibility-openai.md",
         "| path | OpenAI's fields that vLLM does not know |",

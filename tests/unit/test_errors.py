@@ -8,7 +8,7 @@ import random
 import pytest
 
 from serve_app.contract import Reason, State
-from serve_app.errors import HermesError, RequestRefused, error_body
+from serve_app.errors import ADVICE, HermesError, RequestRefused, error_body
 from serve_app.journal.ending import Ending
 from tests.tables import each
 
@@ -43,6 +43,7 @@ def test_every_reason_has_its_http_form_and_can_be_an_ending(reason: Reason) -> 
     message = Ending(State.FAILED, reason, None).message
     assert message.endswith(".")
     assert "\n" not in message
+    assert ADVICE[reason].endswith(".")
     assert reason in _RETRYABLE or "again" not in message
 
 
