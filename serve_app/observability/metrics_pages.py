@@ -98,7 +98,7 @@ def queue_gauges(
         depths: `{class: (waiting, claimed, limit, oldest_s)}`.
         redis_bytes: Redis's used memory and its limit (0: none); None if Redis does not report
             them.
-        kept_bytes: what answers kept for later occupy, and their bound (0: none); None if
+        kept_bytes: what retained answers occupy, and their bound (0: none); None if
             Redis cannot be reached.
     """
     registry = CollectorRegistry()

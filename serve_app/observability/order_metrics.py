@@ -144,7 +144,7 @@ class OrderTelemetry:
         """What waits in this ingress; the queue's own gauges do not count it.
 
         Args:
-            lines: how many of each class, and when the oldest was enqueued, in Unix milliseconds;
+            lines: how many of each class, and when the oldest was accepted, in Unix milliseconds;
                 only classes of which some wait.
         """
         for name in CLASSES:
