@@ -1,5 +1,5 @@
 """`python -m scripts.chaos_testing.in_pod`: streams to a release of the chart, every one of them
-judged, while somebody breaks the service beside it (docs/kubernetes-chaos.md).
+judged, while somebody breaks the service beside it (docs/evidence/kubernetes.md).
 
 It runs in a pod of the cluster, because a port-forward ends with the pod that it leads to. It needs
 nothing but httpx and the modules beside it. SIGTERM ends it: it begins no more streams, waits for

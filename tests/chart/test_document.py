@@ -1,4 +1,4 @@
-"""The commands of docs/kubernetes*.md render, and make the Secrets that pods ask for."""
+"""The commands of docs/kubernetes.md render, and make the Secrets that pods ask for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # it concerns a document
 
-PAGES = sorted((ROOT / "docs").glob("kubernetes*.md"), key=lambda page: page.stem)
-PAGE = "\n".join(page.read_text() for page in PAGES)
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
     shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()

@@ -34,7 +34,7 @@ BY_KUBERAY = {"hermes-serve-svc": {"serve": 8000}, "hermes-head-svc": {"serve": 
 BY_REDIS_HA = [
     {"app": app, "release": "hermes-redis-ha"} for app in ("redis-ha", "redis-ha-haproxy")
 ]
-"""The labels of the pods of the other chart (docs/kubernetes-redis.md)."""
+"""The labels of the pods of the other chart (docs/kubernetes.md)."""
 
 
 def matches(selector: Document, labels: Document) -> bool:

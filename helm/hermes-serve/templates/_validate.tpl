@@ -138,7 +138,7 @@
 {{- fail (printf "of redis.internal, redis.ha and redis.external exactly one must be enabled, but these are: %s" (join ", " $enabled | default "none")) }}
 {{- end }}
 {{- if and $redis.ha.enabled (not $redis.ha.existingSecret) }}
-{{- fail "redis.ha.existingSecret is empty: create a Secret with the passwords (docs/kubernetes-redis.md shows how) and set its name" }}
+{{- fail "redis.ha.existingSecret is empty: create a Secret with the passwords (docs/kubernetes.md shows how) and set its name" }}
 {{- end }}
 {{- if and $redis.ha.enabled (not $redis.ha.name) }}
 {{- fail "redis.ha.name is empty: set it to the fullnameOverride of helm/redis-ha.yaml" }}
