@@ -1,4 +1,4 @@
-"""What docs/compatibility-openai.md says is answered otherwise than by OpenAI is what the service
+"""What docs/compatibility.md says is answered otherwise than by OpenAI is what the service
 answers: a request for each row of the table that the tests of its validation do not hold.
 """
 
@@ -18,7 +18,7 @@ from tests.engine.test_both_ways import Started
 from tests.journal.in_process import in_process, settings_of
 from tests.tables import Failures
 
-PAGE = (ROOT / "docs" / "compatibility-openai.md").read_text()
+PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 NOT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
 CITY = {
     "type": "object",

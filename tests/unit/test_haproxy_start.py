@@ -114,7 +114,7 @@ def test_many_header_fields_pass_and_without_an_ingress_there_is_a_503(
 
 
 def test_a_head_beyond_its_buffer_is_haproxys_own_400(port: int) -> None:
-    """docs/compatibility-openai.md says so: errorfiles do not reach what its parser refuses."""
+    """docs/compatibility.md says so: errorfiles do not reach what its parser refuses."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(get(b"x-long: " + b"x" * 60_000 + b"\r\nx-more: " + b"x" * 6_000))
         assert b"text/html" in connection.recv(65536)
