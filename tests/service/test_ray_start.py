@@ -110,7 +110,7 @@ def test_alone_leaves_nothing_open_but_what_serve_itself_opens(
 def cluster(
     services: Services, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Machine]]:
-    """A head and a node that serve, started as docs/stages.md describes."""
+    """A head and a node that serve, started as docs/install.md describes."""
     services.end()
     with hosts(tmp_path_factory.mktemp("machines"), 2) as (head, node):
         told = head.start("head", "--num-cpus", "0", "--resources", '{"ingress": 1}')
