@@ -17,7 +17,7 @@ from .service import Cluster, simulate
 
 _ABOUT = """\
 The service's order of work in virtual time: its own dispatcher, scheduler and placement on modelled
-engines. docs/simulator.md says what is modelled, and how well."""
+engines. docs/evidence/simulator.md says what is modelled, and how well."""
 
 
 def main(arguments: Sequence[str]) -> int:
