@@ -68,6 +68,6 @@ def seal_id(epoch: int) -> EntryId:
     attempt, before any newer epoch.
 
     The terminal entry alone is not enough: its id is greater than every epoch's, so Redis would
-    accept it from a worker that was paused while another one continued (docs/adr/0008).
+    accept it from a worker that was paused while another one continued (docs/adr/0021).
     """
     return EntryId(epoch, MAX_ID_PART)
