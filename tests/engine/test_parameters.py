@@ -1,5 +1,6 @@
 """Each parameter of vLLM's requests, greedy, with a seed and sampled: what an answer that has begun
-with it becomes when its engine dies. The table in docs/continuing.md is what this test has seen.
+with it becomes when its engine dies. The table in docs/evidence/continuing.md is what this test has
+seen.
 
 A page with another table is left in `.hermes/continuing.md`.
 """
@@ -25,7 +26,7 @@ from tests.engine.test_resume import outputs
 from tests.tables import Failures
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "continuing.md"
+PAGE = ROOT / "docs" / "evidence" / "continuing.md"
 BEGIN, END = "<!-- made by tests/engine/test_parameters.py -->\n", "<!-- end -->\n"
 KINDS: dict[str, tuple[str, Any, dict[str, dict[str, Any]], dict[str, Any]]] = {
     "chat": (
