@@ -1,6 +1,6 @@
 """schemathesis: requests generated from OpenAI's own schema get no 5xx and no answer outside of it.
 
-docs/compatibility.md is made from the lists of vLLM's different answers that are used here.
+docs/evidence/openai-schema.md is made from the lists of vLLM's different answers that are used here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.service.support import Running
 from tests.tables import Failures
 
 NAME = "openai_openapi_subset.json"
-PAGE = (ROOT / "docs" / "compatibility.md").read_text()
+PAGE = (ROOT / "docs" / "evidence" / "openai-schema.md").read_text()
 DIFFERENCES = re.findall(r"^\| `(\w+)\.(\S+)` \|", PAGE, re.MULTILINE)
 """What vLLM sends as null where OpenAI's schema has it left out: schema and place in it."""
 LEFT_OUT = re.findall(r"^- `(\w+)\.(\S+)\.(\w+)`$", PAGE, re.MULTILINE)

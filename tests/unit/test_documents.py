@@ -21,6 +21,7 @@ from tests.unit.test_architecture import LAYERS
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_BYTES = 150_000
 
 
 @pytest.mark.parametrize("name", sorted({document for document, _, _ in pages.TABLES}))
@@ -40,16 +41,30 @@ def test_every_config_file_of_the_cluster_folder_has_settings_that_load(
             load_settings(application["args"])
 
 
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub does it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_relative_link_in_the_documents_leads_somewhere() -> None:
     broken: list[str] = []
     pages = [*ROOT.glob("*.md"), ROOT / "serve_app" / "local" / "locks" / "README.md"]
     for page in [*pages, *sorted((ROOT / "docs").rglob("*.md"))]:
-        broken += [
-            f"{page.relative_to(ROOT)} → {target}"
-            for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
-            if "://" not in target and not (page.parent / target).exists()
-        ]
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            there = (page.parent / target) if target else page
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            if not there.exists() or (anchor and anchor not in anchors(there)):
+                broken.append(f"{page.relative_to(ROOT)} → {target}#{anchor}")
     assert not broken
+
+
+def test_a_reader_can_read_the_documents() -> None:
+    """What does not help a user is in docs/evidence or docs/adr."""
+    sizes = {page.name: len(page.read_bytes()) for page in (ROOT / "docs").glob("*.md")}
+    sizes["README.md"] = len((ROOT / "README.md").read_bytes())
+    assert sum(sizes.values()) <= MOST_BYTES, sizes
 
 
 def test_the_architecture_shows_the_layers_that_the_tests_enforce() -> None:
