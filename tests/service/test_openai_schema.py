@@ -1,6 +1,6 @@
 """schemathesis: requests generated from OpenAI's own schema get no 5xx and no answer outside of it.
 
-docs/evidence/openai-schema.md is made from the lists of vLLM's different answers that are used here.
+docs/evidence/openai-schema.md has the lists of vLLM's different answers that are used here.
 """
 
 from __future__ import annotations
