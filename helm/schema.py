@@ -5,13 +5,15 @@ words (patterns, names of vLLM), for templates/_validate.tpl.
 Unknown values are refused everywhere, except in objects that vLLM defines. `settings` comes from
 the service's own settings tree, without what the chart sets itself: the address of Redis, the API
 keys, and on which pods replicas run. What values.yaml sets is required: it can be missing only if
-somebody sets it to null, or if `helm upgrade --reuse-values` leaves it out.
+somebody sets it to null, or if `helm upgrade --reuse-values` leaves it out. The descriptions are
+the comments of values.yaml.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,6 +70,11 @@ def closed(required: str = "", /, **properties: Schema) -> Schema:
         "properties": properties,
         **({"required": required.split()} if required else {}),
     }
+
+
+def or_null(schema: Schema) -> Schema:
+    """Null, too: Helm passes it on where values.yaml has no default."""
+    return {**schema, "type": [schema["type"], "null"]}
 
 
 def strings(keys: str, values: str = "") -> Schema:
@@ -213,6 +220,11 @@ KUBERNETES: dict[str, Schema] = {
         readOnlyRootFilesystem=BOOL,
         capabilities=closed(add=listed(text()), drop=listed(text())),
     ),
+    "ResourceRequirements": closed(
+        requests=OPEN,
+        limits=OPEN,
+        claims=listed(closed("name", name=text(), request=text())),
+    ),
     "NetworkPolicyPeer": closed(
         ipBlock=closed("cidr", cidr=CIDR, **{"except": listed(CIDR)}),
         namespaceSelector=of_kubernetes("LabelSelector"),
@@ -231,32 +243,60 @@ KUBERNETES: dict[str, Schema] = {
 """Kubernetes' own types, with all their fields (those for Windows apart), so that a wrong one is
 refused here and not by the API server, which the operator meets long after the install.
 """
-SECURITY = {
+for _name in ("Affinity", "PodSecurityContext", "ResourceRequirements", "SecurityContext"):
+    KUBERNETES[_name] = or_null(KUBERNETES[_name])
+_NAMED = or_null(listed({"type": "object", "required": ["name"]}))
+PODS: dict[str, Schema] = {
+    "podLabels": or_null(LABELS),
+    "podAnnotations": or_null(ANNOTATIONS),
+    "imagePullSecrets": or_null(listed(closed("name", name={**NAME, "minLength": 1}))),
+    "nodeSelector": or_null(LABELS),
+    "tolerations": or_null(listed(of_kubernetes("Toleration"))),
+    "affinity": of_kubernetes("Affinity"),
+    "topologySpreadConstraints": or_null(listed(of_kubernetes("TopologySpreadConstraint"))),
+    "priorityClassName": or_null(NAME),
+    "runtimeClassName": or_null(NAME),
     "podSecurityContext": of_kubernetes("PodSecurityContext"),
-    "securityContext": of_kubernetes("SecurityContext"),
+    "containerSecurityContext": of_kubernetes("SecurityContext"),
+    "extraEnv": _NAMED,
+    "extraEnvFrom": or_null(listed(OPEN)),
+    "extraVolumes": _NAMED,
+    "extraVolumeMounts": _NAMED,
+    "initContainers": _NAMED,
+    "extraContainers": _NAMED,
 }
-SCHEDULING = closed(
-    nodeSelector=LABELS,
-    tolerations=listed(of_kubernetes("Toleration")),
-    affinity=of_kubernetes("Affinity"),
-    topologySpreadConstraints=listed(of_kubernetes("TopologySpreadConstraint")),
-    priorityClassName=NAME,
-    runtimeClassName=NAME,
-)
-POD = {
+"""What every pod takes. Of containers and volumes the API server checks more."""
+RESOURCES = {
+    **of_kubernetes("ResourceRequirements"),
+    "description": "Requests and limits of the pod's own container, over those of the chart.",
+}
+
+
+def own(*keys: str) -> dict[str, Schema]:
+    """These keys of `PODS` for one pod or container, and its resources."""
+    return {"resources": RESOURCES, **{key: {"$ref": f"#/properties/{key}"} for key in keys}}
+
+
+POD = own(*PODS)
+CONTAINER = own("extraEnv", "extraEnvFrom", "extraVolumeMounts", "containerSecurityContext")
+SIZED = {
+    **POD,
     "cpus": whole(1),
     "memory": MEMORY,
     "shmSize": MEMORY,
     "tmpSize": SIZE,
     "homeSize": SIZE,
-    "scheduling": SCHEDULING,
 }
-LABELLED = {"podLabels": LABELS, "podAnnotations": ANNOTATIONS}
 
 OURS: dict[str, Schema] = {
-    "image": closed(**IMAGE, pullSecrets=listed({**NAME, "minLength": 1})),
+    "model": text(),
+    "image": closed(**IMAGE),
+    "nameOverride": NAME,
+    "fullnameOverride": NAME,
+    "commonLabels": LABELS,
+    "commonAnnotations": ANNOTATIONS,
     "auth": closed(enabled=BOOL, existingSecret=NAME, keysKey=KEY, testKey=KEY, metricsKey=KEY),
-    "hub": closed(access=BOOL, existingSecret=NAME, tokenKey=KEY),
+    "hub": closed(access=or_null(BOOL), existingSecret=NAME, tokenKey=KEY),
     "weights": closed(
         existingClaim=NAME,
         create=BOOL,
@@ -278,9 +318,8 @@ OURS: dict[str, Schema] = {
             cpus=NUMBER,
             memory=MEMORY,
             persistence=closed(size=SIZE, storageClassName=NAME),
-            scheduling=SCHEDULING,
-            **SECURITY,
-            exporter=closed(enabled=BOOL, passwordKey=KEY, image=closed(**IMAGE)),
+            **POD,
+            exporter=closed(**CONTAINER, enabled=BOOL, passwordKey=KEY, image=closed(**IMAGE)),
         ),
         ha=closed(
             enabled=BOOL,
@@ -308,18 +347,21 @@ OURS: dict[str, Schema] = {
     "gcsFaultTolerance": closed(enabled=BOOL),
     "upgrade": closed(type=one_of("NewCluster", "None"), keepOldClusterSeconds=whole(0)),
     "drainSeconds": whole(0),
-    "head": closed(**POD),
-    "ingressPods": closed(**POD, replicas=whole(1)),
-    "engines": closed(**POD, gpus=whole(0, 16), gpuResource=text(r"^[-.a-z0-9]+/[-.a-z0-9]+$")),
+    "head": closed(**SIZED),
+    "ingressPods": closed(**SIZED, replicas=whole(1)),
+    "engines": closed(**SIZED, gpus=whole(0, 16), gpuResource=text(r"^[-.a-z0-9]+/[-.a-z0-9]+$")),
     "autoscaler": closed(
-        maxPods=whole(0, 1024), idleTimeoutSeconds=whole(1), cpus=NUMBER, memory=MEMORY
+        **CONTAINER,
+        maxPods=whole(0, 1024),
+        idleTimeoutSeconds=whole(1),
+        cpus=NUMBER,
+        memory=MEMORY,
     ),
-    "uninstall": closed(enabled=BOOL, timeoutSeconds=whole(10), **LABELLED),
+    "uninstall": closed(**POD, enabled=BOOL, timeoutSeconds=whole(10)),
     "cpuLimits": BOOL,
     "env": strings(r"^[A-Za-z_][A-Za-z0-9_]*$"),
-    **LABELLED,
-    **SECURITY,
-    "serviceAccount": closed(annotations=ANNOTATIONS),
+    **PODS,
+    "serviceAccount": closed(create=BOOL, name=NAME, annotations=ANNOTATIONS),
     "podDisruptionBudgets": closed(enabled=BOOL),
     "networkPolicy": closed(
         enabled=BOOL,
@@ -351,11 +393,14 @@ OURS: dict[str, Schema] = {
         rules=closed(enabled=BOOL, runbookUrl=text(r"^(https?://.+)?$")),
         dashboard=closed(enabled=BOOL, labels=LABELS),
     ),
-    "tests": closed(timeoutSeconds=whole(10), **LABELLED),
-    "global": OPEN,  # reserved by Helm
-    # Of a chart that has this one as a dependency: what its `condition` and `tags` read.
-    "enabled": BOOL,
-    "tags": {"type": "object", "additionalProperties": BOOL},
+    "tests": closed(**POD, timeoutSeconds=whole(10)),
+    "global": {**OPEN, "description": "Reserved by Helm."},
+    "enabled": {**BOOL, "description": "For the `condition` of a chart that depends on this one."},
+    "tags": {
+        "type": "object",
+        "additionalProperties": BOOL,
+        "description": "For the `tags` of a chart that depends on this one.",
+    },
 }
 
 
@@ -440,11 +485,42 @@ def schema() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": "Written by helm/schema.py.",
         "title": "Values of hermes-serve",
-        **closed(**copy.deepcopy(OURS), settings=tree),
+        **_described(closed(**copy.deepcopy(OURS), settings=tree), comments()),
         "$defs": {**KUBERNETES, **_used(sections, tree)},
     }
     _require(document, yaml.safe_load(DEFAULTS.read_text()))
     return json.dumps(document, indent=1) + "\n"
+
+
+def comments() -> dict[str, str]:
+    """What values.yaml says of each value: behind it, or else above it. By its path."""
+    said: dict[str, str] = {}
+    path: list[str] = []
+    above: list[str] = []
+    for line in DEFAULTS.read_text().splitlines():
+        if absent := re.fullmatch(r"# (\w+): {}", line):  # a value without a default
+            said[absent[1]] = " ".join(above)
+        elif line.lstrip().startswith("#"):
+            above.append(line.strip()[2:])
+        else:
+            if match := re.match(r"( *)([-\w./]+):.*?(?: # (.*))?$", line):
+                path = [*path[: len(match[1]) // 2], match[2]]
+                said[".".join(path)] = match[3] or " ".join(above)
+            above = []
+    return said
+
+
+def _described(node: Schema, said: dict[str, str], path: str = "") -> Schema:
+    described = {
+        key: _described(value, said, f"{path}{key}.")
+        for key, value in node.get("properties", {}).items()
+    }
+    text = said.get(path[:-1])
+    return {
+        **node,
+        **({"properties": described} if described else {}),
+        **({"description": text} if text and "description" not in node else {}),
+    }
 
 
 def _require(node: Schema, defaults: dict[str, Any]) -> None:
@@ -453,16 +529,18 @@ def _require(node: Schema, defaults: dict[str, Any]) -> None:
         return
     nodes = node.setdefault("properties", {})
     node["required"] = [
-        key for key, default in defaults.items() if not _may_be_null(nodes.get(key, {}), default)
+        key
+        for key, default in defaults.items()
+        if not _may_be_null(key, nodes.get(key, {}), default)
     ]
     for key in node["required"]:
         if isinstance(defaults[key], dict):
             _require(nodes.setdefault(key, {}), defaults[key])
 
 
-def _may_be_null(node: Schema, default: Any) -> bool:
+def _may_be_null(key: str, node: Schema, default: Any) -> bool:
     """Whether templates take null for nothing, such as `podAnnotations:` with nothing below it."""
-    return node == SCHEDULING or (default in ([], {}) and "$ref" not in node)
+    return key in PODS or default is None or (default in ([], {}) and "$ref" not in node)
 
 
 def _used(sections: Schema, start: Schema) -> Schema:

@@ -54,16 +54,25 @@ def _lay_over(result: Document, change: Document) -> None:
             result[key] = copy.deepcopy(value)
 
 
-NAMED = merged(
+TWO = merged({"image.repository": "registry.example/hermes-serve", "model": "org/big"})
+"""Values that every installation must set."""
+SECRETS = merged(
     {
-        "image.repository": "registry.example/hermes-serve",
         "auth.existingSecret": "hermes-keys",
         "redis.internal.existingSecret": "hermes-redis",
-        "settings.model": {"name": "big", "source": "/models/big"},
-        "weights.existingClaim": "models",
+        "redis.ha.existingSecret": "hermes-redis",
     }
 )
-"""Values that every installation must set."""
+"""What they must set, too, where Helm does not see the cluster, as here."""
+NAMED = merged(
+    SECRETS,
+    {
+        "image.repository": "registry.example/hermes-serve",
+        "settings.model": {"name": "big", "source": "/models/big"},
+        "weights.existingClaim": "models",
+    },
+)
+"""A model on a volume."""
 INGRESS_NGINX = {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}
 EVERYTHING: Document = {
     "hub": {"access": True, "existingSecret": "hermes-hub"},
@@ -74,7 +83,7 @@ EVERYTHING: Document = {
     "monitoring.dashboard.enabled": True,
     "weights": {"create": True, "existingClaim": "", "readOnly": False},
     "networkPolicy.servingFrom": [{"namespaceSelector": INGRESS_NGINX}],
-    "image.pullSecrets": ["registry"],
+    "imagePullSecrets": [{"name": "registry"}],
     "cpuLimits": True,
 }
 """Values that enable every optional part."""
@@ -93,9 +102,7 @@ HA: Document = yaml.safe_load((CHART / "values-ha.yaml").read_text())
 
 
 def stage_values(stage: str) -> Document:
-    """A stage's file, plus the values that every installation must set; the file takes
-    precedence.
-    """
+    """`NAMED` and a stage's file, which takes precedence."""
     return merged(NAMED, yaml.safe_load((CHART / f"values-{stage}.yaml").read_text()))
 
 

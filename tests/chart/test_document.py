@@ -14,11 +14,12 @@ from tests.chart.charts import (
     HA,
     NAMED,
     ROOT,
+    SECRETS,
     Document,
     documents,
     merged,
-    rendered,
 )
+from tests.chart.test_references import found
 from tests.tables import each
 
 pytestmark = pytest.mark.nightly  # it concerns a document
@@ -53,7 +54,9 @@ def values_of(words: list[str]) -> Document:
 @each("words", INSTALLS)
 def test_every_installation_that_it_shows_renders(words: list[str]) -> None:
     assert len(INSTALLS) == 3
-    assert any(item["kind"] == "RayService" for item in documents(values_of(words)))
+    assert any(
+        item["kind"] == "RayService" for item in documents(merged(SECRETS, values_of(words)))
+    )
 
 
 def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
@@ -62,8 +65,9 @@ def test_the_secrets_that_it_makes_have_every_key_that_pods_ask_for() -> None:
         for words in COMMANDS
         if words[:4] == ["kubectl", "create", "secret", "generic"]
     }
-    texts = [*rendered(NAMED).values(), *rendered(merged(NAMED, HA)).values()]
-    asked = re.findall(r"secretKeyRef:\n\s+name: ([\w-]+)\n\s+key: ([\w.-]+)", "\n".join(texts))
+    asked = [*found(documents(NAMED), "secretKeyRef")]
+    asked += found(documents(merged(NAMED, HA)), "secretKeyRef")
     assert asked
-    for name, key in [*asked, ("hermes-keys", "keys"), ("hermes-keys", "metrics-key")]:
-        assert key in made[name]
+    asked += [{"name": "hermes-keys", "key": key} for key in ("keys", "metrics-key")]
+    for entry in asked:
+        assert entry["key"] in made[entry["name"]]

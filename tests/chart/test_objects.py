@@ -17,7 +17,6 @@ from tests.chart.charts import (
     NAMED,
     STAGES,
     Document,
-    cluster_of,
     documents,
     environment,
     merged,
@@ -83,86 +82,6 @@ def test_the_pods_that_kuberay_makes_are_valid_pods(stage: str) -> None:
         assert errors_of_pod(group["template"]["spec"]) == []
 
 
-def test_whatever_says_where_pods_run_is_taken() -> None:
-    scheduling: Document = {
-        "nodeSelector": {"gpu": "h100"},
-        "tolerations": [{"key": "gpu", "operator": "Exists"}],
-        "affinity": {"podAntiAffinity": {}},
-        "topologySpreadConstraints": [],
-        "priorityClassName": "high",
-        "runtimeClassName": "nvidia",
-    }
-    of = {"head": "head", "ingress": "ingressPods", "engine": "engines", "redis": "redis.internal"}
-    changes = {f"{section}.scheduling": scheduling for section in of.values()}
-    templates = pod_templates(documents(merged(NAMED, changes)))
-    for component in of:
-        spec = templates[component]["spec"]
-        for name in ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName"):
-            assert spec[name] == scheduling[name], component
-        assert spec["tolerations"][:1] == scheduling["tolerations"]
-        assert errors_of_pod(spec) == []
-
-
-MESH = "sidecar.istio.io/inject"
-
-
-def test_every_pod_has_the_labels_and_annotations_that_are_given() -> None:
-    given: Document = {"podLabels": {"team": "llm", MESH: "true"}, "podAnnotations": {"a/b": "c d"}}
-    own = {"tests": {"podLabels": {MESH: "false"}, "podAnnotations": {"a/b": "e"}}}
-    values = merged(NAMED, EVERYTHING, given, own)
-    injected = {}
-    for component, template in pod_templates(documents(values)).items():
-        labels, annotations = (template["metadata"][name] for name in ("labels", "annotations"))
-        assert labels["team"] == "llm", component
-        assert labels["app.kubernetes.io/component"] == component
-        assert annotations["a/b"] == ("e" if component == "test" else "c d"), component
-        injected[component] = labels[MESH]
-    # `helm uninstall` waits for the job's pod, and that for a sidecar that does not end
-    assert injected.pop("uninstall") == injected.pop("test") == "false"
-    assert set(injected.values()) == {"true"}
-    values = merged(
-        values,
-        {"uninstall": {"podLabels": {MESH: None}, "podAnnotations": {"linkerd.io/inject": None}}},
-    )
-    job = pod_templates(documents(values))["uninstall"]["metadata"]
-    assert (job["labels"][MESH], job["annotations"]) == ("true", given["podAnnotations"])
-
-
-def test_security_contexts_can_be_emptied_and_replaced() -> None:
-    ids: Document = {"runAsUser": 1000660000, "seccompProfile": {"type": "RuntimeDefault"}}
-    rights: Document = {"privileged": False, "capabilities": {"add": ["SYS_NICE"]}}
-
-    def of(**changes: Document) -> dict[str, tuple[list[Document], list[Document]]]:
-        """By component: the pod's context, and those of its containers."""
-        objects = documents(merged(NAMED, EVERYTHING, changes))
-        found = {}
-        for component, template in pod_templates(objects).items():
-            spec = template["spec"]
-            own = [*spec.get("initContainers", []), *spec["containers"]]
-            found[component] = (
-                [spec.get("securityContext", {})],
-                [one.get("securityContext", {}) for one in own],
-            )
-            assert errors_of_pod(spec) == []
-        return found
-
-    names = {"podSecurityContext": ids, "securityContext": rights}
-    defaults = of()
-    for contexts, containers in defaults.values():
-        assert contexts[0]["runAsUser"] in (10001, 999)
-        assert all(one["readOnlyRootFilesystem"] for one in containers)
-    for contexts, containers in of(podSecurityContext={}, securityContext={}).values():
-        assert not any([*contexts, *containers])
-    for contexts, containers in of(**names).values():
-        assert contexts == [ids]
-        assert all(one == rights for one in containers)
-    of_redis = of(**{f"redis.internal.{name}": value for name, value in names.items()})
-    assert of_redis.pop("redis") == ([ids], [rights, rights])
-    assert of_redis == {name: found for name, found in defaults.items() if name != "redis"}
-    scaled = merged(stage_values("multi-node"), {"securityContext": rights})
-    assert cluster_of(documents(scaled))["autoscalerOptions"]["securityContext"] == rights
-
-
 def test_no_volume_of_a_pod_may_fill_the_nodes_disk() -> None:
     sizes: Document = {"head.tmpSize": "3Gi", "ingressPods.homeSize": "4Gi"}
     download = {
@@ -183,11 +102,6 @@ def test_no_volume_of_a_pod_may_fill_the_nodes_disk() -> None:
     for component, template in pod_templates(documents(NAMED)).items():
         rotation = environment(template).get("RAY_ROTATION_MAX_BYTES")
         assert bool(rotation) == (component in ("head", "ingress", "engine")), component
-
-
-def test_images_are_pulled_with_the_secrets_that_are_named() -> None:
-    for component, template in pod_templates(documents(merged(NAMED, EVERYTHING))).items():
-        assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}], component
 
 
 def test_nothing_asks_for_the_prometheus_operator_unless_it_is_asked_for() -> None:

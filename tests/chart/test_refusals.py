@@ -16,6 +16,7 @@ from tests.chart.charts import (
 )
 from tests.tables import each
 
+OFFLINE = {"settings.model.source": "org/model", "hub.access": False}
 EMPTY = {"weights.create": True, "weights.existingClaim": "", "weights.readOnly": False}
 ROUTE = {
     "httpRoute.enabled": True,
@@ -27,8 +28,14 @@ ROUTE = {
 COMBINATIONS: list[tuple[str, Document]] = [
     ("image.repository is empty", {"image.repository": ""}),
     ("image.tag is 'latest'", {"image.tag": "latest"}),
-    ("auth.existingSecret is empty", {"auth.existingSecret": ""}),
-    ("redis.internal.existingSecret is empty", {"redis.internal.existingSecret": ""}),
+    *(
+        (f"{place}.existingSecret is empty, and Helm does not see the cluster", changes)
+        for place, changes in (
+            ("auth", {"auth.existingSecret": ""}),
+            ("redis.internal", {"redis.internal.existingSecret": ""}),
+            ("redis.ha", {**HA, "redis.ha.existingSecret": ""}),
+        )
+    ),
     ("redis.external.existingSecret is empty", ELSEWHERE),
     ("redis.external.gcsAddress is empty", {**ELSEWHERE, "redis.external.existingSecret": "s"}),
     (
@@ -40,7 +47,6 @@ COMBINATIONS: list[tuple[str, Document]] = [
         {"redis.external.enabled": True},
     ),
     ("exactly one must be enabled, but these are: none", {"redis.internal.enabled": False}),
-    ("redis.ha.existingSecret is empty", {**HA, "redis.ha.existingSecret": ""}),
     ("redis.ha.name is empty", {**HA, "redis.ha.name": ""}),
     (
         "redis.internal.exporter.enabled needs redis.internal",
@@ -84,6 +90,10 @@ COMBINATIONS: list[tuple[str, Document]] = [
         (f"env.{name} ", {f"env.{name}": "1"})
         for name in ("VLLM_API_KEY", "HERMES_KEYS_FILE", "RAY_AUTH_TOKEN", "HF_TOKEN")
     ),
+    *(
+        (f"{place}extraEnv: HF_TOKEN is set", {f"{place}extraEnv": [{"name": "HF_TOKEN"}]})
+        for place in ("", "head.", "ingressPods.", "engines.")
+    ),
     (
         "min_replicas (9) is above max_replicas (8)",
         {"settings.workers.autoscaling.min_replicas": 9},
@@ -93,7 +103,7 @@ COMBINATIONS: list[tuple[str, Document]] = [
         "networkPolicy.tracesTo is empty",
         {"settings.telemetry.traces_endpoint": "http://otel:4318/v1/traces"},
     ),
-    ("hub.access is false", {"hub.existingSecret": "hub"}),
+    ("engines do not ask the hub", {"hub.existingSecret": "hub"}),
     (
         "4 GPUs (settings.workers.tensor_parallel_size), but a pod has 2 (engines.gpus)",
         {"settings.workers.tensor_parallel_size": 4, "engines.gpus": 2},
@@ -135,13 +145,21 @@ COMBINATIONS: list[tuple[str, Document]] = [
         "redis.internal.maxmemory (4gb) is above half of redis.internal.persistence.size (7Gi)",
         {"redis.internal.persistence.size": "7Gi"},
     ),
-    ("settings.model.name and settings.model.source are needed", {"settings.model.source": ""}),
+    ("model is empty: set it to a hub id", {"settings.model": {"name": "a", "source": ""}}),
+    (
+        "model (org/a) and settings.model.source (/models/big) are both set, but differ",
+        {"model": "org/a"},
+    ),
+    (
+        "settings.model.source takes a folder by its full path, a hub id",
+        {"settings.model.source": "", "model": "a b"},
+    ),
     ("weights.create and weights.existingClaim are both set", {"weights.create": True}),
     ("but there is no volume", {"weights.existingClaim": ""}),
     ("is not below weights.mountPath", {"settings.model.source": "/data/m"}),
     (
         "is a hub id, but hub.access is false",
-        {"settings.model.source": "org/model", "weights.existingClaim": ""},
+        {**OFFLINE, "weights.existingClaim": ""},
     ),
     (
         "weights.accessModes has no ReadWriteMany, but up to 2 engine pods",
@@ -157,8 +175,8 @@ COMBINATIONS: list[tuple[str, Document]] = [
         {**EMPTY, "weights.accessModes": ["ReadOnlyMany"]},
     ),
     (
-        "settings.model.source (org/model) is a hub id, but hub.access is false: set a path",
-        {"settings.model.source": "org/model"},
+        "the model (org/model) is a hub id, but hub.access is false: set a path",
+        OFFLINE,
     ),
     ("are both true: choose one", {**ROUTE, "ingress.enabled": True, "ingress.host": "a.b"}),
     ("ingress.host is empty", {"ingress.enabled": True}),
@@ -180,7 +198,7 @@ COMBINATIONS: list[tuple[str, Document]] = [
     ("uninstall.timeoutSeconds (240) is below 690", {"drainSeconds": 600}),
     *(
         (f"{place}podLabels has {label}, by which", {f"{place}podLabels": {label: "a"}})
-        for place in ("", "uninstall.", "tests.")
+        for place in ("", "head.", "redis.internal.", "uninstall.", "tests.")
         for label in (
             "app.kubernetes.io/component",
             "app.kubernetes.io/instance",
@@ -190,16 +208,18 @@ COMBINATIONS: list[tuple[str, Document]] = [
     ),
     *(
         (f"{place}podAnnotations has {name}", {f"{place}podAnnotations": {name: "a"}})
-        for place in ("", "uninstall.", "tests.")
+        for place in ("", "engines.", "ingressPods.", "uninstall.", "tests.")
         for name in ("helm.sh/hook", "hermes-serve/config", "ray.io/ft-enabled")
     ),
+    ("commonLabels has ray.io/cluster, by which", {"commonLabels": {"ray.io/cluster": "a"}}),
+    ("commonAnnotations has helm.sh/hook", {"commonAnnotations": {"helm.sh/hook": "a"}}),
     ("networkPolicy.hubCidrs is empty", {"hub.access": True, "networkPolicy.hubCidrs": []}),
 ]
 
 _SPREAD = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 _TERM = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-# Every row: where it stands below `scheduling`, and its value.
+# Every row: where it stands, and its value.
 SCHEDULES: list[tuple[str, Document]] = [
     ("tolerations/0/value", {"tolerations": [{"key": "gpu", "value": True}]}),
     ("tolerations/0/tolerationSeconds", {"tolerations": [{"tolerationSeconds": "30"}]}),
@@ -240,8 +260,10 @@ OTHER_TYPES: list[tuple[str, Document]] = [
     ("podSecurityContext", {"podSecurityContext": {"runasuser": 1}}),
     ("podLabels/a", {"podLabels": {"a": "a" * 64}}),
     ("uninstall/podAnnotations", {"uninstall.podAnnotations": {"a b": "c"}}),
-    ("image/pullSecrets/0", {"image.pullSecrets": [""]}),
-    ("image/pullSecrets/0", {"image.pullSecrets": [{"name": "registry"}]}),
+    ("imagePullSecrets/0/name", {"imagePullSecrets": [{"name": ""}]}),
+    ("imagePullSecrets/0", {"imagePullSecrets": ["registry"]}),
+    ("extraVolumes/0", {"extraVolumes": [{"emptyDir": {}}]}),
+    ("engines/resources", {"engines.resources": {"cpu": 1}}),
     ("monitoring/labels/release", {"monitoring.labels": {"release": True}}),
     (
         "httpRoute/parentRefs/0/port",
@@ -275,17 +297,14 @@ SHAPES: list[tuple[str, Document]] = [
             "engines.homeSize": "",
             "podLabels.team": 7,
             "podSecurityContext.runAsUser": "10001",
-            "securityContext.capabilities.drop": "ALL",
-            "redis.internal.securityContext.readOnlyRootFilesystem": "yes",
+            "containerSecurityContext.capabilities.drop": "ALL",
+            "redis.internal.containerSecurityContext.readOnlyRootFilesystem": "yes",
         }.items()
     ),
-    *((f"at '/head/scheduling/{place}'", {"head.scheduling": value}) for place, value in SCHEDULES),
+    *((f"at '/{place}'", value) for place, value in SCHEDULES),
     *(
-        (
-            f"at '/{section}/scheduling/",
-            {section.replace("/", ".") + ".scheduling": SCHEDULES[0][1]},
-        )
-        for section in ("ingressPods", "engines", "redis/internal")
+        (f"at '/{section}/tolerations/0/value'", {section.replace("/", "."): SCHEDULES[0][1]})
+        for section in ("head", "ingressPods", "engines", "redis/internal", "uninstall", "tests")
     ),
     *((f"at '/{place}'", values) for place, values in OTHER_TYPES),
 ]
@@ -316,7 +335,10 @@ ALLOWED: list[Document] = [
         "redis.external.caKey": "ca",
         "gcsFaultTolerance.enabled": False,
     },
-    {"settings.model.source": "a/b", "env.HF_HOME": "/models/hub"},
+    {"settings.model.source": "a/b", "hub.access": False, "env.HF_HOME": "/models/hub"},
+    {"settings.model.source": "", "model": "org/model"},
+    {"model": "/models/big"},
+    {"redis.internal.exporter.extraEnv": [{"name": "REDIS_EXPORTER_SKIP_TLS_VERIFICATION"}]},
     {**EMPTY, "weights.accessModes": ["ReadWriteOnce"], "upgrade.type": "None"},
     {
         "redis.internal.maxmemory": "7gb",
@@ -329,8 +351,8 @@ ALLOWED: list[Document] = [
     {"env.VLLM_LOGGING_LEVEL": "DEBUG", "env.RAY_gcs_rpc_server_reconnect_timeout_s": "90"},
     {"enabled": True, "tags": {"llm": True}},
     {"podLabels": {"app.kubernetes.io/name": "llm", "cost-centre": ""}},
-    {"head.scheduling.tolerations": [{"operator": "Exists"}, {"key": "a", "effect": ""}]},
-    {"engines.scheduling.affinity.podAntiAffinity": {_REQUIRED: [_TERM]}},
+    {"head.tolerations": [{"operator": "Exists"}, {"key": "a", "effect": ""}]},
+    {"engines.affinity.podAntiAffinity": {_REQUIRED: [_TERM]}},
 ]
 
 
@@ -342,8 +364,7 @@ def test_what_works_is_taken(changes: Document) -> None:
 @each(
     "name, sentence",
     [
-        ("h" * 48, "has 48 characters, but KubeRay allows at most 47"),
-        ("h" * 47, "has 47 characters, but with an internal Redis at most 46 are possible"),
+        ("h" * 47, "has 47 characters, but KubeRay and the StatefulSet of an internal Redis allow"),
         ("7b", "must begin with a letter"),
     ],
 )
@@ -352,5 +373,7 @@ def test_a_release_name_that_kuberay_would_refuse_is_refused(name: str, sentence
 
 
 def test_the_longest_name_that_fits_is_taken() -> None:
+    assert "allow at most 47" in refusal(merged(NAMED, EXTERNAL), "h" * 48)
+    assert "allow at most 46" in refusal(merged(NAMED, {"fullnameOverride": "h" * 47}))
     assert refusal(NAMED, "h" * 46) == ""
     assert refusal(merged(NAMED, EXTERNAL), "h" * 47) == ""

@@ -7,7 +7,6 @@
 - name: check-redis
   image: {{ include "hermes.rayImage" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  {{- include "hermes.containerSecurity" (dict "root" .) | nindent 2 }}
   command:
     - hermes
     - check-redis
@@ -35,38 +34,4 @@
       readOnly: true
   {{- end }}
 {{- end }}
-{{- end }}
-
-{{/* Address and login of Ray's GCS, which KubeRay gives to Ray's own container only. */}}
-{{- define "hermes.gcsLogin" -}}
-- name: HERMES_GCS_REDIS
-{{- if .Values.redis.internal.enabled }}
-  value: {{ .Release.Name }}-redis:6379
-- name: HERMES_GCS_REDIS_USER
-  value: ray
-{{- else if .Values.redis.ha.enabled }}
-  value: {{ .Values.redis.ha.name }}-haproxy:6379
-- name: HERMES_GCS_REDIS_USER
-  value: ray
-{{- else }}
-  value: {{ .Values.redis.external.gcsAddress }}
-- name: HERMES_GCS_REDIS_USER
-  valueFrom:
-    secretKeyRef:
-      name: {{ .Values.redis.external.existingSecret }}
-      key: {{ .Values.redis.external.gcsUsernameKey }}
-{{- end }}
-- name: HERMES_GCS_REDIS_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      {{- if .Values.redis.internal.enabled }}
-      name: {{ .Values.redis.internal.existingSecret }}
-      key: {{ .Values.redis.internal.rayPasswordKey }}
-      {{- else if .Values.redis.ha.enabled }}
-      name: {{ .Values.redis.ha.existingSecret }}
-      key: {{ .Values.redis.ha.rayPasswordKey }}
-      {{- else }}
-      name: {{ .Values.redis.external.existingSecret }}
-      key: {{ .Values.redis.external.gcsPasswordKey }}
-      {{- end }}
 {{- end }}

@@ -1,12 +1,7 @@
 {{/* Parts of Ray's pods. KubeRay adds the command, Ray's address and, in the head, the autoscaler. */}}
 
 {{- define "hermes.weightsClaim" -}}
-{{- if .Values.weights.create -}}{{ .Release.Name }}-weights{{- else -}}{{ .Values.weights.existingClaim }}{{- end -}}
-{{- end }}
-
-{{/* The name, in the Secret, of the CA certificates for an external Redis; empty if there are none. */}}
-{{- define "hermes.redisCa" -}}
-{{- if .Values.redis.external.enabled }}{{ .Values.redis.external.caKey }}{{ end -}}
+{{- if .Values.weights.create -}}{{ include "hermes.fullname" . }}-weights{{- else -}}{{ .Values.weights.existingClaim }}{{- end -}}
 {{- end }}
 
 {{/* The directory of the hub's cache: on the volume of the weights if it is writable, so that pods share the files. */}}
@@ -21,7 +16,7 @@
 {{/* How large a pod's home may be. An engine's holds the model, too, if hub.access lets it download one and no volume takes it. */}}
 {{- define "hermes.homeSize" -}}
 {{- $ := .root -}}
-{{- if and (eq .component "engine") $.Values.hub.access (hasPrefix "/home/hermes/" (include "hermes.hubHome" $)) -}}
+{{- if and (eq .component "engine") (include "hermes.hubAccess" $) (hasPrefix "/home/hermes/" (include "hermes.hubHome" $)) -}}
 {{ add (include "hermes.mebibytes" .group.homeSize) (include "hermes.mebibytes" $.Values.weights.size) }}Mi
 {{- else -}}
 {{ .group.homeSize }}
@@ -66,7 +61,7 @@ RAY_DEDUP_LOGS: "0"
 RAY_USAGE_STATS_ENABLED: "0"
 VLLM_NO_USAGE_STATS: "1"
 HF_HOME: {{ include "hermes.hubHome" . }}
-HF_HUB_OFFLINE: {{ ternary "0" "1" .Values.hub.access | quote }}
+HF_HUB_OFFLINE: {{ empty (include "hermes.hubAccess" .) | ternary "1" "0" | quote }}
 {{- end }}
 
 {{/* Variables that differ from pod to pod. */}}
@@ -90,36 +85,6 @@ VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM can
 {{- end }}
 {{- end }}
 
-{{/* The URL of the service's Redis, with its password. */}}
-{{- define "hermes.redisUrl" }}
-{{- if .Values.redis.internal.enabled }}
-- name: HERMES_REDIS_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      name: {{ .Values.redis.internal.existingSecret }}
-      key: {{ .Values.redis.internal.passwordKey }}
-- name: HERMES_REDIS_URL # Kubernetes inserts the password when the container starts
-  value: redis://hermes:$(HERMES_REDIS_PASSWORD)@{{ .Release.Name }}-redis:6379/0
-{{- else if .Values.redis.ha.enabled }}
-{{- $ha := .Values.redis.ha }}
-{{- range $name, $key := dict "HERMES_REDIS_PASSWORD" $ha.passwordKey "HERMES_SENTINEL_PASSWORD" $ha.sentinelPasswordKey }}
-- name: {{ $name }}
-  valueFrom:
-    secretKeyRef:
-      name: {{ $ha.existingSecret }}
-      key: {{ $key }}
-{{- end }}
-- name: HERMES_REDIS_URL
-  value: redis+sentinel://hermes:$(HERMES_REDIS_PASSWORD)@{{ include "hermes.sentinels" $ha }}/{{ $ha.primary }}/0?sentinel_password=$(HERMES_SENTINEL_PASSWORD)
-{{- else }}
-- name: HERMES_REDIS_URL
-  valueFrom:
-    secretKeyRef:
-      name: {{ .Values.redis.external.existingSecret }}
-      key: {{ .Values.redis.external.urlKey }}
-{{- end }}
-{{- end }}
-
 {{- define "hermes.rayEnvironment" -}}
 {{- $own := include "hermes.ownEnvironment" . | fromYaml -}}
 {{- $component := .component -}}
@@ -137,15 +102,6 @@ VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM can
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
-{{- end }}
-
-{{/* The addresses of the Sentinels of redis.ha: of each pod, the Service that has its name and a fixed address. */}}
-{{- define "hermes.sentinels" -}}
-{{- $sentinels := list -}}
-{{- range $i := until (int .replicas) }}
-{{- $sentinels = append $sentinels (printf "%s-announce-%d:26379" $.name $i) }}
-{{- end -}}
-{{ join "," $sentinels }}
 {{- end }}
 
 {{/* The root file system is read-only, so everything is written to these mounts. Only engines mount weights, only ingresses API keys. */}}
@@ -194,7 +150,7 @@ VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM can
 {{- if and (eq .component "ingress") $.Values.auth.enabled }}
 - name: keys
   secret:
-    secretName: {{ $.Values.auth.existingSecret }}
+    secretName: {{ include "hermes.keysSecret" $ }}
     items:
       - key: {{ $.Values.auth.keysKey }}
         path: keys
@@ -202,7 +158,7 @@ VLLM_TARGET_DEVICE: cpu # Serve validates the settings on the head, and vLLM can
 {{- if include "hermes.redisCa" $ }}
 - name: redis-ca
   secret:
-    secretName: {{ $.Values.redis.external.existingSecret }}
+    secretName: {{ include "hermes.redisSecret" $ }}
     items:
       - key: {{ include "hermes.redisCa" $ }}
         path: ca.crt
@@ -229,47 +185,42 @@ livenessProbe:
   failureThreshold: 12
 {{- end }}
 
-{{/* The template of a worker pod, which has one container:
-     (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1) */}}
+{{/* A worker pod, which has one container: (dict "root" $ "component" "engine" "group" .Values.engines "pods" "2-8" "gpus" 1) */}}
 {{- define "hermes.workerTemplate" -}}
-{{- $ := .root -}}
 {{- /* KubeRay starts a new cluster when the pod template changes, but never when only a count changes. */}}
 {{- $annotations := dict "hermes-serve/pods" (toString .pods) }}
-metadata:
-  {{- include "hermes.podMetadata" (merge (dict "annotations" $annotations) .) | nindent 2 }}
-spec:
-  serviceAccountName: {{ $.Release.Name }}
-  automountServiceAccountToken: false
-  enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ add $.Values.drainSeconds 30 }}
-  {{- include "hermes.pullSecrets" $ | nindent 2 }}
-  {{- include "hermes.podSecurity" (dict "root" $ "id" 10001) | nindent 2 }}
-  {{- include "hermes.scheduling" .group.scheduling | nindent 2 }}
-  initContainers: # KubeRay adds another after it, which waits for the head
-    {{- include "hermes.checkRedis" . | nindent 4 }}
-  containers:
-    - name: ray-worker
-      image: {{ include "hermes.rayImage" $ }}
-      imagePullPolicy: {{ $.Values.image.pullPolicy }}
-      {{- include "hermes.containerSecurity" (dict "root" $) | nindent 6 }}
-      env:
-        {{- include "hermes.rayEnvironment" . | nindent 8 }}
-      ports:
-        - name: serve
-          containerPort: 8000
-        - name: metrics
-          containerPort: 8080
-        - name: agent
-          containerPort: 52365
-      {{- include "hermes.resources" (dict "root" $ "cpus" .group.cpus "memory" .group.memory "gpus" .gpus) | nindent 6 }}
-      {{- include "hermes.rayletProbes" . | nindent 6 }}
-      readinessProbe: # HAProxy runs and knows an ingress: the serve Service sends requests only to such pods
-        httpGet: {path: /-/healthz, port: serve}
-        periodSeconds: 5
-        timeoutSeconds: 5
-        failureThreshold: 1
-      volumeMounts:
-        {{- include "hermes.rayMounts" . | nindent 8 }}
-  volumes:
-    {{- include "hermes.rayVolumes" . | nindent 4 }}
+{{- $spec := include "hermes.workerSpec" . }}
+{{- include "hermes.pod" (merge (dict "id" 10001 "spec" $spec "places" (list .group) "annotations" $annotations) .) }}
+{{- end }}
+
+{{- define "hermes.workerSpec" -}}
+{{- $ := .root -}}
+serviceAccountName: {{ include "hermes.account" (list $ "") }}
+terminationGracePeriodSeconds: {{ add $.Values.drainSeconds 30 }}
+initContainers: # KubeRay adds another after it, which waits for the head
+  {{- include "hermes.checkRedis" . | nindent 2 }}
+containers:
+  - name: ray-worker
+    image: {{ include "hermes.rayImage" $ }}
+    imagePullPolicy: {{ $.Values.image.pullPolicy }}
+    env:
+      {{- include "hermes.rayEnvironment" . | nindent 6 }}
+    ports:
+      - name: serve
+        containerPort: 8000
+      - name: metrics
+        containerPort: 8080
+      - name: agent
+        containerPort: 52365
+    {{- include "hermes.resources" (dict "root" $ "cpus" .group.cpus "memory" .group.memory "gpus" .gpus) | nindent 4 }}
+    {{- include "hermes.rayletProbes" . | nindent 4 }}
+    readinessProbe: # HAProxy runs and knows an ingress: the serve Service sends requests only to such pods
+      httpGet: {path: /-/healthz, port: serve}
+      periodSeconds: 5
+      timeoutSeconds: 5
+      failureThreshold: 1
+    volumeMounts:
+      {{- include "hermes.rayMounts" . | nindent 6 }}
+volumes:
+  {{- include "hermes.rayVolumes" . | nindent 2 }}
 {{- end }}

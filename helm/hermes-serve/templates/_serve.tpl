@@ -1,6 +1,21 @@
+{{/* settings.model as JSON, with the source from `model`. A model without a name has that of its source, as in quickstart. */}}
+{{- define "hermes.model" -}}
+{{- $model := .Values.settings.model | default dict -}}
+{{- $source := $model.source | default .Values.model -}}
+{{- merge (dict "source" $source "name" ($model.name | default (regexReplaceAll "[\\s:]+" (base $source) "-"))) $model | toJson -}}
+{{- end }}
+
+{{/* Whether engines may ask the hub; empty if not. */}}
+{{- define "hermes.hubAccess" -}}
+{{- $isHubId := not (regexMatch "^(/|builtin:)" (include "hermes.model" . | fromJson).source) -}}
+{{- if kindIs "bool" .Values.hub.access | ternary .Values.hub.access $isHubId }}true{{ end -}}
+{{- end }}
+
 {{/* The Serve config, as for `serve deploy`: the settings and the path of the API keys. It contains no secrets. */}}
 {{- define "hermes.serveConfig" -}}
-{{- $args := set (deepCopy .Values.settings) "service" (include "hermes.service" .) -}}
+{{- $args := deepCopy .Values.settings -}}
+{{- $_ := set $args "service" (include "hermes.service" .) -}}
+{{- $_ := set $args "model" (include "hermes.model" . | fromJson) -}}
 {{- if .Values.auth.enabled -}}
 {{- $_ := set $args "auth" (dict "required" true "keys_file" "/etc/hermes/keys/keys") -}}
 {{- end -}}

@@ -5,7 +5,7 @@
 {{- include "hermes.validateRunning" . -}}
 {{- include "hermes.validateOwned" . -}}
 {{- include "hermes.validateNames" . -}}
-{{- include "hermes.validateLabels" . -}}
+{{- include "hermes.validatePods" . -}}
 {{- include "hermes.validateSecrets" . -}}
 {{- include "hermes.validateSizes" . -}}
 {{- include "hermes.validateModel" . -}}
@@ -27,23 +27,23 @@
      finds nothing. */}}
 {{- define "hermes.validateRunning" -}}
 {{- if .Capabilities.APIVersions.Has "ray.io/v1/RayService" }}
-{{- with lookup "ray.io/v1" "RayService" .Release.Namespace .Release.Name }}
+{{- $name := include "hermes.fullname" . }}
+{{- with lookup "ray.io/v1" "RayService" .Release.Namespace $name }}
 {{- if .metadata.deletionTimestamp }} {{- /* Helm would patch it, and report success */}}
-{{- fail (printf "the RayService %q is still being deleted, and what is installed now would go with it: wait for `kubectl wait --for=delete rayservice/%s -n %s --timeout=10m`, then repeat this command" $.Release.Name $.Release.Name $.Release.Namespace) }}
+{{- fail (printf "the RayService %q is still being deleted, and what is installed now would go with it: wait for `kubectl wait --for=delete rayservice/%s -n %s --timeout=10m`, then repeat this command" $name $name $.Release.Namespace) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "hermes.validateNames" -}}
-{{- if gt (len .Release.Name) 47 }}
-{{- fail (printf "the release name %q has %d characters, but KubeRay allows at most 47: choose a shorter one" .Release.Name (len .Release.Name)) }}
+{{- $name := include "hermes.fullname" . -}}
+{{- $longest := .Values.redis.internal.enabled | ternary 46 47 -}} {{- /* Kubernetes appends to the name of a StatefulSet */}}
+{{- if gt (len $name) $longest }}
+{{- fail (printf "the name %q (of the release, or fullnameOverride) has %d characters, but KubeRay and the StatefulSet of an internal Redis allow at most %d: choose a shorter one" $name (len $name) $longest) }}
 {{- end }}
-{{- if and .Values.redis.internal.enabled (gt (len .Release.Name) 46) }}
-{{- fail (printf "the release name %q has %d characters, but with an internal Redis at most 46 are possible, because Kubernetes appends to the name of its StatefulSet: choose a shorter one" .Release.Name (len .Release.Name)) }}
-{{- end }}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) }}
-{{- fail (printf "the release name %q must begin with a letter and contain only a-z, 0-9 and '-': it becomes the name of a RayService" .Release.Name) }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "the name %q (of the release, or fullnameOverride) must begin with a letter and contain only a-z, 0-9 and '-': it becomes the name of a RayService" $name) }}
 {{- end }}
 {{- if not .Values.image.repository }}
 {{- fail "image.repository is empty: build cluster/docker/gpu.Dockerfile or cpu.Dockerfile, push the image, and set its name here" }}
@@ -59,17 +59,37 @@
 {{- end }}
 
 {{/* What the chart and KubeRay write into the same place, and what Services and policies select by. */}}
-{{- define "hermes.validateLabels" -}}
+{{- define "hermes.validatePods" -}}
+{{- $rules := .Files.Get "files/settings.json" | fromJson -}}
 {{- $selector := keys (include "hermes.component" (list . "any") | fromYaml) -}}
-{{- range $path, $of := dict "" .Values "uninstall." .Values.uninstall "tests." .Values.tests }}
-{{- range $name, $_ := $of.podLabels }}
+{{- $ray := dict "" .Values "head." .Values.head "ingressPods." .Values.ingressPods "engines." .Values.engines -}}
+{{- $others := dict "redis.internal." .Values.redis.internal "uninstall." .Values.uninstall "tests." .Values.tests -}}
+{{- range $path, $of := merge (dict) $ray $others }}
+{{- range $key := list "podLabels" "commonLabels" }}
+{{- range $name, $_ := get $of $key | default dict }}
 {{- if or (has $name $selector) (hasPrefix "ray.io/" $name) }}
-{{- fail (printf "%spodLabels has %s, by which Services, network policies and KubeRay find the pods: remove it" $path $name) }}
+{{- fail (printf "%s%s has %s, by which Services, network policies and KubeRay find the pods: remove it" $path $key $name) }}
 {{- end }}
 {{- end }}
-{{- range $name, $_ := $of.podAnnotations }}
+{{- end }}
+{{- range $key := list "podAnnotations" "commonAnnotations" }}
+{{- range $name, $_ := get $of $key | default dict }}
 {{- if regexMatch "^(helm\\.sh|hermes-serve|ray\\.io)/" $name }}
-{{- fail (printf "%spodAnnotations has %s, which Helm, the chart or KubeRay sets: remove it" $path $name) }}
+{{- fail (printf "%s%s has %s, which Helm, the chart or KubeRay sets: remove it" $path $key $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $path, $of := $ray }}
+{{- $names := dict }}
+{{- range $name, $_ := $of.env }}{{ $_ := set $names (printf "env.%s" $name) $name }}{{ end }}
+{{- range $of.extraEnv }}{{ $_ := set $names (printf "%sextraEnv: %s" $path .name) .name }}{{ end }}
+{{- range $where, $name := $names }}
+{{- with get $rules.variables $name }}
+{{- fail (printf "%s %s" $where .) }}
+{{- end }}
+{{- if or (hasPrefix "HERMES_" $name) (regexMatch "^(RAY_(ADDRESS|IP|PORT|CLUSTER_|CLOUD_|NODE_|AUTH_|REDIS_|external_|enable_autoscaler)|FQ_RAY_IP|KUBERAY_|REDIS_|HF_TOKEN$|HUGGING_FACE_HUB_TOKEN$)" $name) }}
+{{- fail (printf "%s is set by the chart or by KubeRay (from a Secret if it is secret): remove it" $where) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -82,7 +102,7 @@
 {{- end }}
 {{- $rules := .Files.Get "files/settings.json" | fromJson -}} {{- /* written by helm/schema.py from the service's settings */}}
 {{- range $form := $rules.forms }}
-{{- $value := $.Values.settings -}}
+{{- $value := merge (dict "model" (include "hermes.model" $ | fromJson)) $.Values.settings -}}
 {{- range splitList "." $form.path | compact }}{{ $value = get ($value | default dict) . }}{{ end -}}
 {{- range kindIs "slice" $value | ternary $value (list $value) | compact }}
 {{- if not (regexMatch $form.pattern (toString .)) }}
@@ -112,14 +132,6 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- range $name, $_ := .Values.env }}
-{{- with get $rules.variables $name }}
-{{- fail (printf "env.%s %s" $name .) }}
-{{- end }}
-{{- if or (hasPrefix "HERMES_" $name) (regexMatch "^(RAY_(ADDRESS|IP|PORT|CLUSTER_|CLOUD_|NODE_|AUTH_|REDIS_|external_|enable_autoscaler)|FQ_RAY_IP|KUBERAY_|REDIS_|HF_TOKEN$|HUGGING_FACE_HUB_TOKEN$)" $name) }}
-{{- fail (printf "env.%s is set by the chart or by KubeRay (from a Secret if it is secret): remove it" $name) }}
-{{- end }}
-{{- end }}
 {{- if and (hasKey (.Values.env | default dict) "RAY_SERVE_ENABLE_HA_PROXY") (ne .Values.env.RAY_SERVE_ENABLE_HA_PROXY "1") }}
 {{- fail "env.RAY_SERVE_ENABLE_HA_PROXY is not '1', but probes, Services and the network policy need HAProxy: remove it" }}
 {{- end }}
@@ -127,9 +139,6 @@
 
 {{- define "hermes.validateSecrets" -}}
 {{- $redis := .Values.redis -}}
-{{- if and .Values.auth.enabled (not .Values.auth.existingSecret) }}
-{{- fail "auth.existingSecret is empty: create a Secret with the API keys (docs/kubernetes.md shows how) and set its name, or set auth.enabled=false on a network that you trust" }}
-{{- end }}
 {{- $enabled := list -}}
 {{- range list "internal" "ha" "external" }}
 {{- if (get $redis .).enabled }}{{ $enabled = append $enabled (printf "redis.%s" .) }}{{ end }}
@@ -137,17 +146,11 @@
 {{- if ne (len $enabled) 1 }}
 {{- fail (printf "of redis.internal, redis.ha and redis.external exactly one must be enabled, but these are: %s" (join ", " $enabled | default "none")) }}
 {{- end }}
-{{- if and $redis.ha.enabled (not $redis.ha.existingSecret) }}
-{{- fail "redis.ha.existingSecret is empty: create a Secret with the passwords (docs/kubernetes.md shows how) and set its name" }}
-{{- end }}
 {{- if and $redis.ha.enabled (not $redis.ha.name) }}
 {{- fail "redis.ha.name is empty: set it to the fullnameOverride of helm/redis-ha.yaml" }}
 {{- end }}
 {{- if and $redis.internal.exporter.enabled (not $redis.internal.enabled) }}
 {{- fail "redis.internal.exporter.enabled needs redis.internal: monitor another Redis where it runs (the chart redis-ha has an exporter of its own)" }}
-{{- end }}
-{{- if and $redis.internal.enabled (not $redis.internal.existingSecret) }}
-{{- fail "redis.internal.existingSecret is empty: create a Secret with the passwords (docs/kubernetes.md shows how) and set its name" }}
 {{- end }}
 {{- if $redis.external.enabled }}
 {{- if not $redis.external.existingSecret }}
@@ -169,8 +172,16 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and .Values.hub.existingSecret (not .Values.hub.access) }}
-{{- fail "hub.existingSecret names a token, but hub.access is false, so nothing would use it: set hub.access=true or remove it" }}
+{{- if and .Values.hub.existingSecret (not (include "hermes.hubAccess" .)) }}
+{{- fail "hub.existingSecret names a token, but engines do not ask the hub (hub.access is false, or the model is no hub id), so nothing would use it: set hub.access=true or remove it" }}
+{{- end }}
+{{- /* A list is never empty where Helm talks to a cluster: without items it still has its kind. Who installs may list accounts. */}}
+{{- if not (lookup "v1" "ServiceAccount" .Release.Namespace "") }}
+{{- range $path, $of := dict "auth" .Values.auth "redis.internal" $redis.internal "redis.ha" $redis.ha }}
+{{- if and $of.enabled (not $of.existingSecret) }}
+{{- fail (printf "%s.existingSecret is empty, and Helm does not see the cluster (helm template, --dry-run=client, Argo CD), so each rendering would make new keys and passwords: create the Secret yourself (docs/kubernetes.md shows how) and set its name" $path) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -225,27 +236,30 @@
 {{- end }}
 
 {{- define "hermes.validateModel" -}}
-{{- $model := .Values.settings.model -}}
+{{- $model := include "hermes.model" . | fromJson -}}
 {{- $weights := .Values.weights -}}
-{{- if not (and $model.name $model.source) }}
-{{- fail "settings.model.name and settings.model.source are needed: the name that clients use, and a hub id or a path" }}
+{{- if not $model.source }}
+{{- fail "model is empty: set it to a hub id, or to a path below weights.mountPath" }}
+{{- end }}
+{{- if and .Values.model (ne .Values.model $model.source) }}
+{{- fail (printf "model (%s) and settings.model.source (%s) are both set, but differ: remove one" .Values.model $model.source) }}
 {{- end }}
 {{- if and $weights.create $weights.existingClaim }}
 {{- fail "weights.create and weights.existingClaim are both set: choose one" }}
 {{- end }}
 {{- if hasPrefix "/" $model.source }}
 {{- if not (include "hermes.weightsClaim" .) }}
-{{- fail (printf "settings.model.source is the path %s, but there is no volume for it: set weights.existingClaim or weights.create" $model.source) }}
+{{- fail (printf "the model is the path %s, but there is no volume for it: set weights.existingClaim or weights.create" $model.source) }}
 {{- end }}
 {{- if not (hasPrefix (printf "%s/" $weights.mountPath) $model.source) }}
-{{- fail (printf "settings.model.source (%s) is not below weights.mountPath (%s)" $model.source $weights.mountPath) }}
+{{- fail (printf "the model (%s) is not below weights.mountPath (%s)" $model.source $weights.mountPath) }}
 {{- end }}
-{{- else if and (not (hasPrefix "builtin:" $model.source)) (not .Values.hub.access) }}
+{{- else if and (not (hasPrefix "builtin:" $model.source)) (not (include "hermes.hubAccess" .)) }}
 {{- if not (include "hermes.weightsClaim" .) }}
-{{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false and there is no volume, so it cannot be loaded: set hub.access=true or weights.existingClaim" $model.source) }}
+{{- fail (printf "the model (%s) is a hub id, but hub.access is false and there is no volume, so it cannot be loaded: set hub.access=true or weights.existingClaim" $model.source) }}
 {{- end }}
 {{- if and $weights.readOnly (not (hasKey (.Values.env | default dict) "HF_HOME")) }}
-{{- fail (printf "settings.model.source (%s) is a hub id, but hub.access is false: set a path below weights.mountPath or, if the volume holds the hub's own cache, set env.HF_HOME" $model.source) }}
+{{- fail (printf "the model (%s) is a hub id, but hub.access is false: set a path below weights.mountPath or, if the volume holds the hub's own cache, set env.HF_HOME" $model.source) }}
 {{- end }}
 {{- end }}
 {{- if $weights.create }}
@@ -293,8 +307,8 @@
 {{- if and .Values.networkPolicy.enabled .Values.uninstall.enabled (not .Values.networkPolicy.apiServerCidrs) }}
 {{- fail "networkPolicy.apiServerCidrs is empty, so the job of helm uninstall could not delete the RayService: set the addresses of the Kubernetes API, or set uninstall.enabled=false" }}
 {{- end }}
-{{- if and .Values.networkPolicy.enabled .Values.hub.access (not .Values.networkPolicy.hubCidrs) }}
-{{- fail "networkPolicy.hubCidrs is empty, so engines could not download anything although hub.access is true: set the addresses of the hub" }}
+{{- if and .Values.networkPolicy.enabled (include "hermes.hubAccess" .) (not .Values.networkPolicy.hubCidrs) }}
+{{- fail "networkPolicy.hubCidrs is empty, so engines could not download anything although they may ask the hub (hub.access): set the addresses of the hub" }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.settings.telemetry.traces_endpoint (not .Values.networkPolicy.tracesTo) }}
 {{- fail "networkPolicy.tracesTo is empty, so no trace would reach settings.telemetry.traces_endpoint: set the collector's peers" }}
