@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import ssl
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import trustme
 import yaml
 
@@ -138,3 +140,18 @@ def serving(cluster: Cluster) -> Iterator[Cluster]:
     with http_server.serving(play, context) as server:
         cluster.port = server.port
         yield cluster
+
+
+def helm_on(cluster: Cluster) -> Any:
+    """Helm that talks to it and keeps its releases in memory. Helm reads the certificates of a
+    path once, so that each gets a path of its own.
+    """
+    copy = Path(tempfile.mkdtemp(dir=cluster.folder)) / "ca.crt"
+    copy.write_bytes((cluster.folder / "ca.crt").read_bytes())
+    return helm_python.Config(
+        namespace="prod",
+        storage_driver="memory",
+        kube_apiserver=f"https://127.0.0.1:{cluster.port}",
+        kube_ca_file=copy,
+        kube_token=TOKEN,
+    )

@@ -7,9 +7,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from tests.chart.charts import (
     one,
     pod_templates,
 )
-from tests.chart.kubernetes_api import TOKEN, Cluster, serving
+from tests.chart.kubernetes_api import Cluster, helm_on, serving
 from tests.chart.test_objects import NEWEST, OLDEST
 from tests.chart.test_references import found
 from tests.chart.test_refusals import refusal
@@ -39,29 +36,13 @@ from tests.chart.test_serve_config import arguments
 from tests.tables import each
 
 PLACE = "/api/v1/namespaces/prod/secrets/"
+NAMES = ("hermes-keys", "hermes-redis")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
     return tmp_path
-
-
-@contextmanager
-def helm(folder: Path) -> Iterator[tuple[Cluster, Any]]:
-    """A cluster, and Helm that talks to it; Helm reads the certificates of a place once."""
-    folder = Path(tempfile.mkdtemp(dir=folder))
-    with serving(Cluster(folder)) as cluster:
-        yield (
-            cluster,
-            helm_python.Config(
-                namespace="prod",
-                storage_driver="memory",
-                kube_apiserver=f"https://127.0.0.1:{cluster.port}",
-                kube_ca_file=folder / "ca.crt",
-                kube_token=TOKEN,
-            ),
-        )
 
 
 def chart() -> Any:
@@ -74,8 +55,10 @@ def entries(secret: Document) -> dict[str, str]:
 
 def installed(folder: Path, *changes: Document, dry_run: str | None = "server") -> list[Document]:
     """The objects that `helm install` makes, or shows with `--dry-run=server`."""
-    with helm(folder) as (_, config):
-        release = config.install(chart(), "hermes", merged(TWO, *changes), dry_run=dry_run)
+    with serving(Cluster(folder)) as cluster:
+        release = helm_on(cluster).install(
+            chart(), "hermes", merged(TWO, *changes), dry_run=dry_run
+        )
     return [item for item in yaml.safe_load_all(release["manifest"]) if item]
 
 
@@ -132,18 +115,26 @@ def test_redis_gets_passwords_that_a_url_can_hold(
     assert all(re.fullmatch("[A-Za-z0-9]{48}", password) for password in made.values())
 
 
-def test_an_upgrade_keeps_them_and_adds_what_is_new(folder: Path) -> None:
-    with helm(folder) as (cluster, config):
+def test_an_upgrade_keeps_them_and_so_does_the_next_install(folder: Path) -> None:
+    with serving(Cluster(folder)) as cluster:
+
+        def made() -> list[dict[str, str]]:
+            return [entries(cluster.objects[PLACE + name]) for name in NAMES]
+
+        config = helm_on(cluster)
         config.install(chart(), "hermes", TWO)
-        keys, redis = (cluster.objects[f"{PLACE}hermes-{name}"] for name in ("keys", "redis"))
-        keys["data"]["keys"] = base64.b64encode(b"acme sha256:" + b"a" * 64).decode()
-        before = [entries(keys), entries(redis)]
+        added = base64.b64encode(b"acme sha256:" + b"a" * 64).decode()
+        cluster.objects[PLACE + NAMES[0]]["data"]["keys"] = added  # by `kubectl patch`
+        keys, redis = made()
         config.upgrade(chart(), "hermes", merged(TWO, {"image.tag": "0.3.0"}))
-        after = [entries(cluster.objects[f"{PLACE}hermes-{name}"]) for name in ("keys", "redis")]
-        assert after == before
+        assert made() == [keys, redis]
+        cluster.objects = {PLACE + name: cluster.objects[PLACE + name] for name in NAMES}
+        config = helm_on(cluster)
+        config.install(chart(), "hermes", TWO)
+        assert made() == [keys, redis]
         config.upgrade(chart(), "hermes", merged(TWO, HA))
-        with_sentinel = entries(cluster.objects[f"{PLACE}hermes-redis"])
-        assert before[1].items() < with_sentinel.items()
+        with_sentinel = made()[1]
+        assert redis.items() < with_sentinel.items()
         assert "sentinel-password" in with_sentinel
 
 
@@ -162,8 +153,8 @@ def test_without_a_cluster_to_look_at_nothing_is_made(folder: Path) -> None:
 
 
 def test_the_notes_tell_how_to_read_the_clients_key(folder: Path) -> None:
-    with helm(folder) as (_, config):
-        notes = config.install(chart(), "hermes", TWO, dry_run="server")["notes"]
+    with serving(Cluster(folder)) as cluster:
+        notes = helm_on(cluster).install(chart(), "hermes", TWO, dry_run="server")["notes"]
     assert "KEY=$(kubectl -n prod get secret hermes-keys -o jsonpath='{.data.api-key}'" in notes
     assert '-H "authorization: Bearer $KEY"' in notes
     assert '"model": "big"' in notes

@@ -14,7 +14,7 @@ import helm_python
 import pytest
 
 from tests.chart.charts import CHART, NAMED, STAGES, documents, merged, one, stage_values
-from tests.chart.kubernetes_api import PLACE, TOKEN, Cluster, serving
+from tests.chart.kubernetes_api import PLACE, Cluster, helm_on, serving
 from tests.tables import each
 
 DELETED = [f"DELETE {PLACE}"]
@@ -156,16 +156,9 @@ def test_the_job_gets_what_the_script_asks_for_and_ends_before_helm_gives_up() -
 
 def install(cluster: Cluster, **changes: Any) -> str:
     """What `helm install --dry-run=server` says, which asks the cluster."""
-    config = helm_python.Config(
-        namespace="prod",
-        storage_driver="memory",
-        kube_apiserver=f"https://127.0.0.1:{cluster.port}",
-        kube_ca_file=cluster.folder / "ca.crt",
-        kube_token=TOKEN,
-    )
     try:
         chart = helm_python.Chart.load(str(CHART))
-        config.install(chart, "hermes", merged(NAMED, changes), dry_run="server")
+        helm_on(cluster).install(chart, "hermes", merged(NAMED, changes), dry_run="server")
     except helm_python.HelmError as error:
         return str(error)
     return ""
@@ -177,9 +170,7 @@ def test_an_install_onto_remains_says_so(
 ) -> None:
     monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
     metadata = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if going else {}
-    folder = tmp_path / str(going)
-    folder.mkdir()
-    with serving(Cluster(folder, there(**metadata), looks=1000)) as cluster:
+    with serving(Cluster(tmp_path, there(**metadata), looks=1000)) as cluster:
         said = install(cluster)
     assert ('the RayService "hermes" is still being deleted' in said) is going, said
     assert f"GET {PLACE}" in cluster.asked, said
