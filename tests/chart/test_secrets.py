@@ -138,6 +138,15 @@ def test_an_upgrade_keeps_them_and_so_does_the_next_install(folder: Path) -> Non
         assert "sentinel-password" in with_sentinel
 
 
+def test_a_secret_of_that_name_that_somebody_else_has_made_is_used(folder: Path) -> None:
+    by_hand = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAMES[0]}, "data": {}}
+    with serving(Cluster(folder, objects={PLACE + NAMES[0]: by_hand})) as cluster:
+        release = helm_on(cluster).install(chart(), "hermes", TWO)
+        assert set(cluster.objects) >= {PLACE + name for name in NAMES}
+    assert cluster.objects[PLACE + NAMES[0]] == by_hand
+    assert f"secretName: {NAMES[0]}" in release["manifest"]
+
+
 def test_secrets_that_are_named_are_not_made(folder: Path) -> None:
     objects = installed(folder, SECRETS)
     assert not [item for item in objects if item["kind"] == "Secret"]
