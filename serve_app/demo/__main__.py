@@ -146,8 +146,8 @@ class Demo:
             if time.monotonic() > deadline_s:
                 raise RuntimeError("the new version does not serve, or old processes still run")
             time.sleep(0.25)
-        over = " (after the answer's end)" if answer.has_ended else ""
-        self._screen.went_on(f"{answer.since_first_s():.1f} s: all replaced{over}")
+        over = ", after the answer's end" if answer.has_ended else ""
+        self._screen.went_on(f"all ended by {answer.since_first_s():.1f} s{over}")
         self._note_recomputed()
 
     def _strike(self, answer: turn.Turn, pane: Pane, what: str) -> float:

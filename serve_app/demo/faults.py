@@ -44,7 +44,8 @@ class Victims:
     def everybody(self) -> set[int]:
         """The pids of every ingress, worker and engine."""
         ingresses = self.replicas("Ingress").values()
-        return {*ingresses, *self.replicas("Worker").values(), *self.engines().values()}
+        found = {*ingresses, *self.replicas("Worker").values(), *self.engines().values()}
+        return set(filter(processes.is_alive, found))  # Serve lists those that were just killed
 
     def kill_engine(self, state: dict[str, Any]) -> str:
         """Kill the engine that writes the answer. Returns what was killed."""

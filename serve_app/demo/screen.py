@@ -30,7 +30,8 @@ class Recording:
         self._frames, self._began_s = [], time.monotonic()
 
     def write(self, text: str) -> int:
-        self._frames.append((round(time.monotonic() - self._began_s, 3), text))
+        if not self._frames or self._frames[-1][1] != text:  # a picture that has not changed
+            self._frames.append((round(time.monotonic() - self._began_s, 3), text))
         return self._out.write(text)
 
     def flush(self) -> None:
@@ -40,32 +41,32 @@ class Recording:
         return True
 
     def save(self, file: Path, title: str) -> None:
-        header = {"version": 2, "width": _WIDTH, "height": _HEIGHT, "title": title}
+        header = {"version": 2, "width": _WIDTH, "height": _HEIGHT, "title": title, "idle_time_limit": 2}
         lines = [header, *([at_s, "o", text] for at_s, text in self._frames)]
         file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 class Pane:
-    """The text of one answer: its end, as much as fits."""
+    """The text of one answer in lines of one length, so that none changes once it is full."""
 
     def __init__(self, title: str, width: int) -> None:
         self.title, self._width = title, width - 4
-        self._text = Text()
+        self._lines = [Text()]
 
-    def add(self, piece: str) -> None:
-        self._text.append(piece)
+    def add(self, text: str, style: str = "") -> None:
+        while text:
+            room = self._width - len(self._lines[-1])
+            self._lines[-1].append(text[:room], style)
+            if text := text[room:]:
+                self._lines.append(Text())
 
     def mark(self, words: str) -> None:
         """A seam in the text."""
-        self._text.append(f"▌{words}▐", _SEAM)
+        self.add(f" {words} ", _SEAM)
 
     def render(self, lines: int) -> Panel:
-        wrapped = self._text.wrap(_PLAIN, self._width, no_wrap=False, overflow="fold")
-        shown = Text("\n").join(wrapped[-lines:])
+        shown = Text("\n").join(self._lines[-lines:])
         return Panel(shown, title=self.title, title_align="left", height=lines + 2)
-
-
-_PLAIN = Console(width=_WIDTH, file=sys.stderr)
 
 
 class Screen:
