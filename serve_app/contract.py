@@ -65,6 +65,10 @@ class State(StrEnum):
         return cls.FAILED
 
 
+FINAL = (State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED)
+"""Rows of the ledger count requests by them, in this order."""
+
+
 class Reason(StrEnum):
     """Why a request was refused or ended without an answer: a closed, low-cardinality set."""
 

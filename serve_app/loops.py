@@ -14,12 +14,14 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.errors import HermesError
-from serve_app.observability.metrics import Telemetry
+
+if TYPE_CHECKING:  # the commands use Redis, too, and have no metrics
+    from serve_app.observability.metrics import Telemetry
 
 log = logging.getLogger("hermes.loops")
 

@@ -22,8 +22,9 @@ from redis.exceptions import RedisError
 
 from scripts.chaos_testing.traffic import Told
 from serve_app import timings
+from serve_app.contract import FINAL
 from serve_app.journal.entries import entry_from_redis
-from serve_app.journal.usage import STATES, Row, Usage
+from serve_app.journal.usage import Row, Usage
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.keyspace import journal_key, queue_key, usage_key, workers_key
 
@@ -170,7 +171,7 @@ async def _ledger(redis: Any, namespace: str) -> Counter[str]:
     async for key in redis.scan_iter(usage_key(namespace, 0).removesuffix("0") + "*"):
         for value in (await redis.hgetall(key)).values():
             row = Row.decode(value)
-            found.update(dict(zip(STATES, row.states, strict=True)))
+            found.update(dict(zip(FINAL, row.states, strict=True)))
             found.update(_tokens(row.usage))
     return found
 

@@ -5,31 +5,29 @@ where to look.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
+import typer
 from pydantic import ValidationError
 
 from serve_app import timings
+from serve_app.cli import defaults
+from serve_app.cli.console import CommandFailed, fail, new_app
 from serve_app.clock import SYSTEM
 from serve_app.errors import SettingsError
 from serve_app.redis.check import Check, Finding
 from serve_app.settings import RedisSettings
 from serve_app.settings.ingress import IngressSettings
 
-HELP = (
-    "Wait until Redis can be used; if it cannot, say why in one sentence.\n\n"
-    "Checks the service's Redis ($HERMES_REDIS_URL) and, if $HERMES_GCS_REDIS is set as for "
-    "`cluster/ray-start`, the login of Ray's GCS. What may pass (a name that is not known yet, a "
-    "Redis that starts or loads) is tried again; a wrong password is not."
-)
-
-
 MAX_BODY_BYTES = IngressSettings().max_body_bytes
+
+app = new_app()
 
 
 class Login(NamedTuple):
@@ -44,29 +42,64 @@ class Login(NamedTuple):
     max_body_bytes: int = MAX_BODY_BYTES
 
 
-def wait_for_redis(
-    namespace: str, service: str, ca_file: str, wait_s: float, max_body_bytes: int
-) -> str:
-    """Check every login, one after another, and print what is being waited for.
+class Found(NamedTuple):
+    """What is wrong with a login, as a sentence, or else what its operator should know."""
 
-    Args:
-        max_body_bytes: of a request, which Redis has to take.
+    name: str
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
 
-    Returns:
-        The sentence that says what is wrong; empty if nothing is.
+
+Tell = Callable[[str], None]
+
+
+def _told(line: str) -> None:
+    print(line, flush=True)
+
+
+def _silent(_: str) -> None:
+    """Print nothing."""
+
+
+@app.command("check-redis")
+def check_redis(
+    namespace: Annotated[str, typer.Option(help="namespace of the service in Redis")] = "hermes",
+    service: Annotated[
+        str, typer.Option(help="its name: a namespace of another one's is not to be used")
+    ] = "",
+    ca_file: Annotated[
+        str, typer.Option(help="for rediss://: CA certificates to trust instead of the system's")
+    ] = "",
+    wait_s: Annotated[float, typer.Option(help="how long to wait for what may pass")] = 60.0,
+    max_body_bytes: Annotated[
+        int, typer.Option(help="ingress.max_body_bytes of the service: Redis has to take so much")
+    ] = MAX_BODY_BYTES,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON when it is over")] = False,
+) -> None:
+    """Wait until Redis can be used; if it cannot, say why in one sentence.
+
+    Checks the service's Redis ($HERMES_REDIS_URL, otherwise that of a running `hermes-serve up`)
+    and, if $HERMES_GCS_REDIS is set as for `cluster/ray-start`, the login of Ray's GCS. What may
+    pass (a name that is not known yet, a Redis that starts or loads) is tried again; a wrong
+    password is not.
     """
     # The first process of a container ignores every signal that it does not handle, so Kubernetes
     # would wait for the whole grace period when it ends a pod that waits here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         logins = _logins(namespace, service, ca_file, max_body_bytes)
-    except SettingsError as error:
-        return str(error)
-    return asyncio.run(_wait_for_all(logins, SYSTEM.monotonic_s() + wait_s))
+    except (SettingsError, CommandFailed) as error:
+        fail(str(error))
+    tell = _silent if as_json else _told
+    found = asyncio.run(_wait_for_all(logins, SYSTEM.monotonic_s() + wait_s, tell))
+    if as_json:
+        print(json.dumps([one._asdict() for one in found], indent=2))
+    if problem := found[-1].problem:
+        fail(problem)
 
 
 def problem_with(name: str, url: str, namespace: str, service: str, ca_file: str) -> str:
-    """Check one Redis of the service, and wait for nothing.
+    """Check one Redis of the service, wait for nothing, and print warnings.
 
     Args:
         name: where the URL stands, for the message.
@@ -74,16 +107,27 @@ def problem_with(name: str, url: str, namespace: str, service: str, ca_file: str
     Returns:
         The sentence that says what is wrong; empty if nothing is.
     """
+    return state_of(name, url, namespace, service, ca_file, _told).problem
+
+
+def state_of(
+    name: str,
+    url: str,
+    namespace: str,
+    service: str = "",
+    ca_file: str = "",
+    tell: Tell = _silent,
+) -> Found:
+    """What one Redis of the service is like now. The arguments are those of `problem_with`."""
     try:
         login = Login("Redis", _settings(name, url, ca_file), namespace, service)
     except SettingsError as error:
-        return str(error)
-    return asyncio.run(_wait_for(login, SYSTEM.monotonic_s()))
+        return Found("Redis", str(error))
+    return asyncio.run(_wait_for(login, SYSTEM.monotonic_s(), tell))
 
 
 def _logins(namespace: str, service: str, ca_file: str, max_body_bytes: int) -> list[Login]:
-    url = os.environ.get("HERMES_REDIS_URL") or RedisSettings().url
-    settings = _settings("HERMES_REDIS_URL", url, ca_file)
+    settings = _settings("HERMES_REDIS_URL", defaults.redis_url(), ca_file)
     found = [Login("Redis", settings, namespace, service, max_body_bytes)]
     if address := os.environ.get("HERMES_GCS_REDIS"):
         scheme, slashes, host = address.rpartition("://")
@@ -104,26 +148,29 @@ def _settings(variable: str, url: str, ca_file: str) -> RedisSettings:
         raise SettingsError(f"{variable} {problem}") from None
 
 
-async def _wait_for_all(logins: Sequence[Login], until_s: float) -> str:
+async def _wait_for_all(logins: Sequence[Login], until_s: float, tell: Tell) -> list[Found]:
+    """What each login is like, up to the first that cannot be used."""
+    found: list[Found] = []
     for login in logins:
-        if sentence := await _wait_for(login, until_s):
-            return sentence
-    return ""
+        found.append(await _wait_for(login, until_s, tell))
+        if found[-1].problem:
+            break
+    return found
 
 
-async def _wait_for(login: Login, until_s: float) -> str:
+async def _wait_for(login: Login, until_s: float, tell: Tell) -> Found:
     said = ""
     check = Check(login.settings, login.namespace, login.max_body_bytes, login.service)
     while isinstance(found := await check.run(), Finding):
         sentence = f"{login.name}: {found}."
         if not found.step.passes or SYSTEM.monotonic_s() >= until_s:
-            return sentence
+            return Found(login.name, sentence)
         if sentence != said:
             said = sentence
-            print(f"waiting: {sentence}", flush=True)
+            tell(f"waiting: {sentence}")
         await asyncio.sleep(timings.REDIS_CHECK_RETRY_S)
     check.close()
     for warning in found:
-        print(f"{login.name}: warning: {warning}", flush=True)
-    print(f"{login.name}: usable", flush=True)
-    return ""
+        tell(f"{login.name}: warning: {warning}")
+    tell(f"{login.name}: usable")
+    return Found(login.name, warnings=found)

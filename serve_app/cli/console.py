@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from serve_app.errors import HermesError
 
@@ -21,13 +22,18 @@ class CommandFailed(Exception):
     """The command failed; the message is one line for the caller."""
 
 
-def new_app(help_text: str = "") -> typer.Typer:
-    """Create the commands, without shell completion. Tracebacks show no variables, which may hold
-    passwords.
+def new_app(
+    help_text: str = "", cls: type[TyperGroup] = TyperGroup, add_completion: bool = False
+) -> typer.Typer:
+    """Create the commands. Tracebacks show no variables, which may hold passwords.
+
+    Args:
+        add_completion: whether it installs shell completion, which covers its subcommands.
     """
     return typer.Typer(
+        cls=cls,
         help=help_text or None,
-        add_completion=False,
+        add_completion=add_completion,
         no_args_is_help=True,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from serve_app.admission.transaction import accept
+from serve_app.cli import defaults
 from serve_app.cli.console import CommandFailed, columns, new_app, one_sentence, printable, when
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.store import JournalStore
@@ -30,7 +30,7 @@ RedisUrl = Annotated[
         metavar="URL",
         show_default=False,
         help="the service's Redis (default: $HERMES_REDIS_URL, otherwise that of a running "
-        "quickstart, otherwise the one in cluster/local_cpu.yaml)",
+        "`hermes-serve up`, otherwise redis://127.0.0.1:6379/0)",
     ),
 ]
 Namespace = Annotated[str, typer.Option(help="namespace of the service in Redis")]
@@ -48,11 +48,17 @@ app = new_app(
 def list_letters(
     redis_url: RedisUrl = "",
     namespace: Namespace = "hermes",
+    as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show a table of all of them, oldest first."""
 
     async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
-        print(_table(await dead.read()))
+        letters = await dead.read()
+        if as_json:
+            for letter in letters:
+                print(json.dumps(_described(letter, with_body=False)))
+            return
+        print(_table(letters))
         if unreadable := await dead.unreadable():
             print("\n" + _raw(unreadable))
 
@@ -111,7 +117,7 @@ def _do(action: Action, redis_url: str, namespace: str) -> None:
 
 
 def _settings(redis_url: str, namespace: str) -> Settings:
-    url = redis_url or os.environ.get("HERMES_REDIS_URL") or RedisSettings().url
+    url = redis_url or defaults.redis_url()
     try:
         return Settings(namespace=namespace, redis=RedisSettings(url=url))
     except ValidationError as error:

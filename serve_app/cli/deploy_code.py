@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,6 +60,8 @@ def deploy(
     (redis, hiredis, fastapi-offline), to the cluster's own package store, and names them in the
     application's runtime_env; every node fetches them from there. The rest is `serve deploy`.
     """
+    if find_spec("ray") is None:
+        fail("deploy needs Ray's client: pip install 'hermes-serve[serve]'")
     try:
         address = serve_api.dashboard(address)
         document = read(config)

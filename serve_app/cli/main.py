@@ -1,22 +1,91 @@
-"""`hermes-serve`: the commands for operators. In a clone, `scripts/` has each of them, too."""
+"""`hermes-serve`: the commands for operators. A command's module is imported when it is called, so
+that none waits for the libraries of another.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from serve_app.cli import api_key, check_redis, dead_letters, deploy_code, requests, usage
+from serve_app import __version__
+from serve_app.cli import api_key
 from serve_app.cli.console import fail, new_app
+from serve_app.local import environment
 
-app = new_app("Operate hermes-serve, an OpenAI-compatible LLM service.")
-app.add_typer(deploy_code.app)
-app.add_typer(usage.app)
-app.add_typer(requests.app, name="requests")
-app.add_typer(dead_letters.app, name="dead-letters")
+COMMANDS = {
+    "status": ("status", "Show whether the service is ready, and its queues."),
+    "requests": ("requests", "List requests, show one, read its answer, or cancel it."),
+    "usage": ("usage", "Show what requests have used, by day or hour."),
+    "deploy": ("deploy_code", "Deploy a Serve config file to a Ray cluster, with the code."),
+    "dead-letters": ("dead_letters", "Show the requests that were given up; send them again."),
+    "check-redis": ("check_redis", "Wait until Redis can be used, or say why it cannot."),
+}
+"""The module of each command below `serve_app.cli`, and its line in the list of commands."""
 
 
-@app.command("api-key", help=api_key.HELP)
+class _Lazy(TyperGroup):
+    """Has a command of each name for lists and completion, and imports the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = typer.main.get_command(
+                import_module(f"serve_app.cli.{COMMANDS[name][0]}").app
+            )
+        return name, command, rest
+
+
+app = new_app(
+    "Operate hermes-serve, an OpenAI-compatible LLM service.", cls=_Lazy, add_completion=True
+)
+_PASSED_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hermes-serve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """What every command has."""
+
+
+@app.command("up", context_settings=_PASSED_ON)
+def up(context: typer.Context) -> None:
+    """Start a service on this machine; `up --help` has its options."""
+    _go_on_as(sys.executable, "serve_app.local", context.args)
+
+
+@app.command("down", context_settings=_PASSED_ON)
+def down(context: typer.Context) -> None:
+    """End what `up` has started."""
+    _go_on_as(sys.executable, "serve_app.local", ["--down", *context.args])
+
+
+@app.command("demo", context_settings=_PASSED_ON)
+def demo(context: typer.Context) -> None:
+    """Show what the service does when its processes die."""
+    made = environment.PYTHON.exists()
+    python = str(environment.PYTHON) if made else sys.executable
+    _go_on_as(python, "serve_app.demo", context.args)
+
+
+@app.command("api-key", help=api_key.HELP, short_help="Create an API key.")
 def make_api_key(
     tenant: Annotated[str, typer.Argument(help="the tenant that the key belongs to")] = "",
     metrics: Annotated[
@@ -30,24 +99,15 @@ def make_api_key(
         fail(str(error))
 
 
-@app.command("check-redis", help=check_redis.HELP)
-def check_redis_command(
-    namespace: Annotated[str, typer.Option(help="namespace of the service in Redis")] = "hermes",
-    service: Annotated[
-        str, typer.Option(help="its name: a namespace of another one's is not to be used")
-    ] = "",
-    ca_file: Annotated[
-        str, typer.Option(help="for rediss://: CA certificates to trust instead of the system's")
-    ] = "",
-    wait_s: Annotated[float, typer.Option(help="how long to wait for what may pass")] = 60.0,
-    max_body_bytes: Annotated[
-        int, typer.Option(help="ingress.max_body_bytes of the service: Redis has to take so much")
-    ] = check_redis.MAX_BODY_BYTES,
-) -> None:
-    """Wait for Redis, or say what is wrong with it."""
-    sentence = check_redis.wait_for_redis(namespace, service, ca_file, wait_s, max_body_bytes)
-    if sentence:
-        fail(sentence)
+for _name, (_, _line) in COMMANDS.items():
+    app.command(_name, help=_line)(lambda: None)
+
+
+def _go_on_as(python: str, module: str, words: list[str]) -> NoReturn:
+    """Become a module that this interpreter runs."""
+    root = str(environment.ROOT) if environment.IS_CLONE else ""
+    variables = {**os.environ, "PYTHONPATH": root}
+    os.execve(python, [python, "-P", "-m", module, *words], variables)
 
 
 def main() -> None:

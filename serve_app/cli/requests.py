@@ -20,7 +20,7 @@ from serve_app.cli.console import (
     printable,
     when,
 )
-from serve_app.cli.service_api import KEY_HELP, USUAL, ServiceApi, Url, path_of
+from serve_app.cli.service_api import KEY_HELP, ServiceApi, Url, path_of
 from serve_app.clock import SYSTEM
 
 _PAGE = 100
@@ -35,7 +35,7 @@ app = new_app(f"List requests, show one, read its answer, or cancel it.\n\n{KEY_
 
 @app.command("list")
 def list_requests(
-    url: Url = USUAL,
+    url: Url = "",
     state: Annotated[str, typer.Option(help="only those in this state")] = "",
     request_class: Annotated[str, typer.Option("--class", help="only those of this class")] = "",
     limit: Annotated[int, typer.Option(min=1, help="how many to show")] = 20,
@@ -54,7 +54,7 @@ def list_requests(
 
 
 @app.command("show")
-def show_request(request_id: RequestId, url: Url = USUAL, as_json: AsJson = False) -> None:
+def show_request(request_id: RequestId, url: Url = "", as_json: AsJson = False) -> None:
     """Show the state, attempts, times and tokens of a request."""
     with one_sentence("requests"), ServiceApi(url) as api:
         found = api.ask("GET", path_of(request_id))
@@ -62,7 +62,7 @@ def show_request(request_id: RequestId, url: Url = USUAL, as_json: AsJson = Fals
 
 
 @app.command("tail")
-def tail_request(request_id: RequestId, url: Url = USUAL) -> None:
+def tail_request(request_id: RequestId, url: Url = "") -> None:
     """Print the text of an answer as it comes, from its beginning.
 
     Connects again for a minute whenever the connection breaks, and goes on after the last event. An
@@ -81,7 +81,7 @@ def tail_request(request_id: RequestId, url: Url = USUAL) -> None:
 
 
 @app.command("cancel")
-def cancel_request(request_id: RequestId, url: Url = USUAL) -> None:
+def cancel_request(request_id: RequestId, url: Url = "") -> None:
     """Cancel a request, which frees its place in the engine; print its state then."""
     with one_sentence("requests"), ServiceApi(url) as api:
         found = api.ask("DELETE", path_of(request_id))

@@ -14,8 +14,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from serve_app.settings import Settings
-
 _TOKEN_FIX = "give the cluster's token in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -127,6 +125,8 @@ def with_scaling(application: dict[str, Any]) -> None:
     change there. But for an entry its controller (2.60) imports our router, so Ray's own
     environment must have the code: `hermes deploy` leaves the autoscaling where it is.
     """
+    from serve_app.settings import Settings  # most commands need none, and it takes 0.1 s
+
     args, deployments = application.get("args") or {}, application.get("deployments") or []
     scaling = Settings.model_validate(args).workers.autoscaling
     if scaling is None or any(one.get("name") == "Worker" for one in deployments):

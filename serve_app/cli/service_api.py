@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import typer
 
+from serve_app.cli import defaults
 from serve_app.cli.console import CommandFailed, in_one_line
 from serve_app.client import ReconnectingTransport
 from serve_app.client.transports import EventSplitter
@@ -24,7 +25,12 @@ _SILENCE = httpx.Timeout(60.0, connect=10.0)
 Url = Annotated[
     str,
     typer.Option(
-        "--url", envvar="HERMES_URL", metavar="URL", help="address of the service, such as " + USUAL
+        "--url",
+        envvar="HERMES_URL",
+        metavar="URL",
+        show_default=False,
+        help=f"address of the service (default: that of a running `hermes-serve up`, otherwise "
+        f"{USUAL})",
     ),
 ]
 KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
@@ -33,14 +39,17 @@ KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
 class ServiceApi:
     """A client of one service, with the API key of the environment. Use it in a `with`.
 
+    Args:
+        url: its address; if it is empty, that of the service that runs on this machine.
+
     Raises:
         CommandFailed: the address or the key cannot be one.
     """
 
     def __init__(self, url: str) -> None:
-        self._url = _address(url)
+        self.url = _address(url or defaults.service_url() or USUAL)
         self._http = httpx.Client(
-            base_url=self._url,
+            base_url=self.url,
             headers=_authorization(),
             transport=ReconnectingTransport(),
             timeout=_SILENCE,
@@ -61,6 +70,30 @@ class ServiceApi:
         given = {name: value for name, value in params.items() if value not in ("", None, [])}
         with self._failures():
             return self._content(self._http.request(method, path, params=given))
+
+    def readiness(self) -> dict[str, Any]:
+        """What `/readyz` says, ready or not.
+
+        Raises:
+            CommandFailed: it does not answer, or is no such service.
+        """
+        with self._failures():
+            response = self._http.get("/readyz")
+        try:
+            found = response.json()
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) and "ready" in found else self._content(response)
+
+    def metrics(self) -> str | None:
+        """The page `/metrics`; None if this API key does not open it.
+
+        Raises:
+            CommandFailed: it does not answer.
+        """
+        with self._failures():
+            response = self._http.get("/metrics")
+        return response.text if response.is_success else None
 
     def events(self, request_id: str) -> Iterator[tuple[str, str]]:
         """Name and data of each event of an answer, over as many connections as it needs.
@@ -83,7 +116,7 @@ class ServiceApi:
             yield
         except httpx.HTTPError as error:
             why = in_one_line(str(error)) or type(error).__name__
-            raise CommandFailed(f"{self._url} does not answer: {why}") from None
+            raise CommandFailed(f"{self.url} does not answer: {why}") from None
 
     def _content(self, response: httpx.Response) -> dict[str, Any]:
         try:
@@ -96,7 +129,7 @@ class ServiceApi:
         error = found.get("error") if isinstance(found, dict) else None
         if not isinstance(error, dict):
             raise CommandFailed(
-                f"{self._url} answers {status} and is no such service: give its address in --url "
+                f"{self.url} answers {status} and is no such service: give its address in --url "
                 "or HERMES_URL"
             )
         fix = f" Give an API key in {_KEYS[0]}." if status == 401 else ""

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.console import columns, in_one_line, new_app, one_sentence, when
-from serve_app.cli.service_api import KEY_HELP, USUAL, ServiceApi, Url
-from serve_app.contract import State
-from serve_app.journal.usage import STATES
+from serve_app.cli.service_api import KEY_HELP, ServiceApi, Url
+from serve_app.contract import FINAL, State
 
 GROUPS = {
     "model": "model",
@@ -98,7 +97,7 @@ def groups(text: str) -> list[str]:
 
 @app.command("usage", help=f"Show what requests have used, by day or hour (UTC).\n\n{KEY_HELP}")
 def usage(
-    url: Url = USUAL,
+    url: Url = "",
     begin: Annotated[
         str,
         typer.Option("--from", metavar="WHEN", help="ISO date or Unix seconds (usual: a day ago)"),
@@ -114,8 +113,10 @@ def usage(
         bool, typer.Option("--all-tenants", help="of all tenants, for those in auth.admin_tenants")
     ] = False,
     form: Annotated[Format, typer.Option("--format", help="how to print")] = Format.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="the same as --format jsonl")] = False,
 ) -> None:
     """Show what requests have used."""
+    form = Format.JSONL if as_json else form
     start_s, end_s, names = moment(begin), moment(end), groups(group_by)
     if start_s is not None and end_s is not None and start_s >= end_s:
         raise typer.BadParameter("--from must be before --to")
@@ -152,7 +153,7 @@ def record(period: dict[str, Any], result: dict[str, Any], names: Sequence[str])
         "end_time": period.get("end_time", 0),
         **{name: result.get(GROUPS[name]) for name in names},
         **{name: result.get(theirs, 0) for name, theirs in _COUNTS.items()},
-        **{state: states.get(state, 0) for state in STATES},
+        **{state: states.get(state, 0) for state in FINAL},
     }
 
 

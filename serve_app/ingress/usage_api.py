@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import Reason
+from serve_app.contract import FINAL, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.pages import invalid
-from serve_app.journal.usage import STATES, Row, Whose, sums
+from serve_app.journal.usage import Row, Whose, sums
 from serve_app.policy.classes import BATCH
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
@@ -183,5 +183,5 @@ def _result(row: Row, group: dict[str, Any]) -> dict[str, Any]:
         "attempts": row.attempts,
         "queued_ms": row.queued_ms,
         "running_ms": row.running_ms,
-        "states": dict(zip(STATES, row.states, strict=True)),
+        "states": dict(zip(FINAL, row.states, strict=True)),
     }

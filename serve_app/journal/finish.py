@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serve_app import timings
-from serve_app.contract import State
+from serve_app.contract import FINAL, State
 from serve_app.journal.entries import PLAIN, Entry, encode_wakes, flatten, wake_of
 from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.kept import keeping, size_of
-from serve_app.journal.usage import STATES, Usage, Whose
+from serve_app.journal.usage import Usage, Whose
 from serve_app.redis.connection import Command, Script
 from serve_app.redis.keyspace import (
     QUEUE_GROUP,
@@ -233,7 +233,7 @@ def _command(
     commands = [*(append(key, entry) for entry in entries), *after]
     words = [word for command in commands for word in (len(command), *command)]
     ledger = usage_key(settings.namespace, summary.ended_ms // timings.HOUR_MS)
-    state = STATES.index(entries[0].state or State.FAILED) + 1
+    state = FINAL.index(entries[0].state or State.FAILED) + 1
     row, times = unreadable or whose(summary), " ".join(map(str, times_ms(summary)))
     return (
         *("EVAL", _FINISH, 2, key, ledger),

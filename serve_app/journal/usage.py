@@ -14,16 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from serve_app.contract import State
+from serve_app.contract import FINAL
 from serve_app.errors import decoding
 from serve_app.journal.entries import encode_used
 from serve_app.journal.events import SEPARATOR
 from serve_app.redis.keyspace import usage_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-
-STATES = (State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED)
-"""The first columns of a row, in this order: how many requests ended so."""
 
 
 class Usage(NamedTuple):
@@ -77,7 +74,7 @@ class Row(NamedTuple):
     """Sums over requests."""
 
     states: tuple[int, ...]
-    """How many ended in each of `STATES`."""
+    """How many ended in each of `FINAL`."""
     usage: Usage
     attempts: int
     queued_ms: int
@@ -100,7 +97,7 @@ class Row(NamedTuple):
     def decode(cls, value: bytes) -> Row:
         """Parse a row; raises ValueError if it is none. A newer version may have added numbers."""
         numbers = [*map(int, value.split())]
-        states, used = len(STATES), len(STATES) + len(Usage._fields)
+        states, used = len(FINAL), len(FINAL) + len(Usage._fields)
         if len(numbers) < used + 3:
             raise ValueError(f"a row with {len(numbers)} numbers")
         usage = Usage(*numbers[states:used])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.contract import Reason, State
+from serve_app.contract import FINAL, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.usage import STATES, Row, Usage, Whose, sums
+from serve_app.journal.usage import Row, Usage, Whose, sums
 from serve_app.redis.keyspace import usage_key
 from serve_app.request_queue.entry import QueueEntry
 from tests.journal.in_process import Door, door, in_process, settings_of
@@ -52,7 +52,7 @@ async def counts(w: World) -> tuple[tuple[int, ...], int]:
 
 
 def ended(state: State, many: int = 1) -> tuple[int, ...]:
-    return tuple(many if one is state else 0 for one in STATES)
+    return tuple(many if one is state else 0 for one in FINAL)
 
 
 async def test_a_worker_and_everybody_else_book_each_ending_once(w: World) -> None:

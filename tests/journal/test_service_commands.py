@@ -145,6 +145,22 @@ async def test_a_tail_prints_what_there_is_and_says_why_the_rest_does_not_come(
         assert told.count(b"\n") == 1
 
 
+async def test_a_status_is_what_the_service_says(redis_url: str, namespace: str) -> None:
+    async with door(redis_url, namespace) as at:
+        await at.detached("x")
+        done = await hermes(at, "status", "--json")
+        found = json.loads(done.stdout)
+        assert (done.exit_code, found["ready"], found["workers"]) == (1, False, 0)
+        assert found["queues"]["standard"]["waiting"] == 1
+        text = (await hermes(at, "status")).stdout
+        assert "not ready: no worker has its engine ready yet" in text
+        assert re.search(r"^standard +1 +[\d,]+ +0 +\d+s$", text, re.MULTILINE)
+    async with in_process(settings_of(redis_url, f"{namespace}-2")) as at:
+        text = await printed(at, "status")
+        assert re.search(r"^state +ready$", text, re.MULTILINE)
+        assert re.search(r"^workers +1 of 2$", text, re.MULTILINE)
+
+
 async def test_usage_is_what_the_ledger_says(redis_url: str, namespace: str) -> None:
     async with in_process(settings_of(redis_url, namespace)) as at:
         for request_class, tokens in (("standard", 3), ("batch", 5), ("batch", 7)):

@@ -6,21 +6,27 @@ import csv
 import io
 import json
 import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from serve_app.cli import defaults
 from serve_app.cli.console import printable
 from serve_app.cli.main import app
 from serve_app.cli.requests import AnswerText, table
 from serve_app.cli.usage import moment
+from serve_app.local.service import Service
 from tests.http_server import END, Asked, Script, Wire, chunk, head, sending, serving, whole
 from tests.tables import each
 from tests.unit.client.service import sending_all
 
 ID = "req_0123456789abcdef"
+CLOSED = "redis://127.0.0.1:1/0"
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e"
 REQUEST = {
     "id": ID,
@@ -36,8 +42,8 @@ REQUEST = {
 
 
 def hermes(url: str, *words: str, **env: str | None) -> Result:
-    named = {"HERMES_URL": url, "HERMES_API_KEY": None, "OPENAI_API_KEY": None, **env}
-    return CliRunner().invoke(app, words, prog_name="hermes", env=named)
+    named = {"HERMES_URL": url or None, "HERMES_API_KEY": None, "OPENAI_API_KEY": None, **env}
+    return CliRunner().invoke(app, words, prog_name="hermes-serve", env=named)
 
 
 def answering(found: object, status: int = 200) -> Script:
@@ -200,6 +206,33 @@ def test_a_tail_prints_nothing_that_controls_a_terminal() -> None:
     with serving(script) as server:
         done = hermes(server.url, "requests", "tail", ID)
     assert (done.exit_code, done.stdout, done.stderr) == (0, "a?[2Jé\n", "")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Service]:
+    """A service's state, of a process that runs in its folder."""
+    with subprocess.Popen(["sleep", "600"], cwd=tmp_path) as process:
+        yield Service(str(tmp_path), redis_url="redis://127.0.0.1:2/0", pids={"ray": process.pid})
+        process.kill()
+
+
+def test_a_service_that_runs_here_is_the_usual_one(
+    state: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "STATE_DIR", tmp_path)
+    for name in ("HERMES_URL", "HERMES_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    listed, letters = ("requests", "list"), ("dead-letters", "list")
+    assert "http://127.0.0.1:8000 does not answer" in hermes("", *listed).stderr
+    with serving(answering({"data": [REQUEST]})) as server:
+        state.url = server.url
+        state.save()
+        assert ID in hermes("", *listed).stdout
+        assert "http://127.0.0.1:1 does not" in hermes("http://127.0.0.1:1", *listed).stderr
+        assert "('127.0.0.1', 2)" in hermes("", *letters, HERMES_REDIS_URL=None).stderr
+        assert "('127.0.0.1', 1)" in hermes("", *letters, HERMES_REDIS_URL=CLOSED).stderr
+        (tmp_path / "service.json").write_text("{")
+        assert "is damaged" in failed(hermes("", *listed))
 
 
 def test_lines_of_csv_and_json_say_the_same() -> None:
