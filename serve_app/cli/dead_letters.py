@@ -30,7 +30,7 @@ RedisUrl = Annotated[
         metavar="URL",
         show_default=False,
         help="the service's Redis (default: $HERMES_REDIS_URL, otherwise that of a running "
-        "`hermes-serve up`, otherwise redis://127.0.0.1:6379/0)",
+        "`hermes-serve up`, otherwise the default of redis.url)",
     ),
 ]
 Namespace = Annotated[str, typer.Option(help="namespace of the service in Redis")]
