@@ -63,6 +63,8 @@ then knows that none answers.
 """
 REDIS_CHECK_ANSWER_S = 5.0
 """How long a connection or an answer may take in this check, where nobody waits for a token."""
+DOCTOR_S = 4.5
+"""How long `hermes-serve doctor` looks, of the five seconds that a person waits for it."""
 REDIS_TRIAL_MS = 60_000
 """How long Redis keeps what a try has written if its process dies in between."""
 

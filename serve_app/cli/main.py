@@ -19,6 +19,7 @@ from serve_app.local import environment
 
 COMMANDS = {
     "status": ("status", "Show whether the service is ready, and its queues."),
+    "doctor": ("doctor", "Find what keeps a service from starting or working well."),
     "requests": ("requests", "List requests, show one, read its answer, or cancel it."),
     "usage": ("usage", "Show what requests have used, by day or hour."),
     "deploy": ("deploy_code", "Deploy a Serve config file to a Ray cluster, with the code."),

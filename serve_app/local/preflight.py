@@ -110,6 +110,14 @@ def memory_problem(engines: int) -> str:
 
 def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
     """Everything that prevents a start, each with its fix."""
+    found = machine_problems(locks, state_dir)
+    if taken := _earlier(state_dir) or port_problem(port):
+        found.append(taken)
+    return found
+
+
+def machine_problems(locks: Sequence[Path], state_dir: Path) -> list[str]:
+    """What of this machine prevents every start, each with its fix."""
     found = []
     if sys.platform != "linux":
         found.append(f"Linux is needed (vLLM and HAProxy come as Linux wheels), not {sys.platform}")
@@ -133,10 +141,6 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
     if find_spec("ensurepip") is None and not environment.is_ready(locks):
         found.append(f"Python's venv is not complete here. {environment.VENV_FIX}")
     found += filter(None, [environment.moved()])
-    if earlier := _earlier(state_dir):
-        found.append(earlier)
-    elif taken := _port_problem(port):
-        found.append(taken)
     device_name = locks[0].stem
     if not environment.is_ready(locks):
         free_gb = shutil.disk_usage(HOME).free / 1e9
@@ -148,7 +152,7 @@ def problems(port: int, locks: Sequence[Path], state_dir: Path) -> list[str]:
     return found
 
 
-def _port_problem(port: int) -> str:
+def port_problem(port: int) -> str:
     """Why HAProxy could not listen there; empty if it can."""
     try:
         with socket.create_server(("127.0.0.1", port)):
