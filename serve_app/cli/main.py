@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from serve_app import __version__
 from serve_app.cli import api_key
 from serve_app.cli.console import fail, new_app
+from serve_app.demo.arguments import arguments
 from serve_app.local import environment
 
 COMMANDS = {
@@ -81,9 +82,10 @@ def down(context: typer.Context) -> None:
 @app.command("demo", context_settings=_PASSED_ON)
 def demo(context: typer.Context) -> None:
     """Show what the service does when its processes die."""
-    made = environment.PYTHON.exists()
-    python = str(environment.PYTHON) if made else sys.executable
-    _go_on_as(python, "serve_app.demo", context.args)
+    options = arguments(context.args)  # before anything is installed
+    environment.HOME.mkdir(parents=True, exist_ok=True)
+    environment.make_ready(environment.lock_files(options.device, development=False))
+    _go_on_as(str(environment.PYTHON), "serve_app.demo", context.args)
 
 
 @app.command("api-key", help=api_key.HELP, short_help="Create an API key.")

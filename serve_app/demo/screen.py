@@ -41,7 +41,13 @@ class Recording:
         return True
 
     def save(self, file: Path, title: str) -> None:
-        header = {"version": 2, "width": _WIDTH, "height": _HEIGHT, "title": title, "idle_time_limit": 2}
+        header = {
+            "version": 2,
+            "width": _WIDTH,
+            "height": _HEIGHT,
+            "title": title,
+            "idle_time_limit": 2,
+        }
         lines = [header, *([at_s, "o", text] for at_s, text in self._frames)]
         file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 

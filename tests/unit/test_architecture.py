@@ -118,8 +118,7 @@ OWNERS = {
 
 # From the top to the bottom; a module imports from its own layer and from those below.
 LAYERS = (
-    ("serve_app.demo",),
-    ("serve_app.local", "serve_app.cli"),
+    ("serve_app.demo", "serve_app.local", "serve_app.cli"),
     ("serve_app.deploy", "serve_app.client"),
     ("serve_app.processes",),
     ("serve_app.ingress", "workers"),
