@@ -16,8 +16,7 @@ class IngressSettings(Section):
         2,
         ge=1,
         le=1024,
-        description="Number of ingresses: HTTP servers that accept requests and dispatch them to "
-        "workers",
+        description="Number of ingresses: HTTP servers that accept requests and dispatch them",
     )
     cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica")
     max_replicas_per_node: int | None = Field(
@@ -44,8 +43,8 @@ class IngressSettings(Section):
     max_buffered_request_bytes: int = Field(
         512 * 1024 * 1024,
         ge=1024,
-        description="Most memory of one ingress for request bodies that are being received; more "
-        "are refused with 429. One body always fits; small ones do not count",
+        description="Memory of one ingress for request bodies that are being received; more are "
+        "refused with 429. One body always fits",
     )
     max_header_bytes: int = Field(
         12 * 1024,
@@ -56,45 +55,45 @@ class IngressSettings(Section):
     cors_origins: list[Annotated[str, Field(pattern=ORIGIN)]] = Field(
         [],
         description="Origins of web pages that may call the service from a browser, such as "
-        "`https://chat.example.com`; `*` allows all. Default: none",
+        "`https://chat.example.com`; `*` allows all",
     )
     heartbeat_s: float = Field(
         8.0,
         gt=0,
-        description="Interval of the keepalive events that a stream without output gets, a second "
-        "more or less",
+        description="Interval of the keepalive events of a stream without output, a second more "
+        "or less",
     )
     max_readers: int = Field(
         1024,
         ge=1,
-        description="Most clients that read /v1/requests/{id}/events of one ingress at a time; "
-        "more are refused with 429",
+        description="Most clients that read /v1/requests/{id}/events of one ingress; more are "
+        "refused with 429",
     )
     max_buffered_response_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Most memory of one ingress for large answers that their clients have not "
-        "read yet; more are refused with 429. Answers up to 64 KiB do not count",
+        description="Memory of one ingress for answers above 64 KiB that their clients have not "
+        "read yet; more are refused with 429",
     )
     max_tenant_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Most of an ingress's `max_connections`, `max_readers`, "
-        "`max_buffered_request_bytes` and `max_buffered_response_bytes` that one tenant may use, "
-        "as a share, if API keys are required",
+        description="Share of an ingress's `max_connections`, `max_readers`, "
+        "`max_buffered_request_bytes` and `max_buffered_response_bytes` that one "
+        "tenant may use, if API keys are required",
     )
     max_bulk_reads: int = Field(
         4,
         ge=1,
-        description="Redis connections of a process for reading large values (request bodies, "
-        "parts of journals), so that small reads do not wait behind them",
+        description="Redis connections of a process for large values (bodies, parts of "
+        "journals), so that small reads do not wait behind them",
     )
     stalled_client_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="A client that reads nothing of its answer, or sends nothing more of its "
-        "request, for this long is disconnected",
+        description="A client that stops reading its answer, or sending its request, for this "
+        "long is disconnected",
     )
     disconnect_grace_s: float = Field(
         5.0,
@@ -105,8 +104,8 @@ class IngressSettings(Section):
     graceful_shutdown_timeout_s: float = Field(
         600.0,
         ge=0,
-        description="How long an ingress that shuts down waits for its streams to end; longer "
-        "streams are disconnected, and the client can read on by request id",
+        description="How long an ingress that shuts down waits for its streams to end; after "
+        "that, clients can read on by request id",
     )
     request_timeout_s: float = Field(
         600.0, gt=0, description="Deadline of a request that does not set one"
@@ -117,8 +116,8 @@ class IngressSettings(Section):
     background_timeout_s: float = Field(
         86_400.0,
         gt=0,
-        description="Default and longest deadline of a request that runs in the background "
-        "(`Prefer: respond-async`, `background: true`)",
+        description="Default and longest deadline of a request in the background (`Prefer: "
+        "respond-async`, `background: true`)",
     )
 
     @model_validator(mode="after")

@@ -50,14 +50,14 @@ class RequestLimits(Section):
     max_sequences: int = Field(
         256,
         ge=1,
-        description="Answers of one request: prompts times `n`; never more than one engine's slots "
-        "that are not spare, seven eighths of `workers.max_running_requests`",
+        description="Answers of one request: prompts times `n`; never more than seven eighths "
+        "of `workers.max_running_requests`, the slots that are not spare",
     )
     max_beams: int = Field(
         8,
         ge=0,
         description="`n` of a beam search, which costs an engine far more than sampling; 0 "
-        "refuses beam search",
+        "refuses it",
     )
     max_inputs: int = Field(2_048, ge=1, description="Texts in one embeddings request")
     max_tokenize_bytes: int = Field(
@@ -67,8 +67,7 @@ class RequestLimits(Section):
         16,
         ge=0,
         le=64,
-        description="`stop` strings, each of which is searched for after every token; OpenAI "
-        "allows 4",
+        description="`stop` strings, which are searched for after every token; OpenAI allows 4",
     )
     max_stop_chars: int = Field(
         1_024, ge=1, le=MAX_TEXT_CHARS, description="Length of one `stop` string"
@@ -95,7 +94,7 @@ class RequestLimits(Section):
     max_schema_bytes: int = Field(
         262_144,
         ge=1_024,
-        description="Size of all JSON schemas in one request, including those of its tools",
+        description="Size of all JSON schemas in one request, also those of its tools",
     )
     max_schema_depth: int = Field(
         48,
@@ -131,8 +130,8 @@ class RequestLimits(Section):
     )
     media_domains: list[str] = Field(
         default_factory=list,
-        description="Hosts from which images, audio and video may be fetched; from all others "
-        "they must be sent as data: URLs",
+        description="Hosts from which images, audio and video may be fetched; others must be "
+        "sent as data: URLs",
     )
     allowed_fields: list[str] = Field(
         default_factory=list,
@@ -142,6 +141,6 @@ class RequestLimits(Section):
     )
     refuse_unknown_fields: bool = Field(
         False,
-        description="Refuse a field that nobody here knows, instead of leaving it out and naming "
-        "it in `x-hermes-ignored`",
+        description="Refuse a field that nobody here knows, instead of naming it in `x-hermes- "
+        "ignored`",
     )

@@ -93,20 +93,20 @@ class AuthSettings(Section):
     )
     keys_file: str = Field(
         "",
-        description="File with tenants and the hashes of their API keys; the service reads it "
-        "again when it changes",
+        description="File with tenants and the hashes of their API keys, which is read again "
+        "when it changes",
     )
     critical_tenants: tuple[str, ...] = Field(
         (),
         strict=False,  # a list of YAML is no tuple
-        description="Tenants that may send requests of the class `critical`, which go before all "
-        "others: the operators' own. `default` stands for everybody if no API key is required",
+        description="Tenants that may send `critical` requests, which go before all others; "
+        "`default` is everybody if no API key is required",
     )
     admin_tenants: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="Tenants that may read what all tenants have used "
-        "(`/v1/organization/usage/completions`); everybody may if no API key is required",
+        description="Tenants that may read the usage of all tenants; everybody may if no API "
+        "key is required",
     )
 
 
@@ -120,20 +120,19 @@ class JournalSettings(Section):
         64 << 20,
         ge=65_536,
         le=1 << 30,
-        description="Largest answer in the journal, with its log probabilities; a larger one ends "
-        "with the reason `answer_too_large`",
+        description="Largest answer in the journal, with its log probabilities; a larger one "
+        "ends with `answer_too_large`",
     )
     background_retention_s: float = Field(
         86_400.0,
         gt=0,
-        description="How long the answer of a background request (`Prefer: respond-async`) and a "
-        "stored response or chat completion can be read, unless the request sets another time",
+        description="How long the answer of a background request, and a stored response or chat "
+        "completion, can be read, unless the request sets another time",
     )
     store_responses: bool = Field(
         True,
-        description="Whether a response is stored unless it says `store: false`, as OpenAI does: "
-        "its input and answer are retained for `journal.background_retention_s`, where there is "
-        "room",
+        description="Whether a response is stored for `journal.background_retention_s`, where "
+        "there is room, unless it says `store: false`, as OpenAI does",
     )
     max_retention_s: float = Field(
         7 * 86_400.0, gt=0, description="Longest time that x-hermes-retention-seconds can set"
@@ -142,24 +141,25 @@ class JournalSettings(Section):
         0.5,
         gt=0,
         le=1,
-        description="Most memory for answers that are retained for later reading, as a share of "
-        "what requests may use in Redis (`redis.max_memory_share`); beyond it `Prefer: "
-        "respond-async` is refused (`results_full`). A tenant gets `queue.max_tenant_share` of it",
+        description="Share of what requests may use in Redis (`redis.max_memory_share`) for "
+        "answers that are retained for later reading; beyond it `Prefer: respond- "
+        "async` is refused (`results_full`). A tenant gets `queue.max_tenant_share` "
+        "of it",
     )
     linger_ms: float = Field(
         50.0,
         ge=0,
         le=200,
-        description="Longest time that a busy worker delays tokens to send several of a stream as "
-        "one event. Below 1,000 events a second, or if an engine's steps are longer than this, no "
-        "token waits; first and last tokens never do. 0: no delay",
+        description="Longest time that a busy worker delays tokens to send several of a stream "
+        "as one event. Below 1,000 events a second no token waits; first and last "
+        "tokens never do. 0: no delay",
     )
     usage_retention_days: float = Field(
         100.0,
         gt=0,
         le=3650,
-        description="How long the hourly token usage of each tenant, API key, class and model is "
-        "kept (`GET /v1/usage`): some 150 bytes each",
+        description="How long the hourly usage of each tenant, API key, class and model is kept "
+        "(`GET /v1/usage`): some 150 bytes each",
     )
     listed_requests: int = Field(
         10_000, ge=0, description="Latest requests of a tenant that GET /v1/requests lists"
@@ -231,33 +231,33 @@ class OrderSettings(Section):
     interactive_credit: float = Field(
         4.0,
         ge=0,
-        description="Burst credit: how much of its unused share interactive work may catch up "
-        "before `batch`, in multiples of what runs at a time",
+        description="How much of its unused share interactive work may catch up before `batch`, "
+        "in multiples of what runs at a time",
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {},
-        description="Weight of a tenant, if it is not 1: of two tenants that wait, one with the "
-        "weight 4 gets four times as much work done as one with the weight 1",
+        description="Weight of a tenant, if it is not 1: of two that wait, one with the weight "
+        "4 gets four times the work of one with the weight 1",
     )
     prompt_weight: float = Field(
-        1.0, gt=0, description="Cost of a prompt token, in the unit by which work is shared"
+        1.0, gt=0, description="Cost of a prompt token, by which work is shared"
     )
     output_weight: float = Field(
-        2.0, gt=0, description="Cost of an output token, in the unit by which work is shared"
+        2.0, gt=0, description="Cost of an output token, by which work is shared"
     )
     short_first_ms_per_token: float = Field(
         2.0,
         ge=0,
-        description="Runs short requests of a tenant before its long ones: each token of its "
-        "predicted cost (a prompt's count a quarter) ranks a request as if it had come this much "
-        "later. 0: the oldest goes first",
+        description="Runs short requests of a tenant first: each token of a request's predicted "
+        "cost (of the prompt a quarter) ranks it as if it had come this much later. "
+        "0: the oldest goes first",
     )
     claim_ahead: float = Field(
         4.0,
         ge=0.25,
         le=64,
-        description="Prefetch: requests of each class that an ingress claims before they can "
-        "start, in multiples of its share of the engines' slots; tenants share fairly among these",
+        description="Requests of each class that an ingress claims before they can start, in "
+        "multiples of its share of the slots; tenants share fairly among these",
     )
 
 
@@ -298,20 +298,18 @@ class QueueSettings(Section):
         0.5,
         gt=0,
         le=1,
-        description="Most of a class's queue, in sequences and bytes, that one tenant may use, as "
-        "a share, if API keys are required; a request counts for no more sequences than an engine "
-        "runs at a time",
+        description="Share of a class's queue, in sequences and bytes, that one tenant may use, "
+        "if API keys are required",
     )
     max_engine_deaths: int = Field(
         3,
         ge=1,
-        description="Poison: a request is given up after this many engines that ran it have died",
+        description="A request is given up as poison after this many engines that ran it have died",
     )
     dead_letters: int = Field(
         100,
         ge=0,
-        description="Most given-up requests that are kept as dead letters for "
-        "`scripts/dead-letters`",
+        description="Most given-up requests that are kept as dead letters",
     )
 
     def max_waiting(self, request_class: str) -> int:
@@ -372,12 +370,10 @@ class RoutingSettings(Section):
     load_factor: float = Field(
         1.25,
         gt=1.0,
-        description="Bounded-load hashing: no replica gets more than this many times the mean "
-        "number of requests in flight",
+        description="No replica gets more than this many times the mean number of requests in "
+        "flight",
     )
-    virtual_nodes: int = Field(
-        128, ge=1, description="Points of each replica on the consistent-hash ring"
-    )
+    virtual_nodes: int = Field(128, ge=1, description="Points of each replica on the hash ring")
 
 
 class TelemetrySettings(Section):
@@ -394,8 +390,7 @@ class TelemetrySettings(Section):
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        description="`json` writes one object per line, with request_id, tenant and reason as "
-        "fields",
+        description="`json` writes one object per line",
     )
     traces_endpoint: str = Field(
         "",
@@ -407,6 +402,5 @@ class TelemetrySettings(Section):
         1.0,
         ge=0,
         le=1,
-        description="Share of the requests to trace among those whose caller sends no "
-        "`traceparent`",
+        description="Share of the requests without a `traceparent` that are traced",
     )

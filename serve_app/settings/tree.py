@@ -47,8 +47,8 @@ class Settings(Section):
     )
     preset: PresetName | None = Field(
         None,
-        description="`latency`, `balanced` or `throughput`: sizes of the engine's batches, where "
-        "the configuration does not set them; the table of presets has the values. Default: none",
+        description="Sizes of the engine's batches, where nothing else sets them: `latency`, "
+        "`balanced` or `throughput`; the table of presets has the values",
     )
     redis: RedisSettings = RedisSettings()
     model: ModelSettings = ModelSettings()

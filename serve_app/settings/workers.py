@@ -80,7 +80,7 @@ class WorkerSettings(Section):
         2,
         ge=1,
         le=1024,
-        description="Number of workers, each with one engine, if autoscaling is not configured",
+        description="Number of workers, each with one engine, without autoscaling",
     )
     autoscaling: AutoscalingSettings | None = None
     tensor_parallel_size: int = Field(
@@ -125,8 +125,8 @@ class WorkerSettings(Section):
     max_event_loop_block_s: float = Field(
         1.0,
         ge=0.1,
-        description="Most CPU time in which one step of a request may block a worker's event loop; "
-        "a request that blocks it longer ends with the reason `event_loop_blocked`",
+        description="Most CPU time in which one step of a request may block a worker's event "
+        "loop; beyond it the request ends with `event_loop_blocked`",
     )
     engine_stall_timeout_s: float = Field(
         6.0,
@@ -137,7 +137,7 @@ class WorkerSettings(Section):
         8_192,
         ge=0,
         description="Most tokens that are generated again after an engine died, to resume a "
-        "request with a `seed`; a longer answer ends with the reason `attempt_lost`",
+        "request with a `seed`; a longer answer ends with `attempt_lost`",
     )
 
     @model_validator(mode="before")
