@@ -17,7 +17,7 @@ CPU by kind of process. Against peers the runs alternate (A B C A B C …) and t
 round by round, so that they hold on a noisy machine. Whatever this command starts, it ends."""
 
 _EPILOG = f"""\
-examples, beside those of docs/performance.md:
+examples, beside those of docs/evidence/performance.md:
   a service that runs already, and the same under 20 arrivals a second for half a minute:
     scripts/bench --url http://127.0.0.1:8000/v1
     scripts/bench --url http://127.0.0.1:8000/v1 --rate 20 --duration-s 30
