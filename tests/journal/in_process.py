@@ -47,10 +47,10 @@ def keys_of(folder: Path, *tenants: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def worker_process(
-    settings: Settings, engine: Engine | None = None
+    settings: Settings, engine: Engine | None = None, name: str = WORKER
 ) -> AsyncIterator[WorkerProcess]:
     """A worker, whose engine is that of the settings unless another one is given."""
-    worker = WorkerProcess(settings, WORKER, "session-1", engine or make_engine(settings))
+    worker = WorkerProcess(settings, name, "session-1", engine or make_engine(settings))
     await worker.start()
     try:
         yield worker
