@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from serve_app.cli.console import CommandFailed
 from serve_app.local.preflight import STATE_DIR
-from serve_app.local.service import Service
+
+if TYPE_CHECKING:
+    from serve_app.local.service import Service
+
+USUAL = "http://127.0.0.1:8000"
+KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="HERMES_URL",
+        metavar="URL",
+        show_default=False,
+        help="address of the service (default: that of a running `hermes-serve up`, otherwise "
+        f"{USUAL})",
+    ),
+]
 
 
 def running_service() -> Service | None:
@@ -15,6 +34,10 @@ def running_service() -> Service | None:
     Raises:
         CommandFailed: the folder's file is damaged.
     """
+    if not STATE_DIR.exists():
+        return None
+    from serve_app.local.service import Service  # takes longer than the rest
+
     try:
         service = Service.load(STATE_DIR)
     except RuntimeError as error:
@@ -23,9 +46,11 @@ def running_service() -> Service | None:
 
 
 def service_url() -> str:
-    """The URL of the running service, or "". HERMES_URL goes before it: it is an option's."""
+    """The URL of the running service, otherwise the usual one. HERMES_URL, which goes before, is
+    the option's.
+    """
     service = running_service()
-    return service.url if service is not None else ""
+    return service.url if service is not None else USUAL
 
 
 def redis_url() -> str:
@@ -34,6 +59,6 @@ def redis_url() -> str:
         return url
     if service := running_service():
         return service.redis_url
-    from serve_app.settings import RedisSettings  # takes longer than the rest
+    from serve_app.settings import RedisSettings  # the same
 
     return RedisSettings().url

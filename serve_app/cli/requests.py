@@ -20,7 +20,8 @@ from serve_app.cli.console import (
     printable,
     when,
 )
-from serve_app.cli.service_api import KEY_HELP, ServiceApi, Url, path_of
+from serve_app.cli.defaults import KEY_HELP, Url
+from serve_app.cli.service_api import ServiceApi, path_of
 from serve_app.clock import SYSTEM
 
 _PAGE = 100

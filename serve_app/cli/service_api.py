@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Self
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -17,23 +17,9 @@ from serve_app.cli.console import CommandFailed, in_one_line
 from serve_app.client import ReconnectingTransport
 from serve_app.client.transports import EventSplitter
 
-USUAL = "http://127.0.0.1:8000"
 _KEYS = ("HERMES_API_KEY", "OPENAI_API_KEY")
 _SILENCE = httpx.Timeout(60.0, connect=10.0)
 """A service is never silent for longer than its `ingress.heartbeat_s`."""
-
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar="HERMES_URL",
-        metavar="URL",
-        show_default=False,
-        help=f"address of the service (default: that of a running `hermes-serve up`, otherwise "
-        f"{USUAL})",
-    ),
-]
-KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
 
 
 class ServiceApi:
@@ -47,11 +33,13 @@ class ServiceApi:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = _address(url or defaults.service_url() or USUAL)
+        self.url = _address(url or defaults.service_url())
+        # CA certificates take 0.02 s to load; no redirect leads from HTTP to where they are needed.
+        inner = httpx.HTTPTransport(verify=self.url.startswith("https:"))
         self._http = httpx.Client(
             base_url=self.url,
             headers=_authorization(),
-            transport=ReconnectingTransport(),
+            transport=ReconnectingTransport(transport=inner),
             timeout=_SILENCE,
         )
 
@@ -153,7 +141,9 @@ def _address(url: str) -> str:
     except (ValueError, httpx.InvalidURL):
         usable = False
     if not usable:
-        raise CommandFailed(f"'{in_one_line(url)}' is no address of a service: {USUAL} is one")
+        raise CommandFailed(
+            f"'{in_one_line(url)}' is no address of a service: {defaults.USUAL} is one"
+        )
     if "@" in parts.netloc:
         raise CommandFailed(f"an address holds no password; the API key belongs in {_KEYS[0]}")
     return url

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.console import columns, in_one_line, new_app, one_sentence, when
-from serve_app.cli.service_api import KEY_HELP, ServiceApi, Url
+from serve_app.cli.defaults import KEY_HELP, Url
+from serve_app.cli.service_api import ServiceApi
 from serve_app.contract import FINAL, State
 
 GROUPS = {

@@ -78,7 +78,7 @@ def test_a_command_starts_at_once(words: str) -> None:
 def test_every_command_is_in_the_list_with_one_line() -> None:
     shown = hermes("--help").stdout
     for name in (*COMMANDS, "up", "down", "demo", "api-key"):
-        assert re.search(rf"^│ {name} +\w.+\.  ", shown, re.MULTILINE), name
+        assert re.search(rf"^  {name} +\w.+\.$", shown, re.MULTILINE), name
     assert hermes("--version").stdout == f"hermes-serve {__version__}\n"
     assert "No such command 'request'. Did you mean 'requests'?" in hermes("request").stderr
 
