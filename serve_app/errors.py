@@ -88,12 +88,14 @@ ADVICE: dict[Reason, str] = {
     Reason.HEADERS_TOO_LARGE: "The headers exceed `ingress.max_header_bytes`: send fewer or "
     "shorter ones.",
     Reason.UPLOAD_TIMEOUT: "The body did not arrive in time: send the request again.",
-    Reason.UNSUPPORTED_MEDIA_TYPE: "The body is compressed: send it without `Content-Encoding`.",
+    Reason.UNSUPPORTED_MEDIA_TYPE: "Send the body as `application/json`, and without "
+    "`Content-Encoding`.",
     Reason.QUEUE_FULL: "As many requests of this class wait as may: retry after `Retry-After`.",
     Reason.STORAGE_FULL: "Redis has no memory for more requests: retry after `Retry-After`.",
     Reason.RESULTS_FULL: "Retained answers fill their share: delete old ones, or retry after "
     "`Retry-After`.",
-    Reason.TENANT_LIMIT: "The tenant's share is used up: send fewer requests at a time, and retry.",
+    Reason.TENANT_LIMIT: "The tenant's share of the queue, or of an ingress's connections and "
+    "buffers, is used up (the message says which): send fewer requests at a time, and retry.",
     Reason.CONTEXT_LENGTH_EXCEEDED: "Prompt and answer exceed the model's context: shorten the "
     "prompt or `max_tokens`.",
     Reason.TOO_MANY_CONNECTIONS: "The ingress serves as many connections as it may: retry after "

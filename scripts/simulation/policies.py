@@ -87,7 +87,7 @@ def _knowing(records: Mapping[str, Record], rules: Rules) -> Scheduler[QueueEntr
     return scheduler
 
 
-_SHORTEST = DEFAULT_RULES._replace(short_first_ms_per_token=_WITHOUT_AGEING, claim_ahead=_FAR_AHEAD)
+_SHORTEST = DEFAULT_RULES._replace(short_first_ms_per_cost=_WITHOUT_AGEING, claim_ahead=_FAR_AHEAD)
 POLICIES: dict[str, Callable[[Mapping[str, Record]], Any]] = {
     "hermes": lambda _: Scheduler(),
     "fcfs": lambda _: ArrivalOrder(),

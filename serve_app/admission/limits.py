@@ -168,7 +168,7 @@ class AdmissionLimits:
             return
         raise RequestRefused(
             Reason.RESULTS_FULL,
-            f"The answers that are kept for later occupy {kept.in_all:,} bytes, yours "
+            f"Retained answers occupy {kept.in_all:,} bytes, yours "
             f"{kept.of_tenant:,} of at most {own_bytes:,.0f}; delete some, wait until some expire, "
             "or send the request without Prefer: respond-async, background or store.",
             retry_after_s=timings.FULL_STORAGE_RETRY_AFTER_S,

@@ -65,7 +65,7 @@ def merge_pages(pages: Mapping[str, bytes], extra: CollectorRegistry) -> bytes:
     families |= {family.name: family for family in extra.collect()}
     for name, former in FORMER_NAMES.items():
         if name in families:
-            renamed, text = families[name], f"Deprecated, the former name of {name}."
+            renamed, text = families[name], f"Former name of {name}, for one release (deprecated)."
             copy = families.setdefault(former, Metric(former, text, renamed.type))
             copy.samples += [
                 sample._replace(name=sample.name.replace(name, former))

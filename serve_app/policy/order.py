@@ -3,7 +3,7 @@
 A request starts when one of the engines' slots is free. Three questions, each answered by one
 policy: which class goes next (`serve_app/policy/classes.py`), which of its tenants (`tenants.py`),
 and which of that tenant's requests: one that must start soon to meet its deadline, else the one of
-the least rank. A request ranks by the time of its arrival plus `short_first_ms_per_token` for each
+the least rank. A request ranks by the time of its arrival plus `short_first_ms_per_cost` for each
 token of its predicted cost (`prediction.py`), of which its prompt counts a quarter. So only
 requests that arrive within that time can pass it, and that time is at most a quarter of the time
 that it has until its deadline. Where predictions are of no use, the oldest has the least rank.
@@ -50,7 +50,7 @@ class Rules(NamedTuple):
     tenants: TenantRules = TenantRules()
     claim_ahead: float = 4.0
     """Requests of each class that are claimed and wait, in multiples of the capacity."""
-    short_first_ms_per_token: float = 2.0
+    short_first_ms_per_cost: float = 2.0
     engine_slots: int = 128
     """The most sequences that one engine runs, and so the most slots of one request."""
 
@@ -326,7 +326,7 @@ class Scheduler(Generic[C]):
         prompt_tokens = int(_PROMPT_PART * _prompt(entry))
         cost = rules.tenants.cost(prompt_tokens, _output(entry, predicted))
         most = max(0.0, _PASSED_PART * (entry.deadline_ms - entry.enqueued_ms))
-        return min(rules.short_first_ms_per_token * cost, most)
+        return min(rules.short_first_ms_per_cost * cost, most)
 
 
 def _alike(entry: Claimed) -> tuple[str, str]:

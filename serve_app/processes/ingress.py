@@ -298,6 +298,6 @@ def order_rules(settings: Settings) -> Rules:
         ),
         TenantRules(order.tenant_weights, order.prompt_weight, order.output_weight),
         order.claim_ahead,
-        order.short_first_ms_per_token,
+        order.short_first_ms_per_cost,
         settings.workers.max_running_requests,
     )

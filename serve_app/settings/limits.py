@@ -115,12 +115,14 @@ class RequestLimits(Section):
     max_grammar_chars: int = Field(
         16_384, ge=1, le=MAX_TEXT_CHARS, description="Length of a grammar for the output"
     )
-    max_choices: int = Field(512, ge=1, description="Texts in a list of allowed outputs")
-    max_choice_chars: int = Field(
+    max_structured_choices: int = Field(
+        512, ge=1, description="Entries of `choice` in `structured_outputs`"
+    )
+    max_structured_choice_chars: int = Field(
         1_024,
         ge=1,
         le=MAX_TEXT_CHARS,
-        description="Length of one text in a list of allowed outputs",
+        description="Length of one entry of `choice` in `structured_outputs`",
     )
     max_name_chars: int = Field(
         512,

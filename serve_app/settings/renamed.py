@@ -26,6 +26,11 @@ RENAMED = {
         "max_kept_share": "max_retained_share",
         "ledger_days": "usage_retention_days",
     },
+    "limits": {
+        "max_choices": "max_structured_choices",
+        "max_choice_chars": "max_structured_choice_chars",
+    },
+    "order": {"short_first_ms_per_token": "short_first_ms_per_cost"},
     "queue": {"poison_after": "max_engine_deaths"},
 }
 """By section: the former name and the one that replaces it. Removed in the next release."""

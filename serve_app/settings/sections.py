@@ -240,17 +240,19 @@ class OrderSettings(Section):
         "4 gets four times the work of one with the weight 1",
     )
     prompt_weight: float = Field(
-        1.0, gt=0, description="Cost of a prompt token, by which work is shared"
+        1.0, gt=0, description="Cost of a prompt token, by which classes and tenants share the work"
     )
     output_weight: float = Field(
-        2.0, gt=0, description="Cost of an output token, by which work is shared"
+        2.0,
+        gt=0,
+        description="Cost of an output token, by which classes and tenants share the work",
     )
-    short_first_ms_per_token: float = Field(
+    short_first_ms_per_cost: float = Field(
         2.0,
         ge=0,
-        description="Runs short requests of a tenant first: each token of a request's predicted "
-        "cost (of the prompt a quarter) ranks it as if it had come this much later. "
-        "0: the oldest goes first",
+        description="How much later a tenant's request ranks for each unit of its predicted cost "
+        "(an output token costs `output_weight`, a prompt token a quarter of `prompt_weight`), so "
+        "that short ones go first. 0: the oldest goes first",
     )
     claim_ahead: float = Field(
         4.0,

@@ -85,7 +85,7 @@ def load(seed: int, count: int = 400, share: float = 1.0) -> list[Entry]:
 
 
 def served_in_order(entries: list[Entry]) -> list[Served]:
-    rules = Rules(claim_ahead=1_000.0, short_first_ms_per_token=0.0)
+    rules = Rules(claim_ahead=1_000.0, short_first_ms_per_cost=0.0)
     return VirtualService(entries, CAPACITY, rules, SPEED).run()
 
 

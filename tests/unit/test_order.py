@@ -348,7 +348,7 @@ def test_no_place_is_ever_free_while_work_waits(seed: int) -> None:
     chance = random.Random(seed)
     rules = DEFAULT_RULES._replace(
         claim_ahead=chance.choice((0.25, 1.0, 4.0)),
-        short_first_ms_per_token=chance.choice((0.0, 2.0, 100.0)),
+        short_first_ms_per_cost=chance.choice((0.0, 2.0, 100.0)),
     )
     entries = some_work(chance)
     service = VirtualService(entries, chance.randint(1, 40), rules, chance.choice((300.0, 3e3)))

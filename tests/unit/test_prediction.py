@@ -16,7 +16,7 @@ from tests.unit.virtual_order import Entry, VirtualService, seeds
 CAPACITY = 8
 KINDS = {f"kind-{number}": 20 * 1.25**number for number in range(20)}
 """The middle of the lengths of each."""
-FIFO = Rules(short_first_ms_per_token=0.0)
+FIFO = Rules(short_first_ms_per_cost=0.0)
 
 
 class Oracle(Lengths):

@@ -29,7 +29,7 @@ _LENGTHS = {
     "allowed_token_ids": ("token ids", "max_allowed_token_ids"),
     "logprob_token_ids": ("token ids", "max_stop_token_ids"),
     "bad_words": ("texts", "max_bad_words"),
-    "choice": ("texts", "max_choices"),
+    "choice": ("texts", "max_structured_choices"),
 }
 """Lists and objects: what they contain, and which limit applies."""
 
@@ -41,7 +41,7 @@ _CHARS = {
     "pattern": "max_regex_chars",
     "grammar": "max_grammar_chars",
     "structural_tag": "max_grammar_chars",
-    "choice": "max_choice_chars",
+    "choice": "max_structured_choice_chars",
     "cache_salt": "max_name_chars",
     "prompt_cache_key": "max_name_chars",
     "safety_identifier": "max_name_chars",
