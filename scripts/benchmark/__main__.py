@@ -16,6 +16,7 @@ from .long_among_short import measure_long_among_short
 from .micro import measure_micro
 from .options import parse
 from .run import SystemFailed
+from .survival import measure_survival
 from .systems import PEERS, System, existing, start_own
 
 
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
                 return measure_idle(options, arguments, systems)
             if options.batching:
                 return compare_batchers(options, arguments, systems)
+            if options.kill:
+                return measure_survival(options, arguments, systems)
             if options.long_among_short:
                 return measure_long_among_short(options, arguments, systems[0])
             return compare(options, arguments, systems)

@@ -1,36 +1,27 @@
-"""Systems side by side: who is measured when, the ratios of the first to its peers, what a token
-and a request cost, and what clients lose when a process that makes tokens is killed halfway. The
-systems take turns at every load, so that noise meets all alike.
+"""Systems side by side: who is measured when, the ratios of the first to its peers, and what a
+token and a request cost. The systems take turns at every load, so that noise meets all alike.
 """
 
-import asyncio
-import os
-import signal
-import time
 import zlib
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import psutil
 import uvloop
 
 from . import report
 from .batchers import Batcher, alike
 from .measurement import Row, maker_for, measure, take_turns, wanted_chars, warm_up
-from .processes import GENERATOR, Kind, apart, read_processes
+from .processes import GENERATOR, Kind
 from .report import Column, Measure, loads_of, median, names_of, select
-from .run import HttpEndpoint, Load, Run, SystemFailed, fetch
+from .run import HttpEndpoint, Load, Run
 from .systems import System
 
 # One token is no stream, and engines answer it on a path of its own; two are the shortest true
 # stream.
 SHORT_TOKENS = 2
 TOTAL: Kind = "all of it"
-_WARM_UP_USERS = 8
-_MAKERS = ("engine core", "worker replica", "ingress replica")
-"""The kinds of process that make tokens: of a system, the first kind that it has."""
-_WHOLE_WITHIN_S = 120.0
+WARM_UP_USERS = 8
 
 MEASURES: dict[str, Measure] = {
     "tokens/s": lambda row: row.tokens_per_s,
@@ -63,16 +54,9 @@ CPU used; idle: cores that the systems waiting for their turn used meanwhile"""
 def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[System]) -> int:
     """Measure, print and write; the command's exit status."""
     chars = wanted_chars(options, systems[0])
-    # At least one answer for every user.
-    loads = [
-        Load(users, window_s=options.duration_s, least=2 * users, seed=str(options.seed))
-        for users in options.concurrency
-    ]
-    if options.rate:
-        loads = [replace(loads[0], users=0, rate_per_s=options.rate, least=0)]
+    loads = wanted_loads(options)
     for system in systems:
-        warm_up(options, system, chars, max(load.users for load in loads) or _WARM_UP_USERS)
-    at_first = {system.name: len(makers_of_tokens(system, systems)) for system in systems}
+        warm_up(options, system, chars, max(load.users for load in loads) or WARM_UP_USERS)
     print(report.heading(COLUMNS), flush=True)
 
     def run(subject: tuple[int, System], load: Load, number: int) -> Row:
@@ -82,14 +66,10 @@ def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[Syst
         seed = zlib.crc32(f"{load.seed}/{load.users}/{max_tokens}".encode())
         maker = maker_for(options, system, chars, seed)
         others = [own for own in systems if own != system]
-        victims = until_whole(system, systems, at_first[system.name]) if options.kill else []
 
         async def measured() -> Row:
             one = Run(Batcher(None), HttpEndpoint(maker), load, alike(max_tokens))
-            async with asyncio.TaskGroup() as group:
-                if victims:
-                    group.create_task(kill_halfway(victims[0].pid, options.duration_s))
-                return await measure(number, one, system, others)
+            return await measure(number, one, system, others)
 
         return uvloop.run(measured())
 
@@ -118,6 +98,17 @@ def compare(options: Namespace, arguments: Sequence[str], systems: Sequence[Syst
         costs=costs,
     )
     return 1 if any(row.errors for row in rows + cost_rows) else 0
+
+
+def wanted_loads(options: Namespace) -> list[Load]:
+    """Closed loops with at least one answer for every user, or an open loop."""
+    loads = [
+        Load(users, window_s=options.duration_s, least=2 * users, seed=str(options.seed))
+        for users in options.concurrency
+    ]
+    if options.rate:
+        loads = [replace(loads[0], users=0, rate_per_s=options.rate, least=0)]
+    return loads
 
 
 def cpu_by_kind(rows: Sequence[Row]) -> str:
@@ -188,33 +179,3 @@ def _cost_table(found: Iterable[Cost]) -> str:
         for cost in found
     ]
     return report.markdown(["system", "kind of process", "µs per token", "ms per request"], lines)
-
-
-def makers_of_tokens(system: System, systems: Sequence[System]) -> list[psutil.Process]:
-    """The processes of a system that make tokens."""
-    table = read_processes()
-    others = [one.marks for one in systems if one is not system]
-    mine, _ = apart(table, system.marks, others)
-    maker = next((kind for kind in _MAKERS if any(table[one].kind == kind for one in mine)), None)
-    return [one for one in table if one in mine and table[one].kind == maker]
-
-
-def until_whole(system: System, systems: Sequence[System], count: int) -> list[psutil.Process]:
-    """The processes of a system that make tokens, once they are as many as at first.
-
-    Raises:
-        SystemFailed: they do not come back.
-    """
-    deadline_s = time.monotonic() + _WHOLE_WITHIN_S
-    while time.monotonic() < deadline_s:
-        makers = makers_of_tokens(system, systems)
-        if len(makers) == count and fetch(f"{system.url}/models"):
-            return makers
-        time.sleep(0.5)  # a replica tells nobody outside that it is ready
-    raise SystemFailed(f"{system.name} has not come back after a kill")
-
-
-async def kill_halfway(pid: int, duration_s: float) -> None:
-    """`kill -9` in the middle of a run."""
-    await asyncio.sleep(duration_s / 2)
-    os.kill(pid, signal.SIGKILL)

@@ -82,6 +82,7 @@ class Row:
 
 
 Subject = TypeVar("Subject")
+Measured = TypeVar("Measured")
 
 
 def take_turns(
@@ -89,8 +90,8 @@ def take_turns(
     loads: Sequence[Load],
     rounds: int,
     subjects: Sequence[Subject],
-    measure: Callable[[Subject, Load, int], Row],
-) -> list[Row]:
+    measure: Callable[[Subject, Load, int], Measured],
+) -> list[Measured]:
     """For every load in every round one run of every subject, so that noise meets all alike; prints
     a line for each. The seed of a load tells rounds apart.
     """

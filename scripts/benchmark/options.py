@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import batchers
 
-PEERS = ("bare-vllm", "ray-serve-llm", "ray-direct")
+PEERS = ("bare-vllm", "vllm-router", "litellm", "ray-serve-llm", "ray-direct")
 SLOTS = 4
 """With --long-among-short: requests that the engine runs at a time."""
 
@@ -35,6 +35,11 @@ how to read the figures:
   --rate: from the scheduled arrival) to the first event of a token. Gaps are between reads of the
   socket: what a server sends in one piece has gaps of 0. CPU is user and system time from /proc of
   a system's processes, without the load generator, whose share stands beside it.
+  With --kill a vLLM that has ended is started again at once, as a supervisor does. Of the streams
+  in flight, lost are those whose connection broke or that never ended, cut those that the server
+  ended early or by an error, doubled those with too much text, and wrong those with another text
+  than the same prompt has without a kill (greedy). Throughput and CPU are those of a run without a
+  kill just before.
   A stream without its last event, a status other than 200 or a response with too few tokens is an
   error.
 
@@ -107,7 +112,12 @@ def _add_systems(group: argparse._ArgumentGroup) -> None:
     )
     peers = f"start it too: {', '.join(PEERS)}"
     add("--against", action="append", default=[], choices=PEERS, metavar="PEER", help=peers)
-    add("--replicas", type=positive, default=1, help="of each kind, --serve and ray-direct (1)")
+    add(
+        "--replicas",
+        type=positive,
+        default=1,
+        help="of each kind, of all but bare-vllm and ray-serve-llm; vLLMs behind a gateway (1)",
+    )
     add(
         "--micro",
         action="store_true",
@@ -180,8 +190,9 @@ def _add_comparisons(group: argparse._ArgumentGroup) -> None:
     add(
         "--kill",
         action="store_true",
-        help="kill -9 halfway through each run one process that makes tokens: an engine core, or a "
-        "replica where there is none",
+        help="what survives: kill -9 halfway through each run the busiest process that makes "
+        "tokens, an engine core, or a replica where there is none, and account for every stream in "
+        "flight",
     )
     add(
         "--idle",
@@ -227,6 +238,7 @@ def _contradiction(given: argparse.Namespace) -> str | None:
         ),
         "--cost-model needs closed loops of requests that are alike": given.cost_model
         and (given.rate or given.batching or given.long_among_short),
+        "--kill has no --cost-model": given.kill and given.cost_model,
         "--embeddings has no --batching, --kill or --long-among-short": given.embeddings
         and (given.batching or given.kill or given.long_among_short),
         "--batching has no --rate": given.batching and given.rate,

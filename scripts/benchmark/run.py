@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -113,18 +113,31 @@ class Exchange:
     """
 
     job: Job
+    request: bytes = b""
+    """Its body; empty until it is sent."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has its whole answer, or an error."""
-    first_token_s: float | None = None
-    last_token_s: float | None = None
     finished_s: float | None = None
-    gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
+    arrivals_s: "array[float]" = field(default_factory=lambda: array("d"))
+    """When each event of a token came."""
+    texts: list[str] = field(default_factory=list)
     events: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
     done: bool = False
+    closed: bool = False
+    """Whether the server has ended the response; otherwise it broke off, or never came."""
     error: str | None = None
     _rest: bytes = b""
+
+    @property
+    def first_token_s(self) -> float | None:
+        return self.arrivals_s[0] if self.arrivals_s else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between its events."""
+        return [later_s - earlier_s for earlier_s, later_s in pairwise(self.arrivals_s)]
 
     def feed(self, piece: bytes, now_s: float) -> None:
         """The next bytes of the body have come."""
@@ -146,11 +159,8 @@ class Exchange:
         choices = event.get("choices") or ()
         if not choices or (not self.events and not any(map(_is_made_by_token, choices))):
             return
-        if self.last_token_s is None:
-            self.first_token_s = now_s
-        else:
-            self.gaps_s.append(now_s - self.last_token_s)
-        self.last_token_s = now_s
+        self.arrivals_s.append(now_s)
+        self.texts += [choice.get("delta", {}).get("content") or "" for choice in choices]
         self.events += 1
 
     def feed_whole(self, body: bytes, now_s: float) -> None:
@@ -158,9 +168,11 @@ class Exchange:
         answer = msgspec.json.decode(body)
         self.tokens = self.events = len(answer["data"])
         self.prompt_tokens = answer["usage"]["prompt_tokens"]
-        self.first_token_s = self.last_token_s = now_s
+        self.arrivals_s.append(now_s)
 
     def end(self) -> None:
+        """The server has ended the response."""
+        self.closed = True
         self.tokens = self.tokens or self.events
         if not self.done:
             self.error = self.error or "stream ended without its last event"
@@ -255,9 +267,9 @@ class HttpEndpoint(Endpoint):
 
     async def answer(self, exchange: Exchange) -> None:
         """See `Endpoint`; what went wrong is in ``exchange.error``."""
-        request = self._maker.next(exchange.job.output_tokens)
+        exchange.request = exchange.request or self._maker.next(exchange.job.output_tokens)
         try:
-            async with self._session.post(self._maker.url, data=request) as answer:
+            async with self._session.post(self._maker.url, data=exchange.request) as answer:
                 if answer.status != 200:
                     exchange.error = f"HTTP {answer.status}: {(await answer.text())[:160]}"
                 elif self._maker.embeddings:

@@ -13,7 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +25,7 @@ from serve_app.local.ports import free_port, is_taken
 from . import ray_direct
 from .run import SystemFailed, fetch
 
-_LOCK = Path(__file__).with_name("ray-serve-llm.lock")
+_HERE, _PEERS = Path(__file__).parent, ROOT / ".hermes" / "peers"
 _MODEL = str(ROOT / "workers" / "tiny_model")
 _TORCH = "torch==2.13.0"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -51,6 +51,8 @@ class System:
     model: str
     marks: tuple[str, ...]
     redis_url: str = ""
+    behind: tuple[str, ...] = ()
+    """The endpoints that a gateway sends to."""
 
     @property
     def page(self) -> str:
@@ -126,18 +128,67 @@ class Peer:
 
 def start_bare_vllm(options: Namespace, folder: Path, stack: ExitStack) -> System:
     """vLLM's own server, alone."""
-    peer, port, model = Peer("bare-vllm", folder, stack), free_port(), options.model or _NAME
+    return _start_vllm(options, Peer("bare-vllm", folder, stack))
+
+
+def _start_vllm(options: Namespace, peer: Peer) -> System:
+    port, model = free_port(), options.model or _NAME
     # The module and not the `vllm` command, which fails under the CPU distribution's other name.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", _MODEL, "--served-model-name", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--dtype=float32", "--enforce-eager", "--max-model-len=4096"]
+    if options.kill:  # its server ends with its engine core; systemd or Kubernetes starts it again
+        command = ["sh", "-c", 'while :; do "$@"; sleep 0.2; done', "sh", *command]
     peer.start(command)
     return peer.serving(port, model)
 
 
+def start_vllm_router(options: Namespace, folder: Path, stack: ExitStack) -> System:
+    """The router of the vLLM project in front of vLLMs, with its defaults but for the policy: every
+    vLLM has its part of the streams.
+    """
+    python = _installed("gateways")
+    peer, port = Peer("vllm-router", folder, stack), free_port()
+    vllms = [_start_vllm(options, peer) for _ in range(options.replicas)]
+    command = [str(python.parent / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-port", str(free_port()), "--policy", "round_robin", "--worker-urls"]
+    peer.start(command + [one.url.removesuffix("/v1") for one in vllms])
+    return replace(peer.serving(port, vllms[0].model), behind=tuple(one.url for one in vllms))
+
+
+def start_litellm(options: Namespace, folder: Path, stack: ExitStack) -> System:
+    """LiteLLM's proxy in front of vLLMs, with its defaults."""
+    python = _installed("gateways")
+    peer, port = Peer("litellm", folder, stack), free_port()
+    vllms = [_start_vllm(options, peer) for _ in range(options.replicas)]
+    models = [
+        {
+            "model_name": one.model,
+            "litellm_params": {
+                "model": f"hosted_vllm/{one.model}",
+                "api_base": one.url,
+                "api_key": "none",
+            },
+        }
+        for one in vllms
+    ]
+    config = peer.folder / "config.yaml"
+    config.write_text(json.dumps({"model_list": models}))
+    alone = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would fetch a list at its start
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    command = [str(python.parent / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
+    peer.start([*command, "--port", str(port)], **alone)
+    return replace(peer.serving(port, vllms[0].model), behind=tuple(one.url for one in vllms))
+
+
 def start_ray_serve_llm(options: Namespace, folder: Path, stack: ExitStack) -> System:
     """Ray Serve LLM with its defaults, on a Ray head of its own."""
-    python = _ensure_ray_serve_llm(ROOT / ".hermes/peers/ray-serve-llm")
+    # It is pinned to another vLLM than this project. The CPU index goes to torch's own command
+    # only: an unreachable index would be tried for every package.
+    torch = ["--retries", "0", "--extra-index-url", _TORCH_INDEX, _TORCH]
+    python = _installed("ray-serve-llm", torch)
     peer = Peer("ray-serve-llm", folder, stack)
     # A socket's path has 107 characters at most, and Ray adds some 70 to this folder's.
     ray_dir = folder / "d"
@@ -186,6 +237,8 @@ def start_ray_direct(options: Namespace, folder: Path, stack: ExitStack) -> Syst
 
 PEERS: Mapping[str, Callable[[Namespace, Path, ExitStack], System]] = {
     "bare-vllm": start_bare_vllm,
+    "vllm-router": start_vllm_router,
+    "litellm": start_litellm,
     "ray-serve-llm": start_ray_serve_llm,
     "ray-direct": start_ray_direct,
 }
@@ -212,23 +265,25 @@ def _served_model(url: str, api_key: str) -> str:
         raise SystemFailed(f"{page} names no model: {failed}") from failed
 
 
-def _ensure_ray_serve_llm(folder: Path) -> Path:
-    """Ray Serve LLM is pinned to another vLLM than this project, so it gets an environment of its
-    own: the interpreter of that below ``folder``, made when missing or when the lock has changed.
+def _installed(name: str, *before: Sequence[str]) -> Path:
+    """The interpreter of an environment of its own, made when it is missing or its lock file has
+    changed.
+
+    Args:
+        before: what pip installs before the lock file.
     """
+    lock, folder = _HERE / f"{name}.lock", _PEERS / name
     python, stamp = folder / "venv/bin/python", folder / "installed"
-    wanted = hashlib.sha256(_LOCK.read_bytes() + _TORCH.encode()).hexdigest()
+    wanted = hashlib.sha256(repr((lock.read_bytes(), before)).encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    print(f"installing Ray Serve LLM with its own vLLM into {folder} (once) …", file=sys.stderr)
+    print(f"installing {lock.name} into {folder} (once) …", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     install = [str(python), "-m", "pip", "install", "--quiet", "--quiet", "--no-deps"]
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
-        # The CPU index goes to torch's own command only: an unreachable index would be tried for
-        # every package.
-        [*install, "--retries", "0", "--extra-index-url", _TORCH_INDEX, _TORCH],
-        [*install, "--requirement", str(_LOCK)],
+        *([*install, *words] for words in before),
+        [*install, "--requirement", str(lock)],
     ):
         try:
             subprocess.run(

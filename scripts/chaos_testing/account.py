@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 from scripts.chaos_testing.traffic import Told
 
@@ -85,7 +86,14 @@ def difference(text: str, expected: str) -> str:
     return f"differs at character {at}: {text[at : at + 40]!r} is not {expected[at : at + 40]!r}"
 
 
-def pause_s(strike: Strike, all_told: Sequence[Told]) -> float | None:
+class Arrivals(Protocol):
+    """A stream, whose events came at these times (`time.monotonic`)."""
+
+    @property
+    def arrivals_s(self) -> Sequence[float]: ...
+
+
+def pause_s(strike: Strike, all_told: Sequence[Arrivals]) -> float | None:
     """The longest time that a stream in flight went without an event; None if none was in flight.
 
     A gap counts if it contains the fault, or if it began within `_FLUSHED_S` after the fault: bytes
