@@ -123,7 +123,7 @@ def with_scaling(application: dict[str, Any]) -> None:
     """Move an application's autoscaling from its `args` to its `deployments`, unless its workers
     have an entry there. Serve replaces every replica after a change of `args`, and none after a
     change there. But for an entry its controller (2.60) imports our router, so Ray's own
-    environment must have the code: `hermes deploy` leaves the autoscaling where it is.
+    environment must have the code: `hermes-serve deploy` leaves the autoscaling where it is.
     """
     from serve_app.settings import Settings  # most commands need none, and it takes 0.1 s
 

@@ -2,7 +2,7 @@
 change at any time.
 
 A line of the file is `<tenant> sha256:<64 hex digits>`; empty lines and anything after `#` are
-ignored. A key is 256 random bits (`scripts/api-key`), so a plain hash is enough: no dictionary
+ignored. A key is 256 random bits (`hermes-serve api-key`), so a plain hash is enough: no dictionary
 attack is possible. `@metrics` instead of a tenant marks a key that opens `/metrics` and nothing
 else; a tenant's key does not open `/metrics`.
 """
@@ -79,7 +79,7 @@ class ApiKeys:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
                 "The metrics cover all tenants and need a key of their own: ask the operator for "
-                "one (scripts/api-key --metrics).",
+                "one (hermes-serve api-key --metrics).",
             )
 
     def _whose(self, authorization: str) -> Caller:
@@ -131,7 +131,7 @@ class ApiKeys:
     def _unreadable(self, why: str | None) -> SettingsError:
         return SettingsError(
             f"settings: auth.keys_file (or HERMES_KEYS_FILE) '{self._path}' cannot be read: {why}: "
-            "give it lines that scripts/api-key prints, on every node with an ingress"
+            "give it lines that hermes-serve api-key prints, on every node with an ingress"
         )
 
 

@@ -2,7 +2,7 @@
 
 Ready means that a request would be answered. Therefore everything that a request needs of Redis is
 tried (`trial.py`), by both clients, and what Redis answers is said in its own words: by
-`hermes check-redis` and quickstart before anything starts, and by each ingress while it runs.
+`hermes-serve check-redis` and quickstart before anything starts, and by each ingress while it runs.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def load_settings(args: Mapping[str, Any], environment: Mapping[str, str] = os.e
     if settings.auth.required and not settings.auth.keys_file:
         raise SettingsError(
             "settings: 'auth.keys_file' is empty while auth.required is true: name the file of "
-            "API keys (scripts/api-key makes them), or set HERMES_KEYS_FILE in the environment "
-            "of the Ray nodes"
+            "API keys (hermes-serve api-key makes them), or set HERMES_KEYS_FILE in the "
+            "environment of the Ray nodes"
         )
     return settings
 

@@ -1,7 +1,7 @@
 """Which of vLLM's arguments and variables mean something here, and why the others do not.
 
 Only vLLM's engine and its request handlers run in a worker: no HTTP server, no launcher, and no
-second machine. Whoever reads settings asks here: the service, quickstart, `scripts/deploy`, and the
+second machine. Whoever reads settings asks here: the service, quickstart, `deploy`, and the
 chart through helm/hermes-serve/files/settings.json, which helm/schema.py writes.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 _SERVER = "belongs to vLLM's own HTTP server, which does not run here"
 _ADDRESS = f"{_SERVER}: remove it; the address is Ray Serve's (http_options)"
-_KEYS = f"{_SERVER}: remove it, and ask for API keys with `auth` (scripts/api-key makes them)"
+_KEYS = f"{_SERVER}: remove it, and ask for API keys with `auth` (hermes-serve api-key makes them)"
 _TLS = f"{_SERVER}: remove it, and let a proxy in front of the service speak TLS"
 _PROXY = f"{_SERVER}: remove it, and let a proxy in front of the service do this"
 _NOTHING = f"{_SERVER}: remove it"

@@ -1,4 +1,4 @@
-"""Given-up requests are kept, shown and sent again, through `scripts/dead-letters` on a real
+"""Given-up requests are kept, shown and sent again, through `hermes-serve dead-letters` on a real
 Redis.
 """
 

@@ -122,4 +122,4 @@ def test_a_file_that_cannot_be_read_is_named_with_its_settings_and_the_fix(
         made(tmp_path / name)
     said = str(refused.value)
     assert f"auth.keys_file (or HERMES_KEYS_FILE) '{tmp_path / name}' cannot be read: {why}" in said
-    assert "scripts/api-key" in said
+    assert "hermes-serve api-key" in said

@@ -37,7 +37,7 @@ def test_a_variable_that_would_harm_is_refused(name: str) -> None:
 @each(
     "args, words",
     [
-        ({"api_key": ["k"]}, "scripts/api-key"),
+        ({"api_key": ["k"]}, "hermes-serve api-key"),
         ({"lora_modules": [{"name": "a", "path": "/a"}]}, "adapter merged into it"),
         ({"max_modle_len": 1}, "did you mean 'max_model_len'?"),
         ({"zzzz": 1}, "is no argument of vLLM"),
