@@ -86,8 +86,7 @@ def down(context: typer.Context) -> None:
 def demo(context: typer.Context) -> None:
     """Show what the service does when its processes die."""
     options = arguments(context.args)  # before anything is installed
-    environment.HOME.mkdir(parents=True, exist_ok=True)
-    environment.make_ready(environment.lock_files(options.device, development=False))
+    environment.make_any_ready(options.device)
     _go_on_as(str(environment.PYTHON), "serve_app.demo", context.args)
 
 

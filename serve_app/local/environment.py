@@ -121,6 +121,16 @@ def make_ready(locks: Sequence[Path]) -> None:
         raise SystemExit("\ninterrupted: the same command goes on with what is missing") from None
 
 
+def make_any_ready(device: str) -> None:
+    """Install what serves on a device, unless the set for any device is installed: that of a GPU is
+    not replaced by that of a CPU.
+    """
+    sets = {name: lock_files(name, development=False) for name in ("cpu", "gpu")}
+    if not any(map(is_ready, sets.values())):
+        HOME.mkdir(parents=True, exist_ok=True)
+        make_ready(sets[device])
+
+
 def mend_venv() -> None:
     """Create `.venv`, also after an interruption: uv considers a package installed if its folder
     exists, even if half of its files are missing. What was downloaded comes from uv's cache.
