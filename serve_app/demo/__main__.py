@@ -105,7 +105,7 @@ class Demo:
             if self._against and kill is kills[0]:
                 self._against.kill_engine()
             pause_s = self._strike(answer, pane, f"kill -9  {kill(state)}")
-            self._screen.went_on(f"went on after {pause_s:.1f} s")
+            self._screen.went_on(f"continued after {pause_s:.1f} s")
             answer.wait_for_more(_BETWEEN)
         self._note_recomputed()  # the counters go with their processes
         self._strike(answer, pane, f"serve deploy  {upgrade.begin()}")
@@ -116,7 +116,7 @@ class Demo:
                 raise RuntimeError("the new version does not serve, or old processes still run")
             time.sleep(0.25)
         over = ", after the answer's end" if answer.has_ended else ""
-        self._screen.went_on(f"all ended by {answer.since_first_s():.1f} s{over}")
+        self._screen.went_on(f"all replaced at {answer.since_first_s():.1f} s{over}")
         self._note_recomputed()
 
     def _strike(self, answer: turn.Turn, pane: Pane, what: str) -> float:

@@ -48,7 +48,9 @@ class Recording:
             "title": title,
             "idle_time_limit": 2,
         }
-        lines = [header, *([at_s, "o", text] for at_s, text in self._frames)]
+        # A terminal makes these of line ends.
+        frames = [(at_s, "o", text.replace("\n", "\r\n")) for at_s, text in self._frames]
+        lines = [header, *frames]
         file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
