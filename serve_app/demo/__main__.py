@@ -34,7 +34,7 @@ _SETTINGS = (
     f"engine.args.max_model_len={_MAX_MODEL_LEN}",
     "ingress.graceful_shutdown_timeout_s=2",  # streams move on instead of keeping an ingress
 )
-_PROBE_LETTERS, _LONGEST_LETTERS = 4, 140
+_PROBE_LETTERS, _FEWEST_LETTERS, _MOST_LETTERS = 4, 40, 140
 _BETWEEN, _AFTER = 100, 300
 """Pieces of the answer: before a fault, and after it, so that its pause is among them."""
 _READY_WITHIN_S = 300.0
@@ -62,12 +62,15 @@ class Demo:
         return turn.Turn(sdk, body)
 
     def undisturbed(self) -> tuple[dict[str, Any], turn.Turn]:
-        """The body whose answer takes as many seconds as wanted, and that answer."""
+        """The body whose answer takes about as long as wanted, and that answer. It is long enough for
+        every fault, however slow the machine.
+        """
         probe = self._turn(turn.request(self._service.model, _PROBE_LETTERS))
         probe.read()
         wanted = self._seconds * probe.pieces / probe.lasted_s
-        letters = _PROBE_LETTERS + max(0, int((wanted - probe.pieces) / turn.TEXTS))
-        body = turn.request(self._service.model, min(letters, _LONGEST_LETTERS))
+        letters = _PROBE_LETTERS + int((wanted - probe.pieces) / turn.TEXTS)
+        bounded = min(max(letters, _FEWEST_LETTERS), _MOST_LETTERS)
+        body = turn.request(self._service.model, bounded)
         answer = self._turn(body)
         answer.read()
         return body, answer
