@@ -62,8 +62,8 @@ class Demo:
         return turn.Turn(sdk, body)
 
     def undisturbed(self) -> tuple[dict[str, Any], turn.Turn]:
-        """The body whose answer takes about as long as wanted, and that answer. It is long enough for
-        every fault, however slow the machine.
+        """The body whose answer takes about as long as wanted, and that answer. It is long enough
+        for every fault, however slow the machine.
         """
         probe = self._turn(turn.request(self._service.model, _PROBE_LETTERS))
         probe.read()
