@@ -116,7 +116,7 @@ class Telemetry:
         )
         self._in_flight = gauge(
             "hermes_in_flight_requests",
-            "Requests that this worker runs (0 in an ingress's process).",
+            "Attempts that this worker has begun and not ended (0 in an ingress's process).",
         )
         self._slots = gauge(
             "hermes_engine_slots",

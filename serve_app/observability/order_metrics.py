@@ -101,8 +101,8 @@ class OrderTelemetry:
         )
         self._slots_long = gauge(
             "hermes_slots_long",
-            "Reserved slots of requests that may not use the spare slots, which are for urgent and "
-            "short requests.",
+            "Of hermes_slots_reserved, those of requests that may not use the spare slots: batch, "
+            "standard ones not predicted to be short, and those with more sequences than spare.",
         )
         self._claims = histogram(
             "hermes_claim_requests",

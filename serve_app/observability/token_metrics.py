@@ -59,7 +59,7 @@ class TokenTelemetry(Collector):
         upper = [*map(floatToGoString, _BOUNDS_S), "+Inf"]
         yield HistogramMetricFamily(
             "hermes_inter_token_time_seconds",
-            "Time between two consecutive outputs of a request.",
+            "Time between two engine outputs of a request; one may hold several tokens.",
             buckets=list(zip(upper, accumulate(self._gaps), strict=True)),
             sum_value=self._gaps_s,
         )

@@ -137,12 +137,12 @@ class RequestLimits(Section):
     )
     allowed_fields: list[str] = Field(
         default_factory=list,
-        description="Fields to allow besides those that OpenAI documents and vLLM knows: what a "
-        "client sends and vLLM ignores, or what reaches into the engine and is refused by default: "
+        description="Fields to allow in addition to those of OpenAI and vLLM; also those that "
+        "reach into the engine and are otherwise refused: "
         f"{', '.join(HARMFUL_FIELDS)}",
     )
     refuse_unknown_fields: bool = Field(
         False,
-        description="Refuse a field that nobody here knows, instead of naming it in `x-hermes- "
-        "ignored`",
+        description="Refuse a field that nobody here knows, instead of naming it in "
+        "`x-hermes-ignored`",
     )

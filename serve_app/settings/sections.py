@@ -142,9 +142,9 @@ class JournalSettings(Section):
         gt=0,
         le=1,
         description="Share of what requests may use in Redis (`redis.max_memory_share`) for "
-        "answers that are retained for later reading; beyond it `Prefer: respond- "
-        "async` is refused (`results_full`). A tenant gets `queue.max_tenant_share` "
-        "of it",
+        "answers that are retained for later reading; beyond it "
+        "`Prefer: respond-async` is refused (`results_full`). A tenant gets "
+        "`queue.max_tenant_share` of it",
     )
     linger_ms: float = Field(
         50.0,

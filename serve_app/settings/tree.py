@@ -36,7 +36,10 @@ class Settings(Section):
     """The whole tree."""
 
     namespace: str = Field(
-        "hermes", min_length=1, pattern=NAMESPACE, description="Prefix of every Redis key"
+        "hermes",
+        min_length=1,
+        pattern=NAMESPACE,
+        description="Prefix of every Redis key; not Kubernetes' namespace",
     )
     service: str = Field(
         "",
