@@ -21,13 +21,18 @@ from tests.tables import Failures
 QUICKSTART = str(ROOT / "scripts" / "quickstart")
 SOMEBODY = "unshare --user --map-user=4242 --map-group=4242"
 """A user without a name, and without root's right to pass by the modes of files."""
-MODULES = "for name in yaml json ray scripts; do echo 'raise SystemExit(1)' > $name.py; done"
+MODULES = (
+    "for name in yaml json ray scripts serve_app; do echo 'raise SystemExit(1)' > $name.py; done"
+)
 
+CODE = "$root/scripts $root/serve_app $root/pyproject.toml"  # of a clone, as much as is asked
 SAYS = [
-    ("mkdir 'a b'; cp -r $root/scripts 'a b'; 'a b/scripts/quickstart' \"$@\"", "character ' '"),
     (
-        "cp -r $root/scripts .; mkdir .venv; cp $root/.venv/pyvenv.cfg .venv; "
-        'scripts/quickstart "$@"',
+        f"mkdir 'a b'; cp -r {CODE} 'a b'; 'a b/scripts/quickstart' \"$@\"",
+        "character ' '",
+    ),
+    (
+        f'cp -r {CODE} .; mkdir .venv; cp $root/.venv/pyvenv.cfg .venv; scripts/quickstart "$@"',
         "here/.venv was made as ",
     ),
     (
