@@ -54,7 +54,7 @@ class Demo:
         self._victims = faults.Victims(running)
         self.struck: list[dict[str, Any]] = []
         self.recomputed = 0
-        """Tokens that engines have read again because others ended; none is generated again."""
+        """Tokens of prompt and answer that engines have computed again because others ended."""
 
     def _turn(self, body: dict[str, Any], url: str = "", **client: Any) -> turn.Turn:
         http: Any = httpx.Client(**client, timeout=120)
@@ -156,8 +156,8 @@ def findings(
     return [
         (answer.failure or f"ended by itself after {answer.lasted_s:.1f} s", not answer.failure),
         (
-            f"{abs(plain.tokens - answer.tokens)} of {plain.tokens:,} tokens lost; none generated "
-            f"twice, {recomputed:,} read again",
+            f"{abs(plain.tokens - answer.tokens)} of {plain.tokens:,} tokens lost; "
+            f"{recomputed:,} computed again, as a prefill",
             plain.tokens == answer.tokens,
         ),
         (
