@@ -34,7 +34,8 @@ _SETTINGS = (
     f"engine.args.max_model_len={_MAX_MODEL_LEN}",
     "ingress.graceful_shutdown_timeout_s=2",  # streams move on instead of keeping an ingress
 )
-_PROBE_LETTERS, _FEWEST_LETTERS, _MOST_LETTERS = 4, 40, 140
+_PROBE_LETTERS, _FEWEST_LETTERS, _MOST_LETTERS = 4, 40, 100
+"""Of one text. The service refuses the grammar of longer ones, which takes too long to compile."""
 _BETWEEN, _AFTER = 100, 300
 """Pieces of the answer: before a fault, and after it, so that its pause is among them."""
 _READY_WITHIN_S = 300.0

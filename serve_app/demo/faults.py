@@ -91,8 +91,9 @@ class Upgrade:
         about = packages[0] / "__init__.py"
         about.write_text(about.read_text().replace(serve_app.__version__, self.version))
         self._document = yaml.safe_load((Path(service.state_dir) / "serve.yaml").read_text())
-        logging.getLogger("ray").setLevel(logging.WARNING)  # it names each package
+        logging.disable(logging.INFO)  # Ray names each package
         deploy_code.with_code(self._document, service.dashboard_url, packages)
+        logging.disable(logging.NOTSET)
         self.before: set[int] = set()
 
     def begin(self) -> str:
