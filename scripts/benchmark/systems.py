@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from serve_app.demo import peer as bare_vllm
 from serve_app.local import __main__ as quickstart
 from serve_app.local import processes, ray_cluster, service, surroundings
 from serve_app.local.environment import ROOT
@@ -31,11 +32,6 @@ _TORCH = "torch==2.13.0"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _NAME = "bench-model"
 _FOLDER = "HERMES_BENCH_FOLDER"
-_CPU_ENGINE = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 # Ray counts logical CPUs and would wait for ever for more than the machine has.
 _RAY_CPUS = 16
 _READY_WITHIN_S = 300.0
@@ -102,7 +98,7 @@ class Peer:
         self._log = self.folder / "log"
         # vLLM's sockets go with the folder, and do not stay in the machine's temporary one.
         own = {_FOLDER: str(self.folder), "VLLM_RPC_BASE_PATH": str(folder)}
-        self._environment = surroundings.kept(os.environ) | _CPU_ENGINE | own
+        self._environment = surroundings.kept(os.environ) | bare_vllm.CPU_ENGINE | own
         self._started: list[int] = []
         stack.callback(self._end)
 
@@ -133,10 +129,7 @@ def start_bare_vllm(options: Namespace, folder: Path, stack: ExitStack) -> Syste
 
 def _start_vllm(options: Namespace, peer: Peer) -> System:
     port, model = free_port(), options.model or _NAME
-    # The module and not the `vllm` command, which fails under the CPU distribution's other name.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", _MODEL, "--served-model-name", model, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--dtype=float32", "--enforce-eager", "--max-model-len=4096"]
+    command = [*bare_vllm.server(_MODEL, model, port, 4096), *bare_vllm.CPU_ARGUMENTS]
     if options.kill:  # its server ends with its engine core; systemd or Kubernetes starts it again
         command = ["sh", "-c", 'while :; do "$@"; sleep 0.2; done', "sh", *command]
     peer.start(command)
@@ -144,7 +137,7 @@ def _start_vllm(options: Namespace, peer: Peer) -> System:
 
 
 def start_vllm_router(options: Namespace, folder: Path, stack: ExitStack) -> System:
-    """The router of the vLLM project in front of vLLMs, with its defaults but for the policy: every
+    """What PyPI has as `vllm-router` in front of vLLMs, with its defaults but for the policy: every
     vLLM has its part of the streams.
     """
     python = _installed("gateways")

@@ -17,7 +17,7 @@ from serve_app.cli.service_api import ServiceApi
 _SAMPLE = re.compile(r'^hermes_queue_(\w+)\{class="([^"]+)"\} (\S+)$', re.MULTILINE)
 _SHOWN = {
     "depth": "waiting",
-    "claimed": "running",
+    "claimed": "claimed",
     "limit": "limit",
     "oldest_age_seconds": "oldest_s",
 }
@@ -70,8 +70,8 @@ def described(found: Mapping[str, Any]) -> str:
     shown = columns([(name, in_one_line(value)) for name, value in rows])
     if not found["queues"]:
         return shown
-    table = [("class", "waiting", "limit", "running", "oldest waits")]
+    table = [("class", "waiting", "limit", "claimed", "oldest waits")]
     for name, queue in found["queues"].items():
-        counts = (f"{queue.get(one, 0):,.0f}" for one in ("waiting", "limit", "running"))
+        counts = (f"{queue.get(one, 0):,.0f}" for one in ("waiting", "limit", "claimed"))
         table.append((in_one_line(name), *counts, age(queue.get("oldest_s", 0))))  # type: ignore[arg-type]
     return f"{shown}\n\n{columns(table, range(1, 5))}"

@@ -19,12 +19,22 @@ from serve_app.local import processes, surroundings
 from serve_app.local.ports import free_port
 
 _READY_WITHIN_S = 300.0
-_CPU_ENGINE = {
+CPU_ENGINE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+"""The environment of an engine on the CPU, as `cluster/local_cpu.yaml` has it."""
+CPU_ARGUMENTS = ("--dtype=float32", "--enforce-eager")
+
+
+def server(model: str, name: str, port: int, max_model_len: int) -> list[str]:
+    """The command of vLLM's own server on the loopback."""
+    # The module and not the `vllm` command, which fails under the CPU build's other name.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
+    return [*command, "--max-model-len", str(max_model_len)]
 
 
 @dataclass
@@ -44,14 +54,11 @@ def start(model: str, name: str, device: str, max_model_len: int, stack: ExitSta
         RuntimeError: it does not start; the message has the end of its log.
     """
     port = free_port()
-    # The module and not the `vllm` command, which fails under the CPU build's other name.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", str(max_model_len)]
+    command = server(model, name, port, max_model_len)
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     own = {}
     if device == "cpu":
-        command, own = [*command, "--dtype=float32", "--enforce-eager"], _CPU_ENGINE
+        command, own = [*command, *CPU_ARGUMENTS], CPU_ENGINE
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     log = folder / "log"
     environment = surroundings.kept(os.environ) | own | {"VLLM_RPC_BASE_PATH": str(folder)}

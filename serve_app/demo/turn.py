@@ -144,10 +144,10 @@ class Turn:
     def is_whole(self) -> bool:
         """Whether the arguments are JSON with every field."""
         try:
-            found = json.loads(self.arguments)
-        except ValueError:
+            parts = json.loads(self.arguments).values()
+            return sum(map(len, parts)) == FIELDS
+        except (ValueError, AttributeError, TypeError):
             return False
-        return sum(len(part) for part in found.values()) == FIELDS
 
     @property
     def sha256(self) -> str:
