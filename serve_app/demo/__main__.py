@@ -174,6 +174,7 @@ def findings(
             f"every process replaced, by pids {faults.listed(upgrade.running())}",
             not upgrade.before & upgrade.running(),
         ),
+        (f"version {upgrade.version} answers", upgrade.serves()),
     ]
 
 

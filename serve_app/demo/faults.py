@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from redis import Redis
 
@@ -106,15 +107,27 @@ class Upgrade:
         """The pids of every ingress, worker and engine that runs now."""
         return self._victims.everybody()
 
+    def serves(self) -> bool:
+        """Whether the new version answers."""
+        page = httpx.get(f"{self._service.url}/healthz", timeout=30)
+        return bool(page.json().get("version") == self.version)
+
     def is_done(self) -> bool:
-        """Whether none of the old processes is left, and the new ones serve."""
+        """Whether none of the old processes is left, and the new ones serve.
+
+        Raises:
+            RuntimeError: the deployment failed; the message is Serve's.
+        """
+        status = serve_api.application_status(self._service.dashboard_url)
+        if status.get("status") == "DEPLOY_FAILED":
+            raise RuntimeError(f"the upgrade failed: {serve_api.failure(status)}")
         left = any(processes.is_alive(pid) for pid in self.before)
         return not left and is_whole(readiness(self._service.url))
 
 
 def _copy(package: Any, folder: Path) -> Path:
     source = Path(package.__file__).parent
-    skipped = shutil.ignore_patterns("__pycache__", "cluster", "locks")
+    skipped = shutil.ignore_patterns("__pycache__")
     return Path(shutil.copytree(source, folder / source.name, ignore=skipped))
 
 

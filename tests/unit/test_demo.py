@@ -30,11 +30,15 @@ class Ended(turn.Turn):
 class Replaced(Upgrade):
     """An upgrade that has ended."""
 
-    def __init__(self, before: set[int], after: set[int]) -> None:
-        self.before, self._after = before, after
+    def __init__(self, before: set[int], after: set[int], answers: bool = True) -> None:
+        self.before, self._after, self.version = before, after, "next"
+        self._answers = answers
 
     def running(self) -> set[int]:
         return self._after
+
+    def serves(self) -> bool:
+        return self._answers
 
 
 GOOD: dict[str, Any] = {
@@ -64,6 +68,7 @@ def test_a_good_run_keeps_every_promise() -> None:
         {"booked": {"num_model_requests": 2, "output_tokens": 14}},
         {"booked": {"num_model_requests": 0, "output_tokens": 0}},
         {"upgrade": Replaced({1, 2}, {2, 3})},
+        {"upgrade": Replaced({1, 2}, {3, 4}, answers=False)},
     ],
 )
 def test_a_promise_that_was_broken_is_said(wrong: dict[str, Any]) -> None:
