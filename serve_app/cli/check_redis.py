@@ -17,8 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from serve_app import timings
-from serve_app.cli import defaults
-from serve_app.cli.console import CommandFailed, fail, new_app
+from serve_app.cli.console import CommandFailed, fail, new_app, redis_url
 from serve_app.clock import SYSTEM
 from serve_app.errors import SettingsError
 from serve_app.redis.check import Check, Finding
@@ -127,7 +126,7 @@ def state_of(
 
 
 def _logins(namespace: str, service: str, ca_file: str, max_body_bytes: int) -> list[Login]:
-    settings = _settings("HERMES_REDIS_URL", defaults.redis_url(), ca_file)
+    settings = _settings("HERMES_REDIS_URL", redis_url(), ca_file)
     found = [Login("Redis", settings, namespace, service, max_body_bytes)]
     if address := os.environ.get("HERMES_GCS_REDIS"):
         scheme, slashes, host = address.rpartition("://")

@@ -1,5 +1,6 @@
-"""What all commands share: Typer, one red line for a failure, and text for a terminal: tables,
-times and what others have written, without control characters.
+"""What all commands share: Typer, the service that they mean unless they are told, one red line for
+a failure, and text for a terminal: tables, times and what others have written, without control
+characters.
 """
 
 from __future__ import annotations
@@ -10,12 +11,30 @@ import sys
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from serve_app.errors import HermesError
+from serve_app.local.preflight import STATE_DIR
+
+if TYPE_CHECKING:
+    from serve_app.local.service import Service
+
+USUAL = "http://127.0.0.1:8000"
+KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="HERMES_URL",
+        metavar="URL",
+        show_default=False,
+        help="address of the service (default: that of a running `hermes-serve up`, otherwise "
+        f"{USUAL})",
+    ),
+]
 
 
 class CommandFailed(Exception):
@@ -55,6 +74,42 @@ def one_sentence(command: str) -> Iterator[None]:
         fail(f"{command}: {error}")
     except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def running_service() -> Service | None:
+    """The service in the usual folder; None if there is none, or it does not run.
+
+    Raises:
+        CommandFailed: the folder's file is damaged.
+    """
+    if not STATE_DIR.exists():
+        return None
+    from serve_app.local.service import Service  # takes longer than the rest
+
+    try:
+        service = Service.load(STATE_DIR)
+    except RuntimeError as error:
+        raise CommandFailed(str(error)) from None
+    return service if service is not None and service.running else None
+
+
+def service_url() -> str:
+    """The URL of the running service, otherwise the usual one. HERMES_URL, which goes before, is
+    the option's.
+    """
+    service = running_service()
+    return service.url if service is not None else USUAL
+
+
+def redis_url() -> str:
+    """HERMES_REDIS_URL, otherwise that of the running service, otherwise the setting's default."""
+    if url := os.environ.get("HERMES_REDIS_URL", ""):
+        return url
+    if service := running_service():
+        return service.redis_url
+    from serve_app.settings import RedisSettings  # the same
+
+    return RedisSettings().url
 
 
 _KEPT = "\n\t\u200c\u200d"

@@ -1,96 +1,71 @@
-"""The commands `dead-letters list`, `show` and `redrive`, for requests that were given up."""
+"""The commands `dead-letters list`, `show`, `redrive` and `drop`, for requests that were given up,
+over the service's HTTP API.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
-import msgspec
 import typer
-from pydantic import ValidationError
 
-from serve_app.admission.transaction import accept
-from serve_app.cli import defaults
-from serve_app.cli.console import CommandFailed, columns, new_app, one_sentence, printable, when
-from serve_app.errors import RedisUnavailable
-from serve_app.journal.store import JournalStore
-from serve_app.policy.work import work_of
-from serve_app.redis.link import RedisLink
-from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
-from serve_app.request_queue.queue import RequestQueue
-from serve_app.settings import RedisSettings, Settings
+from serve_app.cli.console import (
+    KEY_HELP,
+    CommandFailed,
+    Url,
+    columns,
+    in_one_line,
+    new_app,
+    one_sentence,
+    printable,
+)
+from serve_app.cli.service_api import ServiceApi, path_of
 
-Action = Callable[[Settings, RedisLink, DeadLetters], Awaitable[None]]
-RedisUrl = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        show_default=False,
-        help="the service's Redis (default: $HERMES_REDIS_URL, otherwise that of a running "
-        "`hermes-serve up`, otherwise the default of redis.url)",
-    ),
-]
-Namespace = Annotated[str, typer.Option(help="namespace of the service in Redis")]
+PATH = "/v1/organization/dead_letters"
+_HEADINGS = ("when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes")
+RequestIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of the requests")]
+All = Annotated[bool, typer.Option("--all", help="all of them")]
 
 app = new_app(
-    "Show the requests that were given up (dead letters), and send them again.\n\n"
+    "Show the requests that were given up (dead letters), send them again, or delete them.\n\n"
     "A request is given up after `queue.max_engine_deaths` engines that ran it have died. The "
-    "last `queue.dead_letters` of them are kept completely. The commands need only Redis; the "
-    "service need not run.\n\n"
+    "last `queue.dead_letters` of them are kept completely. A service with API keys wants one of "
+    f"a tenant in `auth.admin_tenants`. {KEY_HELP}\n\n"
     "Prompts are not shown, unless you ask for one with show --text."
 )
 
 
 @app.command("list")
 def list_letters(
-    redis_url: RedisUrl = "",
-    namespace: Namespace = "hermes",
+    url: Url = "",
     as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show a table of all of them, oldest first."""
-
-    async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
-        letters = await dead.read()
+    with _service(url) as api:
+        found = api.ask("GET", PATH)
         if as_json:
-            for letter in letters:
-                print(json.dumps(_described(letter, with_body=False)))
-            return
-        print(_table(letters))
-        if unreadable := await dead.unreadable():
-            print("\n" + _raw(unreadable))
-
-    _do(show, redis_url, namespace)
+            for letter in found["data"]:
+                print(json.dumps(letter))
+        else:
+            print(_table(found["data"]), *_unreadable(found["unreadable"]), sep="\n")
 
 
 @app.command("show")
 def show_letter(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="id of the request")],
-    redis_url: RedisUrl = "",
-    namespace: Namespace = "hermes",
+    url: Url = "",
     text: Annotated[bool, typer.Option("--text", help="show the body")] = False,
 ) -> None:
     """Show one of them as JSON."""
-
-    async def show(_settings: Settings, _link: RedisLink, dead: DeadLetters) -> None:
-        (letter,) = _wanted(await dead.read(), [request_id])
-        described = _described(letter, text)
-        print(printable(json.dumps(described, indent=2, ensure_ascii=False)))
-
-    _do(show, redis_url, namespace)
+    with _service(url) as api:
+        found = api.ask("GET", path_of(request_id, PATH), text=text)
+        print(printable(json.dumps(found, indent=2, ensure_ascii=False)))
 
 
 @app.command("redrive")
-def redrive_letters(
-    request_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="ids of the requests")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="send all of them again")] = False,
-    redis_url: RedisUrl = "",
-    namespace: Namespace = "hermes",
-) -> None:
+def redrive_letters(request_ids: RequestIds = None, every: All = False, url: Url = "") -> None:
     """Send them again, as new requests.
 
     Admits each request again as a new one, with the same body, class and time to its deadline, and
@@ -98,175 +73,57 @@ def redrive_letters(
     ID returns the answer. A request that killed engines may kill them again: redrive after the
     cause is fixed, and one first.
     """
-    if bool(request_ids) == every:
+    with _each(request_ids, every, url) as (api, ids):
+        for name in ids:
+            new = api.ask("POST", f"{path_of(name, PATH)}/redrive")
+            print(f"{name} → {new['request_id']}", flush=True)
+
+
+@app.command("drop")
+def drop_letters(request_ids: RequestIds = None, every: All = False, url: Url = "") -> None:
+    """Delete them, with their bodies."""
+    with _each(request_ids, every, url) as (api, ids):
+        for name in ids:
+            api.ask("DELETE", path_of(name, PATH))
+            print(f"{name} deleted", flush=True)
+
+
+@contextmanager
+def _service(url: str) -> Iterator[ServiceApi]:
+    with one_sentence("dead-letters"), ServiceApi(url) as api:
+        yield api
+
+
+@contextmanager
+def _each(
+    ids: Sequence[str] | None, every: bool, url: str
+) -> Iterator[tuple[ServiceApi, Sequence[str]]]:
+    """The service, and the letters that are meant: if one does not exist, nothing is done."""
+    if bool(ids) == every:
         raise typer.BadParameter("name the requests by ID, or all of them with --all")
-
-    async def send(settings: Settings, link: RedisLink, dead: DeadLetters) -> None:
-        letters = await dead.read()
-        for letter in letters if every else _wanted(letters, request_ids or []):
-            new = await redrive(settings, link, dead, letter)
-            print(f"{letter.request_id} → {new}", flush=True)
-
-    _do(send, redis_url, namespace)
+    with _service(url) as api:
+        known = [letter["id"] for letter in api.ask("GET", PATH)["data"]]
+        if unknown := [name for name in ids or () if name not in known]:
+            raise CommandFailed(f"no dead letter has the id {in_one_line(', '.join(unknown))}")
+        yield api, known if every else list(dict.fromkeys(ids or ()))
 
 
-def _do(action: Action, redis_url: str, namespace: str) -> None:
-    """Run a command on the service's Redis; print a failure as one line on standard error."""
-    with one_sentence("dead-letters"):
-        asyncio.run(_connected(action, _settings(redis_url, namespace)))
-
-
-def _settings(redis_url: str, namespace: str) -> Settings:
-    url = redis_url or defaults.redis_url()
-    try:
-        return Settings(namespace=namespace, redis=RedisSettings(url=url))
-    except ValidationError as error:
-        # Its own message would show the URL, which may hold a password.
-        problem = error.errors()[0]
-        name = "the namespace" if "namespace" in problem["loc"] else "the URL of Redis"
-        raise CommandFailed(f"{name}: {problem['msg'].removeprefix('Value error, ')}") from None
-
-
-async def _connected(action: Action, settings: Settings) -> None:
-    link = RedisLink(settings.redis)
-    try:
-        await action(
-            settings, link, DeadLetters(link, settings.namespace, settings.queue.dead_letters)
-        )
-    except ValueError as error:
-        # redis-py's error for a malformed port; it shows only the port.
-        raise CommandFailed(f"the URL of Redis: {error}") from None
-    finally:
-        await link.close()
-
-
-def _wanted(letters: Sequence[DeadLetter], ids: Sequence[str]) -> list[DeadLetter]:
-    """The letters of these requests, each once.
-
-    Raises:
-        CommandFailed: one of them does not exist; nothing should be done to the others then.
-    """
-    known = {letter.request_id: letter for letter in letters}
-    unknown = [request_id for request_id in ids if request_id not in known]
-    if unknown:
-        raise CommandFailed(f"no dead letter has the id {printable(', '.join(unknown))}")
-    return [known[request_id] for request_id in dict.fromkeys(ids)]
-
-
-_SHOWN_BYTES = 60
-_HEADINGS = ("when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes")
-
-
-def _table(letters: Sequence[DeadLetter]) -> str:
-    """One row per letter."""
+def _table(letters: Sequence[Mapping[str, Any]]) -> str:
     if not letters:
         return "no dead letters"
-    rows = [
-        (
-            _when(letter),
-            letter.request_id,
-            letter.reason,
-            str(letter.attempts),
-            letter.facts.request_class,
-            letter.facts.tenant,
-            str(len(letter.body)),
-        )
-        for letter in letters
-    ]
+    rows = []
+    for letter in letters:
+        facts = letter["facts"]
+        its = (*(letter[name] for name in ("when", "id", "reason", "attempts")),)
+        row = (*its, facts["request_class"], facts["tenant"], letter["bytes"])
+        rows.append(tuple(in_one_line(str(cell)) for cell in row))
     return columns([_HEADINGS, *rows], (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
 
 
-def _raw(letters: Sequence[Unreadable]) -> str:
-    """Entries that could not be decoded: where they were found, and their fields. Long fields are
-    shown by their length.
-    """
-    lines = [f"{len(letters)} that nobody could read:"]
-    for letter in letters:
-        shown = [
-            f"{name.decode(errors='replace')}="
-            + (
-                value.decode(errors="replace")
-                if len(value) <= _SHOWN_BYTES
-                else f"<{len(value)} bytes>"
-            )
-            for name, value in letter.fields.items()
-        ]
-        lines.append(
-            printable(f"{_when(letter)}  {letter.source}  {' '.join(shown)}").replace("\n", "?")
-        )
-    return "\n".join(lines)
-
-
-def _described(letter: DeadLetter, with_body: bool) -> dict[str, Any]:
-    """A letter as JSON; a body that is not JSON is shown as text."""
-    shown = {
-        "id": letter.request_id,
-        "when": _when(letter),
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "line": msgspec.to_builtins(letter.line),
-        "facts": msgspec.to_builtins(letter.facts),
-        "bytes": len(letter.body),
-    }
-    if with_body:
-        try:
-            shown["body"] = json.loads(letter.body)
-        except ValueError:
-            shown["body"] = letter.body.decode(errors="replace")
-    return shown
-
-
-def _when(letter: DeadLetter | Unreadable) -> str:
-    """When the request was given up, by Redis's clock."""
-    return when(int(letter.entry_id.partition("-")[0]) / 1000)
-
-
-async def redrive(
-    settings: Settings, link: RedisLink, dead: DeadLetters, letter: DeadLetter
-) -> str:
-    """Admit the request as a new one, then delete the letter. Dying in between leaves a letter, and
-    loses nothing.
-
-    Returns:
-        The new request's id.
-
-    Raises:
-        CommandFailed: Redis failed; the message says what is known of the request.
-    """
-    request_id = f"req_{secrets.token_hex(16)}"
-    now_ms = await _redis_ms(link)
-    facts = msgspec.structs.replace(
-        letter.facts,
-        admitted_ms=now_ms,
-        deadline_ms=now_ms + letter.facts.deadline_ms - letter.facts.admitted_ms,
-        wake="",  # no ingress holds a connection for it
-        idempotency="",  # the idempotency key belongs to the request that failed
-        detached=True,
-        retention_s=letter.facts.retention_s or settings.journal.background_retention_s,
-    )
-    work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
-    queue = RequestQueue(link, settings.namespace, facts.model, dead, consumer="")
-    enqueueing = queue.enqueueing(request_id, facts, work)
-    first = JournalStore(settings, link).first_entry(request_id, letter.line, letter.body, facts)
-    try:
-        await accept(link, enqueueing, first)
-    except RedisUnavailable as error:
-        raise CommandFailed(
-            f"{letter.request_id} was perhaps not sent again (as {request_id}): {error}"
-        ) from None
-    try:
-        await dead.remove(letter.request_id)
-    except RedisUnavailable as error:
-        raise CommandFailed(
-            f"{letter.request_id} was sent again as {request_id}, but its letter is still there: "
-            f"{error}"
-        ) from None
-    return request_id
-
-
-async def _redis_ms(link: RedisLink) -> int:
-    try:
-        ((seconds, microseconds),) = await link.call([("TIME",)])
-    except RedisUnavailable as error:
-        raise CommandFailed(str(error)) from None
-    return int(seconds) * 1000 + int(microseconds) // 1000
+def _unreadable(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Entries that nobody could decode: where they were found, and their fields."""
+    if entries:
+        yield f"\n{len(entries)} that nobody could read:"
+    for one in entries:
+        fields = " ".join(f"{name}={value}" for name, value in one["fields"].items())
+        yield in_one_line(f"{one['when']}  {one['source']}  {fields}")

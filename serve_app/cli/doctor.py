@@ -10,8 +10,14 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.console import columns, in_one_line, new_app, one_sentence
-from serve_app.cli.defaults import Url, running_service
+from serve_app.cli.console import (
+    Url,
+    columns,
+    in_one_line,
+    new_app,
+    one_sentence,
+    running_service,
+)
 from serve_app.clock import SYSTEM
 from serve_app.local import checks
 from serve_app.local.checks import Finding, Machine

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.console import (
+    KEY_HELP,
     CommandFailed,
+    Url,
     age,
     columns,
     in_one_line,
@@ -20,7 +22,6 @@ from serve_app.cli.console import (
     printable,
     when,
 )
-from serve_app.cli.defaults import KEY_HELP, Url
 from serve_app.cli.service_api import ServiceApi, path_of
 from serve_app.clock import SYSTEM
 

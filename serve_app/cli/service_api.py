@@ -12,8 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import typer
 
-from serve_app.cli import defaults
-from serve_app.cli.console import CommandFailed, in_one_line
+from serve_app.cli.console import USUAL, CommandFailed, in_one_line, service_url
 from serve_app.client import ReconnectingTransport
 from serve_app.client.transports import EventSplitter
 
@@ -33,7 +32,7 @@ class ServiceApi:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = _address(url or defaults.service_url())
+        self.url = _address(url or service_url())
         # CA certificates take 0.02 s to load; no redirect leads from HTTP to where they are needed.
         inner = httpx.HTTPTransport(verify=self.url.startswith("https:"))
         self._http = httpx.Client(
@@ -124,11 +123,11 @@ class ServiceApi:
         raise CommandFailed(in_one_line(str(error.get("message"))) + fix)
 
 
-def path_of(request_id: str) -> str:
-    """The path of a request; raises `typer.BadParameter` if none can have this id."""
+def path_of(request_id: str, below: str = "/v1/requests") -> str:
+    """The path of a request, or of its dead letter; `typer.BadParameter` if none has such an id."""
     if not re.fullmatch(r"\w[\w.-]*", request_id):
         raise typer.BadParameter(f"no request has the id '{in_one_line(request_id)}'")
-    return f"/v1/requests/{quote(request_id, safe='')}"
+    return f"{below}/{quote(request_id, safe='')}"
 
 
 def _address(url: str) -> str:
@@ -141,9 +140,7 @@ def _address(url: str) -> str:
     except (ValueError, httpx.InvalidURL):
         usable = False
     if not usable:
-        raise CommandFailed(
-            f"'{in_one_line(url)}' is no address of a service: {defaults.USUAL} is one"
-        )
+        raise CommandFailed(f"'{in_one_line(url)}' is no address of a service: {USUAL} is one")
     if "@" in parts.netloc:
         raise CommandFailed(f"an address holds no password; the API key belongs in {_KEYS[0]}")
     return url

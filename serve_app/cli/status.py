@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.console import age, columns, in_one_line, new_app, one_sentence
-from serve_app.cli.defaults import KEY_HELP, Url
+from serve_app.cli.console import KEY_HELP, Url, age, columns, in_one_line, new_app, one_sentence
 from serve_app.cli.service_api import ServiceApi
 
 _SAMPLE = re.compile(r'^hermes_queue_(\w+)\{class="([^"]+)"\} (\S+)$', re.MULTILINE)

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.console import columns, in_one_line, new_app, one_sentence, when
-from serve_app.cli.defaults import KEY_HELP, Url
+from serve_app.cli.console import KEY_HELP, Url, columns, in_one_line, new_app, one_sentence, when
 from serve_app.cli.service_api import ServiceApi
 from serve_app.contract import FINAL, State
 

@@ -49,6 +49,7 @@ class ApiKeys:
     def __init__(self, settings: AuthSettings, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._required = settings.required
+        self._admins = frozenset(settings.admin_tenants)
         self._path = Path(settings.keys_file)
         self._tenants: Mapping[bytes, str] = {}
         self._version: tuple[int, ...] = ()
@@ -81,6 +82,16 @@ class ApiKeys:
                 "The metrics cover all tenants and need a key of their own: ask the operator for "
                 "one (hermes-serve api-key --metrics).",
             )
+
+    def check_admin(self, tenant: str, what: str, instead: str = "") -> None:
+        """Refuse what is for operators to all other tenants.
+
+        Raises:
+            RequestRefused: `key_not_permitted`.
+        """
+        if self._required and tenant not in self._admins:
+            message = f"{what} for those in auth.admin_tenants{instead}."
+            raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
 
     def _whose(self, authorization: str) -> Caller:
         self._look()

@@ -119,6 +119,26 @@ class Submissions:
             if_there_is_room=not detached and request.get("store") is None,
         )
 
+    def again(self, earlier: RequestFacts) -> RequestFacts:
+        """The facts of a request that is sent again without a client, with as much time as it
+        had.
+
+        Raises:
+            RequestRefused: `model_not_found`, if it is for another service of the namespace.
+        """
+        if earlier.model != self._model:
+            message = f"The request is for '{earlier.model}'; '{self._model}' is served here."
+            raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
+        now_ms = self._clock.now_ms()
+        return msgspec.structs.replace(
+            earlier,
+            admitted_ms=now_ms,
+            deadline_ms=now_ms + earlier.deadline_ms - earlier.admitted_ms,
+            wake=self._wake,
+            detached=True,
+            retention_s=earlier.retention_s or self._journal.background_retention_s,
+        )
+
     def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:
         """Whether a client wants its request and the answer stored."""
         wanted = request.get("store")

@@ -15,14 +15,13 @@ from starlette.responses import Response
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import FINAL, Reason
-from serve_app.errors import RequestRefused
+from serve_app.contract import FINAL
+from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.pages import invalid
 from serve_app.journal.usage import Row, Whose, sums
 from serve_app.policy.classes import BATCH
 from serve_app.redis.link import RedisLink
-from serve_app.settings import Settings
 
 _HOURS = {"1h": 1, "1d": 24}
 _LIMITS = {"1h": (24, 168), "1d": (7, 31)}
@@ -90,11 +89,10 @@ class _Asked(BaseModel):
 
 
 def routes(
-    settings: Settings, link: RedisLink, clock: RedisClock, streams: EventStreams
+    namespace: str, link: RedisLink, clock: RedisClock, streams: EventStreams, api_keys: ApiKeys
 ) -> APIRouter:
     """The endpoints. A page reads the rows of all tenants, so whoever asks counts as a reader."""
     router = APIRouter(tags=["usage"])
-    admins = frozenset(settings.auth.admin_tenants)
 
     def page(tenant: str, asked: _Asked) -> Response:
         usual, most = _LIMITS[asked.bucket_width]
@@ -109,7 +107,7 @@ def routes(
         more = len(shown) < len(buckets)
 
         async def make() -> bytes:
-            found = await sums(link, settings.namespace, shown, asked.group)
+            found = await sums(link, namespace, shown, asked.group)
             made = {
                 "object": "page",
                 "data": [
@@ -130,12 +128,8 @@ def routes(
 
     @router.get("/v1/organization/usage/completions", summary="The same of all tenants, for admins")
     async def all_tenants(request: Request) -> Response:
-        if settings.auth.required and request.state.tenant not in admins:
-            raise RequestRefused(
-                Reason.KEY_NOT_PERMITTED,
-                "The usage of all tenants is for those in auth.admin_tenants; GET /v1/usage has "
-                "your own.",
-            )
+        own = "; GET /v1/usage has your own"
+        api_keys.check_admin(request.state.tenant, "The usage of all tenants is", own)
         return page(request.state.tenant, _Asked.of(request))
 
     return router

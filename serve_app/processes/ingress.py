@@ -19,7 +19,14 @@ from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.unserved import Unserved
 from serve_app.endings import Endings
-from serve_app.ingress import requests_api, responses_api, status, stored_chats, usage_api
+from serve_app.ingress import (
+    dead_letters_api,
+    requests_api,
+    responses_api,
+    status,
+    stored_chats,
+    usage_api,
+)
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answering
 from serve_app.ingress.api_keys import ApiKeys
@@ -218,7 +225,10 @@ class IngressProcess:
             requests_api.routes(base.store, self.endings, streams),
             responses_api.routes(base.store, self.endings, streams),
             stored_chats.routes(base.store, streams, self.uploads, settings.limits),
-            usage_api.routes(settings, base.link, base.clock, streams),
+            usage_api.routes(settings.namespace, base.link, base.clock, streams, self._api_keys),
+            dead_letters_api.routes(
+                self._dead, streams, self.acceptance, self._api_keys, self.submissions.again
+            ),
         ]
         return build_app(
             settings.model.name,

@@ -94,29 +94,17 @@ class DeadLetters:
             raw = [part for name, value in fields.items() for part in (b"." + name, value)]
             await self._call("XADD", self._key, "MAXLEN", self._keep, "*", "u", source, *raw)
 
-    async def read(self) -> list[DeadLetter]:
-        """All dead letters that can be decoded, each request once; its last entry counts."""
-        letters: dict[str, DeadLetter] = {}
+    async def each(self, request_id: str = "") -> AsyncIterator[DeadLetter | Unreadable]:
+        """The dead letters, oldest first; or those of one request. A few bodies are in memory at a
+        time.
+        """
         async for item in self._items():
-            letter = _letter(item)
-            if isinstance(letter, Unreadable):
-                continue
-            letters.pop(letter.request_id, None)
-            letters[letter.request_id] = letter
-        return list(letters.values())
-
-    async def unreadable(self) -> list[Unreadable]:
-        """The dead letters that cannot be decoded."""
-        letters = [_letter(item) async for item in self._items()]
-        return [letter for letter in letters if isinstance(letter, Unreadable)]
+            if not request_id or _fields(item[1]).get(b"i") == request_id.encode():
+                yield _letter(item)
 
     async def remove(self, request_id: str) -> None:
         """Delete a request's dead letters."""
-        ids = [
-            entry_id
-            async for entry_id, flat in self._items()
-            if _fields(flat).get(b"i") == request_id.encode()
-        ]
+        ids = [letter.entry_id async for letter in self.each(request_id)]
         if ids:
             await self._call("XDEL", self._key, *ids)
 

@@ -105,8 +105,8 @@ class AuthSettings(Section):
     admin_tenants: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="Tenants that may read the usage of all tenants; everybody may if no API "
-        "key is required",
+        description="Tenants of operators, who read all usage and dead letters; everybody may "
+        "if no API key is required",
     )
 
 

@@ -24,6 +24,7 @@ from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import seal_id
 from serve_app.journal.writer import JournalWriter
+from serve_app.request_queue.dead_letters import DeadLetter
 from serve_app.request_queue.entry import QueueEntry
 from tests.journal.admitting import StillIngress
 from tests.journal.journal_helpers import World
@@ -87,7 +88,8 @@ async def test_a_request_that_hangs_every_worker_is_given_up(w: World, its: Disp
     opened = [entry for entry in await w.entries() if entry.id.epoch and not entry.id.seq]
     causes = [decode_facts(entry, AttemptFacts).cause for entry in opened]
     assert causes == ["", Cause.HUNG, Cause.HUNG]
-    (letter,) = await its._dead.read()
+    (letter,) = [one async for one in its._dead.each()]
+    assert isinstance(letter, DeadLetter)
     assert (letter.request_id, letter.attempts) == ("req_1", POISON_AFTER)
 
 

@@ -1,49 +1,50 @@
-"""Given-up requests are kept, shown and sent again, through `hermes-serve dead-letters` on a real
-Redis.
+"""Given-up requests are kept, shown, sent again and deleted, through `hermes-serve dead-letters`
+against a service.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pytest
+from typer.testing import Result
 
 from serve_app.contract import Reason
+from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import decode_facts, decode_line
 from serve_app.journal.facts import RequestFacts
 from serve_app.policy.work import work_of
-from serve_app.request_queue.dead_letters import DeadLetters
+from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters
+from tests.journal.in_process import door, keys_of
 from tests.journal.journal_helpers import LINE, OPENED, World
+from tests.journal.test_service_commands import hermes
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "dead-letters"
+PATH = "/v1/organization/dead_letters"
 PROMPT = "Tell me\nof \x1b[31mred\x1b[0m lighthouses, and of the sea around them, in many words."
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": PROMPT}]}).encode()
 TIMEOUT_MS = 60_000
 
 
-def run(url: str, namespace: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """The real command line."""
-    return subprocess.run(
-        [SCRIPT, *words, "--redis-url", url, "--namespace", namespace],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "HERMES_REDIS_URL": "redis://127.0.0.1:1/0"},
-    )
-
-
-def command(w: World, *words: str) -> subprocess.CompletedProcess[str]:
-    return run(w.settings.redis.url, w.settings.namespace, *words)
+async def command(w: World, *words: str) -> Result:
+    """The command, against an ingress without workers."""
+    async with door(w.settings.redis.url, w.settings.namespace) as at:
+        return await hermes(at, "dead-letters", *words)
 
 
 def letters_of(w: World, keep: int = 100) -> DeadLetters:
     return DeadLetters(w.link, w.settings.namespace, keep)
+
+
+async def kept(w: World) -> list[str]:
+    """The ids of the requests that have letters, oldest first."""
+    letters = [one async for one in letters_of(w).each() if isinstance(one, DeadLetter)]
+    return list(dict.fromkeys(letter.request_id for letter in letters))
 
 
 async def give_up(w: World, *request_ids: str, times: int = 1, keep: int = 100) -> None:
@@ -68,8 +69,8 @@ async def give_up(w: World, *request_ids: str, times: int = 1, keep: int = 100) 
 
 async def test_a_list_shows_each_letter_once_and_no_prompt(w: World) -> None:
     await give_up(w, "req_1", "req_2", times=2)
-    done = command(w, "list")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = await command(w, "list")
+    assert (done.exit_code, done.stderr) == (0, "")
     heading, *rows = [re.split(r"\s{2,}", row) for row in done.stdout.splitlines()]
     assert heading == "when (UTC),request,reason,attempts,class,tenant,bytes".split(",")
     facts = ["poison", "2", "batch", "tenant-1", str(len(BODY))]
@@ -81,12 +82,12 @@ async def test_a_list_shows_each_letter_once_and_no_prompt(w: World) -> None:
 
 async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(w: World) -> None:
     await give_up(w, "req_1")
-    shown = json.loads(command(w, "show", "req_1").stdout)
+    shown = json.loads((await command(w, "show", "req_1")).stdout)
     assert shown["line"] == json.loads(msgspec.json.encode(LINE))
     assert shown["facts"]["deadline_ms"] - shown["facts"]["admitted_ms"] == TIMEOUT_MS
     assert (shown["id"], shown["reason"], shown["attempts"]) == ("req_1", "poison", 2)
     assert "body" not in shown
-    printed = command(w, "show", "req_1", "--text").stdout
+    printed = (await command(w, "show", "req_1", "--text")).stdout
     assert "\x1b" not in printed, "it would control the terminal"
     shown = json.loads(printed)
     assert shown["body"] == json.loads(BODY)
@@ -95,8 +96,8 @@ async def test_one_letter_is_shown_whole_and_its_body_only_if_it_is_asked_for(w:
 async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(w: World) -> None:
     await give_up(w, "req_1", "req_2", times=2)
     before_ms = int(time.time() * 1000)
-    done = command(w, "redrive", "req_1")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = await command(w, "redrive", "req_1")
+    assert (done.exit_code, done.stderr) == (0, "")
     old, new = done.stdout.strip().split(" → ")
     assert old == "req_1"
     (entry,) = await w.queue("ingress-2").claim(8)
@@ -109,43 +110,95 @@ async def test_a_request_that_is_sent_again_is_a_new_one_with_the_same_body(w: W
     facts = decode_facts(first, RequestFacts)
     assert before_ms <= facts.admitted_ms <= int(time.time() * 1000)
     assert facts.deadline_ms - facts.admitted_ms == TIMEOUT_MS
-    assert (facts.wake, facts.idempotency, facts.session) == ("", "", "session-1")
+    assert (facts.detached, facts.session, facts.kept) == (True, "session-1", True)
     assert entry.deadline_ms == facts.deadline_ms
     assert await w.redis.pttl(w.store.key(new)) > 0
-    assert [letter.request_id for letter in await letters_of(w).read()] == ["req_2"]
+    assert await kept(w) == ["req_2"]
 
 
 async def test_all_are_sent_again(w: World) -> None:
     names = ["req_1", "req_2", "req_3"]
     await give_up(w, *names)
-    done = command(w, "redrive", "--all")
+    done = await command(w, "redrive", "--all")
     assert [line.split(" → ")[0] for line in done.stdout.splitlines()] == names
-    assert command(w, "list").stdout == "no dead letters\n"
+    assert (await command(w, "list")).stdout == "no dead letters\n"
     assert [depth.waiting for depth in (await w.depths()).values()] == [0, 0, 0, 3]
 
 
 async def test_only_the_newest_letters_are_kept(w: World) -> None:
     await give_up(w, *(f"req_{number}" for number in range(13)), keep=11)
-    kept = [letter.request_id for letter in await letters_of(w).read()]
-    assert kept == [f"req_{number}" for number in range(2, 13)]
+    assert (newest := await kept(w)) == [f"req_{number}" for number in range(2, 13)]
     await letters_of(w).remove("req_12")
-    assert [letter.request_id for letter in await letters_of(w).read()] == kept[:-1]
+    assert await kept(w) == newest[:-1]
 
 
-@pytest.mark.parametrize("words", [("show", "req_9"), ("redrive", "req_1", "req_9")])
-async def test_an_unknown_id_is_an_error_and_nothing_is_done(
-    w: World, words: tuple[str, ...]
+async def test_a_letter_that_could_not_be_deleted_is_sent_again_as_the_same_request(
+    w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await give_up(w, "req_1")
-    done = command(w, *words)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "dead-letters: no dead letter has the id req_9\n"
-    assert "req_1" in command(w, "list").stdout
+
+    async def lost(self: DeadLetters, request_id: str) -> None:
+        raise RedisUnavailable("gone")
+
+    async with door(w.settings.redis.url, w.settings.namespace) as at:
+        with monkeypatch.context() as patched:
+            patched.setattr(DeadLetters, "remove", lost)
+            failed = await at.http.post(f"{PATH}/req_1/redrive")
+        assert failed.json()["error"]["code"] == "journal_unavailable"
+        again = await at.http.post(f"{PATH}/req_1/redrive")
+    (entry,) = await w.queue("ingress-2").claim(8)
+    assert again.json()["request_id"] == entry.request_id
+    assert await kept(w) == []
 
 
-def test_a_redis_that_cannot_be_reached_is_an_error_of_one_line(namespace: str) -> None:
-    done = run("redis://:secret@127.0.0.1:1/0", namespace, "list")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("dead-letters: cannot reach Redis: ")
-    assert done.stderr.count("\n") == 1
-    assert "secret" not in done.stderr
+async def test_a_dropped_letter_is_gone_and_nothing_else(w: World) -> None:
+    await give_up(w, "req_1", "req_2")
+    assert (await command(w, "drop", "req_1")).stdout == "req_1 deleted\n"
+    assert await kept(w) == ["req_2"]
+    assert [depth.waiting for depth in (await w.depths()).values()] == [0, 0, 0, 0]
+
+
+ASKED = [("GET", ""), ("GET", "/req_1?text=true"), ("POST", "/req_1/redrive"), ("DELETE", "/req_1")]
+
+
+async def test_only_operators_see_or_touch_them(w: World, tmp_path: Path) -> None:
+    await give_up(w, "req_1")
+    auth = {**keys_of(tmp_path, "tenant-1", "ops"), "admin_tenants": ["ops"]}
+    async with door(w.settings.redis.url, w.settings.namespace, auth=auth) as at:
+
+        async def ask(key: str, method: str, path: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await at.http.request(method, PATH + path, headers=headers)
+
+        refused: list[Any] = []
+        for method, path in ASKED:
+            for key, said in (("tenant-1", (403, "key_not_permitted")), ("?", (401, None))):
+                answer = await ask(key, method, path)
+                told = answer.status_code, answer.json()["error"]["code"]
+                refused.append(told[0] == said[0] and said[1] in (None, told[1]))
+                assert "lighthouses" not in answer.text
+        assert all(refused)
+        assert await kept(w) == ["req_1"]
+        assert [(await ask("ops", *one)).status_code for one in ASKED[:3]] == [200] * 3
+        assert (await ask("ops", "DELETE", "/req_1")).status_code == 404
+        told_by = await hermes(at, "dead-letters", "list", HERMES_API_KEY="tenant-1")
+    assert (told_by.exit_code, told_by.stdout) == (1, "")
+    assert "auth.admin_tenants" in told_by.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("show req_9", "Dead letter with id 'req_9' not found."),
+        ("redrive req_1 req_9", "no dead letter has the id req_9"),
+        ("drop req_1 req_9", "no dead letter has the id req_9"),
+    ],
+)
+async def test_an_unknown_id_is_an_error_and_nothing_is_done(
+    w: World, words: str, said: str
+) -> None:
+    await give_up(w, "req_1")
+    done = await command(w, *words.split())
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == f"dead-letters: {said}\n"
+    assert "req_1" in (await command(w, "list")).stdout

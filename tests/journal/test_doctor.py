@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from serve_app.cli import defaults
+from serve_app.cli import console
 from serve_app.cli import doctor as cli_doctor
 from serve_app.cli.main import app
 from serve_app.local import checks, environment, ports, preflight, processes, redis_server
@@ -45,7 +45,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_doctor, "DOCTOR_S", PATIENCE_S)
     monkeypatch.setattr(checks, "CARDS_S", PATIENCE_S)
     monkeypatch.setattr(preflight, "ENGINE_GB", 0.0)
-    monkeypatch.setattr(defaults, "STATE_DIR", tmp_path / "state")
+    monkeypatch.setattr(console, "STATE_DIR", tmp_path / "state")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in os.environ:
         if name.startswith(("HERMES_", "RAY_")) and name != "HERMES_DATA":

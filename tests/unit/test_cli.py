@@ -38,7 +38,7 @@ def hermes(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 HEAVY = ("ray", "vllm", "torch", "fastapi", "starlette", "prometheus_client")
-WITH_SETTINGS = ("deploy", "dead-letters", "check-redis")
+WITH_SETTINGS = ("deploy", "check-redis")
 WORDS = [[], ["--version"], ["api-key"], *([name] for name in COMMANDS)]
 WORDS += [["requests", "list"], ["dead-letters", "redrive"]]
 LOADED = """

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from serve_app.cli import defaults
+from serve_app.cli import console
 from serve_app.cli.console import printable
 from serve_app.cli.main import app
 from serve_app.cli.requests import AnswerText, table
@@ -219,18 +219,18 @@ def state(tmp_path: Path) -> Iterator[Service]:
 def test_a_service_that_runs_here_is_the_usual_one(
     state: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "STATE_DIR", tmp_path)
+    monkeypatch.setattr(console, "STATE_DIR", tmp_path)
     for name in ("HERMES_URL", "HERMES_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
-    listed, letters = ("requests", "list"), ("dead-letters", "list")
+    listed, trying = ("requests", "list"), ("check-redis", "--wait-s", "0")
     assert "http://127.0.0.1:8000 does not answer" in hermes("", *listed).stderr
     with serving(answering({"data": [REQUEST]})) as server:
         state.url = server.url
         state.save()
         assert ID in hermes("", *listed).stdout
         assert "http://127.0.0.1:1 does not" in hermes("http://127.0.0.1:1", *listed).stderr
-        assert "('127.0.0.1', 2)" in hermes("", *letters, HERMES_REDIS_URL=None).stderr
-        assert "('127.0.0.1', 1)" in hermes("", *letters, HERMES_REDIS_URL=CLOSED).stderr
+        assert "127.0.0.1:2" in hermes("", *trying, HERMES_REDIS_URL=None).stderr
+        assert "127.0.0.1:1" in hermes("", *trying, HERMES_REDIS_URL=CLOSED).stderr
         (tmp_path / "service.json").write_text("{")
         assert "is damaged" in failed(hermes("", *listed))
 

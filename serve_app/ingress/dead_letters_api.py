@@ -1,0 +1,144 @@
+"""`/v1/organization/dead_letters`: the requests that were given up, for operators to send
+again or to delete.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from serve_app.admission.submission import Submission
+from serve_app.ingress.acceptance import Acceptance
+from serve_app.ingress.api_keys import ApiKeys
+from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.pages import listing, not_found
+from serve_app.journal.facts import RequestFacts
+from serve_app.policy.work import work_of
+from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
+
+PATH = "/v1/organization/dead_letters"
+_ONE = PATH + "/{request_id}"
+_SHOWN_BYTES = 60
+"""Longer fields of an entry that nobody can read are shown by their length."""
+
+
+def routes(
+    dead: DeadLetters,
+    streams: EventStreams,
+    acceptance: Acceptance,
+    api_keys: ApiKeys,
+    again: Callable[[RequestFacts], RequestFacts],
+) -> APIRouter:
+    """The endpoints.
+
+    Args:
+        again: the facts of a request that is sent again, from those that it had.
+    """
+    router = APIRouter(tags=["dead letters"])
+
+    def answer(request: Request, make: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
+        api_keys.check_admin(request.state.tenant, "Dead letters are")
+
+        async def encoded() -> bytes:
+            return msgspec.json.encode(await make())
+
+        return streams.json(request.state.tenant, encoded)
+
+    async def found(request_id: str) -> DeadLetter:
+        letters = [one async for one in dead.each(request_id) if isinstance(one, DeadLetter)]
+        if not letters:
+            raise not_found("Dead letter", request_id)
+        return letters[-1]
+
+    @router.get(PATH, summary="The requests that were given up, oldest first, for admins")
+    async def list_letters(request: Request) -> Response:
+        async def make() -> dict[str, Any]:
+            letters: dict[str, dict[str, Any]] = {}
+            unreadable = []
+            async for letter in dead.each():
+                if isinstance(letter, Unreadable):
+                    unreadable.append(_described_raw(letter))
+                else:  # of a request's letters the last one counts
+                    letters.pop(letter.request_id, None)
+                    letters[letter.request_id] = _described(letter)
+            ids: list[str | None] = [*letters] or [None]
+            page = listing([*letters.values()], ids[0], ids[-1], False)
+            return {**page, "unreadable": unreadable}
+
+        return answer(request, make)
+
+    @router.get(_ONE, summary="One of them, with its body if text=true")
+    async def show(request_id: str, request: Request, text: bool = False) -> Response:
+        async def make() -> dict[str, Any]:
+            letter = await found(request_id)
+            return _described(letter) | ({"body": _body(letter)} if text else {})
+
+        return answer(request, make)
+
+    @router.post(_ONE + "/redrive", summary="Send it again as a new request, and delete it")
+    async def redrive(request_id: str, request: Request) -> Response:
+        async def make() -> dict[str, Any]:
+            letter = await found(request_id)
+            work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
+            # Until it is deleted, a letter that is sent again twice is one request.
+            key = f"dead-letter-{letter.entry_id}"
+            submission = Submission(
+                again(letter.facts), letter.line, letter.body, work, key, b"", 0, False
+            )
+            new_id, _ = await acceptance.accept_detached(submission)
+            await dead.remove(request_id)
+            return {"id": request_id, "object": "dead_letter.redriven", "request_id": new_id}
+
+        return answer(request, make)
+
+    @router.delete(_ONE, summary="Delete it")
+    async def drop(request_id: str, request: Request) -> Response:
+        async def make() -> dict[str, Any]:
+            await found(request_id)
+            await dead.remove(request_id)
+            return {"id": request_id, "object": "dead_letter.deleted", "deleted": True}
+
+        return answer(request, make)
+
+    return router
+
+
+def _described(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.request_id,
+        "object": "dead_letter",
+        "when": _when(letter),
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "line": msgspec.to_builtins(letter.line),
+        "facts": msgspec.to_builtins(letter.facts),
+        "bytes": len(letter.body),
+    }
+
+
+def _body(letter: DeadLetter) -> Any:
+    try:
+        return msgspec.json.decode(letter.body)
+    except msgspec.DecodeError:
+        return letter.body.decode(errors="replace")
+
+
+def _described_raw(letter: Unreadable) -> dict[str, Any]:
+    fields = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        if len(value) <= _SHOWN_BYTES
+        else f"<{len(value)} bytes>"
+        for name, value in letter.fields.items()
+    }
+    return {"when": _when(letter), "source": letter.source, "fields": fields}
+
+
+def _when(letter: DeadLetter | Unreadable) -> str:
+    """When the request was given up, in UTC by Redis's clock."""
+    unix_s = int(letter.entry_id.partition("-")[0]) / 1000
+    return f"{datetime.datetime.fromtimestamp(unix_s, datetime.UTC):%Y-%m-%d %H:%M:%S}"
