@@ -31,7 +31,7 @@ import yaml
 
 from serve_app import __version__
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer
+from serve_app.contract import AttemptResult
 from serve_app.local.environment import LOCKS, ROOT
 from serve_app.processes.ingress import IngressProcess
 from serve_app.settings import Settings
@@ -216,7 +216,7 @@ def of_wheel(recipe: str, wheel: str) -> str:
 def openapi() -> object:
     """What the service says at `/openapi.json`, of an ingress that is not started."""
 
-    async def nobody(*_: object) -> Answer:
+    async def nobody(*_: object) -> AttemptResult:
         raise AssertionError("no request is sent")
 
     async def ask() -> object:

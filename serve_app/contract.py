@@ -152,7 +152,7 @@ class Cause(StrEnum):
     """The request's deadline passed, and no worker reported it."""
 
 
-class Outcome(StrEnum):
+class CallResult(StrEnum):
     """How an attempt of a worker ended."""
 
     ENDED = "ended"
@@ -161,7 +161,7 @@ class Outcome(StrEnum):
     """Another attempt owns the journal, or the journal is gone."""
 
 
-class Written(NamedTuple):
+class CompletionStats(NamedTuple):
     """What a request has written by its end."""
 
     tokens: int
@@ -177,11 +177,11 @@ class Written(NamedTuple):
     """What it has read, as the engine counted; 0 if that is not known."""
 
 
-class Answer(NamedTuple):
+class AttemptResult(NamedTuple):
     """A worker's answer to `execute`."""
 
-    outcome: Outcome
-    written: Written | None = None
+    outcome: CallResult
+    written: CompletionStats | None = None
     """What the request has written; None if the worker does not know."""
     acknowledged: str = ""
     """The id of the queue entry that its end has removed; empty where that is left to the ingress,
@@ -199,17 +199,17 @@ class Answer(NamedTuple):
         )
 
     @classmethod
-    def decode(cls, text: str) -> Answer:
+    def decode(cls, text: str) -> AttemptResult:
         """Parse an answer; raises ValueError if its word is unknown or it lacks a number."""
         word, *more = str(text).split("|")
         if not more:
-            return cls(Outcome(word))
+            return cls(CallResult(word))
         tokens, whole, begun, prompt_tokens = map(int, more[:4])
-        written = Written(tokens, bool(whole), bool(begun), prompt_tokens)
-        return cls(Outcome(word), written, more[4] if len(more) > 4 else "")
+        written = CompletionStats(tokens, bool(whole), bool(begun), prompt_tokens)
+        return cls(CallResult(word), written, more[4] if len(more) > 4 else "")
 
 
-Execute = Callable[[str, int, str, str], Awaitable[Answer]]
+Execute = Callable[[str, int, str, str], Awaitable[AttemptResult]]
 """`execute(request_id, epoch, session, cause)`, with positional arguments. `cause` says why the
 previous attempt ended, and is empty for the first. Raises `WorkerLost` if the outcome is unknown.
 """
@@ -243,7 +243,7 @@ class IngressLease(NamedTuple):
     """Slots that it uses, or will use at once."""
     waiting: int = 0
     """Slots for the requests that it has claimed and not started."""
-    running_long: int = 0
+    running_general: int = 0
     """How many of the slots are used by requests that have no right to a spare one."""
     unclaimed: int = 0
     """Requests in the queue that it cannot claim now; all ingresses count the same ones."""
@@ -261,7 +261,7 @@ class IngressLease(NamedTuple):
         return self.model in ("", model)
 
     def encode(self) -> str:
-        words = (int(self.complete), self.running, self.waiting, "", self.running_long)
+        words = (int(self.complete), self.running, self.waiting, "", self.running_general)
         later = (self.unclaimed, self.model.replace("|", ":"), self.since_ms)
         return "|".join(map(str, (self.name, self.cluster, *words, *later)))
 

@@ -22,7 +22,7 @@ from uvicorn import config as uvicorn_config
 from serve_app.cluster import replicas as of_process
 from serve_app.cluster.direct_calls import why_lost
 from serve_app.cluster.serve_router import OVERRIDDEN
-from serve_app.contract import Answer
+from serve_app.contract import AttemptResult
 from serve_app.errors import SettingsError
 from serve_app.ingress.http_protocol import HttpProtocol
 from serve_app.processes.foundation import freeze_heap
@@ -148,10 +148,12 @@ class Ingress:
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )
 
-        async def call(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+        async def call(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
             try:
                 # Plain text: the replica may be of a version that does not know the enum.
-                return Answer.decode(await execute.remote(request_id, epoch, session, str(cause)))
+                return AttemptResult.decode(
+                    await execute.remote(request_id, epoch, session, str(cause))
+                )
             except Exception as error:  # whatever failed, the journal shows how far the attempt got
                 raise why_lost(error) from error
 

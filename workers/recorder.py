@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import NotResumed, Reason, State, Written
+from serve_app.contract import CompletionStats, NotResumed, Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.events import EventNumberer
@@ -165,10 +165,10 @@ class Recorder:
         return self.head is not None and self.head.status < 400 and not self._stream_failed
 
     @property
-    def written(self) -> Written:
+    def written(self) -> CompletionStats:
         """What the request has written so far."""
         whole = self.completed and self.first_output_ms is not None
-        return Written(self.output_tokens, whole, True, self.prompt_tokens)
+        return CompletionStats(self.output_tokens, whole, True, self.prompt_tokens)
 
     @property
     def usage(self) -> tuple[int, ...]:

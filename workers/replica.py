@@ -17,15 +17,15 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.leases import Membership
 from serve_app.contract import (
-    Answer,
+    AttemptResult,
+    CallResult,
     Cause,
+    CompletionStats,
     EngineReport,
     NotResumed,
-    Outcome,
     Reason,
     State,
     WorkerAddress,
-    Written,
 )
 from serve_app.errors import Fenced, RedisUnavailable, RequestRefused
 from serve_app.journal.attempt import Attempt
@@ -91,7 +91,7 @@ class WorkerReplica:
         self._telemetry = telemetry
         self._tracing = tracing
         self._loops = loops
-        self._running: set[asyncio.Task[Answer]] = set()
+        self._running: set[asyncio.Task[AttemptResult]] = set()
         self._voiding: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -147,7 +147,7 @@ class WorkerReplica:
         await self._engine.check_health()
 
     async def execute(self, request_id: str, epoch: int, session: str, cause: str = "") -> str:
-        """Work on a request until it has ended. Returns an `Answer`, encoded.
+        """Work on a request until it has ended. Returns an `AttemptResult`, encoded.
 
         Args:
             session: used by the router only.
@@ -159,7 +159,7 @@ class WorkerReplica:
         """
         return (await asyncio.shield(self.begin(request_id, epoch, cause))).encode()
 
-    def begin(self, request_id: str, epoch: int, cause: str) -> asyncio.Task[Answer]:
+    def begin(self, request_id: str, epoch: int, cause: str) -> asyncio.Task[AttemptResult]:
         """See `execute`. The attempt goes on without its caller."""
         task = asyncio.create_task(self._run(request_id, epoch, cause), name=f"work-{request_id}")
         self._running.add(task)
@@ -167,13 +167,13 @@ class WorkerReplica:
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[Answer]) -> None:
+    def _done(self, task: asyncio.Task[AttemptResult]) -> None:
         self._running.discard(task)
         self._telemetry.working_on(len(self._running))
         if not task.cancelled():
             task.exception()  # retrieve the exception, because a dead caller will not
 
-    async def _run(self, request_id: str, epoch: int, cause: str) -> Answer:
+    async def _run(self, request_id: str, epoch: int, cause: str) -> AttemptResult:
         """See `execute`."""
         self._health.check()
         opened = AttemptFacts(
@@ -186,7 +186,7 @@ class WorkerReplica:
             return await self._who_fenced(request_id)
         if has_ended(entries):  # by an attempt that was believed lost
             self._writer.abandon(attempt)
-            return Answer(Outcome.ENDED)
+            return AttemptResult(CallResult.ENDED)
         facts = decode_facts(entries[0], RequestFacts)
         recorder = self._recorder(attempt, entries, facts, opened)
         what: Facts = {
@@ -197,7 +197,7 @@ class WorkerReplica:
         with self._tracing.begin("attempt", facts.trace, what) as span:
             try:
                 await self._answer(attempt, entries[0], facts, recorder, span.traceparent)
-                return Answer(Outcome.ENDED, recorder.written, attempt.queued.decode())
+                return AttemptResult(CallResult.ENDED, recorder.written, attempt.queued.decode())
             except Fenced as error:
                 # Its traceback has this frame, which has the request's body, and `closed` has it.
                 error.with_traceback(None)
@@ -358,7 +358,9 @@ class WorkerReplica:
         )
         recorder.refuse(failure)
 
-    async def _who_fenced(self, request_id: str, ours: Written | None = None) -> Answer:
+    async def _who_fenced(
+        self, request_id: str, ours: CompletionStats | None = None
+    ) -> AttemptResult:
         """Whether the terminal entry (the request has ended) or another attempt fenced this one.
 
         Args:
@@ -367,14 +369,16 @@ class WorkerReplica:
         try:
             last = await self._store.last(request_id)
         except RedisUnavailable:
-            return Answer(Outcome.FENCED)
+            return AttemptResult(CallResult.FENCED)
         if last is None:
-            return Answer(Outcome.ENDED, ours)
+            return AttemptResult(CallResult.ENDED, ours)
         if not last.terminal:
-            return Answer(Outcome.FENCED)
+            return AttemptResult(CallResult.FENCED)
         told = written(last)
         # Who ends a request from outside does not know what was written, nor of the latest attempt.
-        return Answer(Outcome.ENDED, told if ours is None or (told and told.begun) else ours)
+        return AttemptResult(
+            CallResult.ENDED, told if ours is None or (told and told.begun) else ours
+        )
 
 
 def _about(request_id: str, facts: RequestFacts, reason: str = "") -> dict[str, str]:

@@ -20,7 +20,7 @@ import msgspec
 import uvloop
 
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer
+from serve_app.contract import AttemptResult
 from serve_app.local import processes, redis_server
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
@@ -115,8 +115,8 @@ async def _ask(app: Any, tokens: int) -> None:
 async def _service(settings: Settings) -> AsyncIterator[Any]:
     worker = WorkerProcess(settings, _WORKER, "session-1", make_engine(settings))
 
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
-        return Answer.decode(await worker.replica.execute(request_id, epoch, session, cause))
+    async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+        return AttemptResult.decode(await worker.replica.execute(request_id, epoch, session, cause))
 
     replicas = Replicas()
     replicas.serving([_WORKER])

@@ -7,9 +7,8 @@ from typing import Any
 
 from serve_app.policy.capacity import Claim
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
-from serve_app.policy.prediction import Lengths
-from serve_app.policy.waiting import Prediction, Running
+from serve_app.policy.order import DEFAULT_RULES, Rules, Running, Scheduler
+from serve_app.policy.prediction import LengthModel, Prediction
 from serve_app.request_queue.entry import QueueEntry
 
 from .work import Record
@@ -24,7 +23,7 @@ class ArrivalOrder:
 
     def __init__(self) -> None:
         self.capacity = 0
-        self.long_capacity = math.inf
+        self.general_capacity = math.inf
         self.running: dict[Running[QueueEntry], None] = {}
         self._waiting: list[QueueEntry] = []
 
@@ -67,7 +66,7 @@ class ArrivalOrder:
         del self.running[running]
 
 
-class KnownLengths(Lengths):
+class KnownLengths(LengthModel):
     """Tells what each request will write, which nobody can know."""
 
     useful = True

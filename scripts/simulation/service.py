@@ -21,9 +21,9 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import EngineReport, WorkerLease, Written
+from serve_app.contract import CompletionStats, EngineReport, WorkerLease
 from serve_app.dispatch.dispatcher import Dispatcher
-from serve_app.dispatch.waits import WhyItWaits
+from serve_app.dispatch.waits import StallTracker
 from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.placement import Placement
@@ -171,7 +171,7 @@ class VirtualIngress:
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.replicas = Replicas()
-        self.waits = WhyItWaits()
+        self.waits = StallTracker()
         self._version = -1
         self._placement = Placement(load_factor=1.25, virtual_nodes=128)
         clock = RedisClock(VirtualClock(self._loop))
@@ -185,7 +185,7 @@ class VirtualIngress:
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)
 
-    async def run(self, entry: QueueEntry) -> Written:
+    async def run(self, entry: QueueEntry) -> CompletionStats:
         """As `Attempts.run`: place the request, and stay with it to its last token."""
         record = self._service.records[entry.request_id]
         record.started_s = self._loop.time()
@@ -203,7 +203,7 @@ class VirtualIngress:
             self._placement.ended(entry.request_id)
             self.replicas.release(entry.request_id)
         self._service.ended(record)
-        return Written(record.tokens, prompt_tokens=record.work.prompt_tokens)
+        return CompletionStats(record.tokens, prompt_tokens=record.work.prompt_tokens)
 
 
 class VirtualService:

@@ -34,13 +34,13 @@ import msgspec
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Execute, WorkerAddress, WorkerLost
+from serve_app.contract import AttemptResult, Cause, Execute, WorkerAddress, WorkerLost
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import ended
 
 log = logging.getLogger("hermes.calls")
 
-Begin = Callable[[str, int, str], "asyncio.Task[Answer]"]
+Begin = Callable[[str, int, str], "asyncio.Task[AttemptResult]"]
 """Begins an attempt: request id, epoch, and why the previous attempt ended."""
 
 _WAKE = b"\0"
@@ -130,7 +130,7 @@ class _Frames(asyncio.Protocol):
             return
         try:
             self.arrived(frame)
-        except ValueError:  # of msgspec or `Answer`; not logged, because it may quote what it found
+        except ValueError:  # not logged, because it may quote what it found
             self.abort("a malformed frame")
 
     @abstractmethod
@@ -228,7 +228,7 @@ class CallServer:
         task = self._begin(call.request_id, call.epoch, call.cause)
         task.add_done_callback(partial(self._done, connection, call.call))
 
-    def _done(self, connection: _Accepted, call: int, task: asyncio.Task[Answer]) -> None:
+    def _done(self, connection: _Accepted, call: int, task: asyncio.Task[AttemptResult]) -> None:
         self._running -= 1
         if task.cancelled():
             reply = _Reply(call, "", Cause.LOST, "the worker has stopped")
@@ -312,7 +312,7 @@ class DirectCalls:
 
     def execute(
         self, request_id: str, epoch: int, session: str, cause: str
-    ) -> asyncio.Future[Answer]:
+    ) -> asyncio.Future[AttemptResult]:
         """See `Execute`."""
         with suppress(LookupError):
             name = self._replicas.choose(key := session or request_id, request_id)
@@ -323,11 +323,11 @@ class DirectCalls:
                 return self._call(connection, call)
         return asyncio.ensure_future(self._otherwise(request_id, epoch, session, cause))
 
-    def _call(self, connection: _Opened, call: _Call) -> asyncio.Future[Answer]:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def _call(self, connection: _Opened, call: _Call) -> asyncio.Future[AttemptResult]:
+        answer: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
         connection.waiting[call.call] = answer
 
-        def over(answer: asyncio.Future[Answer]) -> None:
+        def over(answer: asyncio.Future[AttemptResult]) -> None:
             connection.waiting.pop(call.call, None)
             self._replicas.returned(f"direct-{call.call}")
             if not answer.cancelled():
@@ -408,7 +408,7 @@ class _Opened(_Frames):
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._expected = b""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting: dict[int, asyncio.Future[Answer]] = {}
+        self.waiting: dict[int, asyncio.Future[AttemptResult]] = {}
 
     @property
     def usable(self) -> bool:
@@ -438,7 +438,7 @@ class _Opened(_Frames):
             cause = Cause.NOT_OPENED if reply.cause == Cause.NOT_OPENED else Cause.LOST
             answer.set_exception(WorkerLost(reply.message, cause))
         else:
-            answer.set_result(Answer.decode(reply.answer))
+            answer.set_result(AttemptResult.decode(reply.answer))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None

@@ -18,9 +18,18 @@ from typing import NamedTuple, TypeVar
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Execute, Outcome, Reason, State, WorkerLost, Written
+from serve_app.contract import (
+    AttemptResult,
+    CallResult,
+    Cause,
+    CompletionStats,
+    Execute,
+    Reason,
+    State,
+    WorkerLost,
+)
 from serve_app.dispatch.quarantine import Quarantine
-from serve_app.dispatch.waits import Waits, WhyItWaits
+from serve_app.dispatch.waits import StallReason, StallTracker
 from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
@@ -73,7 +82,7 @@ class Attempts:
         self._clock = clock
         self._poison_after = poison_after
         self._until_reached = UntilReached()
-        self.waits = WhyItWaits()
+        self.waits = StallTracker()
         self._adopted = Adopted(store, queue)
         self._losses: dict[str, asyncio.Future[Cause]] = {}
         """By request, while its call runs: the loss of a replica ends each of its calls at once."""
@@ -88,7 +97,7 @@ class Attempts:
         """See `Adopted.begun`."""
         return await self._until_reached(lambda: self._adopted.begun(entries))
 
-    async def run(self, entry: QueueEntry) -> Written | None:
+    async def run(self, entry: QueueEntry) -> CompletionStats | None:
         """Attend to a request until it has ended, then acknowledge its queue entry, unless its end
         has done so. This call fixes the first epoch.
 
@@ -115,7 +124,7 @@ class Attempts:
             return await written_in_journal(self._store, entry)
         return answer.written
 
-    async def _until_its_end(self, entry: QueueEntry) -> Answer | None:
+    async def _until_its_end(self, entry: QueueEntry) -> AttemptResult | None:
         """Run attempts until the request has ended. Returns the answer of the worker that has seen
         it end; None if there is none.
 
@@ -129,7 +138,7 @@ class Attempts:
         """
         for pause_s in (*timings.DEFECT_RETRY_S, None):
             try:
-                following: Next | Answer | None = Next(1)
+                following: Next | AttemptResult | None = Next(1)
                 if entry.taken_over:
                     following = await self._adopt(entry)
                 while isinstance(following, Next):
@@ -177,7 +186,7 @@ class Attempts:
             lambda: self._endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
         )
 
-    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | Answer | None:
+    async def _attempt(self, entry: QueueEntry, this: Next) -> Next | AttemptResult | None:
         """Run one attempt. Returns the next; or the worker's answer, if the request has ended, and
         None if it was ended here or has been seen to have ended.
         """
@@ -195,11 +204,13 @@ class Attempts:
             }
             span = stack.enter_context(self._tracing.begin("dispatch", entry.trace, facts, CLIENT))
             answer = await self._call(entry, this)
-            span.tell({"hermes.outcome": answer.outcome if isinstance(answer, Answer) else answer})
+            span.tell(
+                {"hermes.outcome": answer.outcome if isinstance(answer, AttemptResult) else answer}
+            )
         match answer:
-            case Answer(Outcome.ENDED):
+            case AttemptResult(CallResult.ENDED):
                 return answer
-            case Answer():  # fenced: a duplicate queue entry, or our own call sent twice
+            case AttemptResult():  # fenced: a duplicate queue entry, or our own call sent twice
                 return await self._adopt(entry)
             case Cause.DEADLINE:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
@@ -207,7 +218,7 @@ class Attempts:
             case cause:
                 return await self._next(entry, cause, this)
 
-    async def _call(self, entry: QueueEntry, this: Next) -> Answer | Cause:
+    async def _call(self, entry: QueueEntry, this: Next) -> AttemptResult | Cause:
         """Call a worker until it has answered or the call is given up. Returns its answer, or why
         there is none.
 
@@ -237,10 +248,10 @@ class Attempts:
         self,
         entry: QueueEntry,
         this: Next,
-        call: asyncio.Future[Answer],
+        call: asyncio.Future[AttemptResult],
         loss: asyncio.Future[Cause],
-    ) -> Answer | Cause:
-        self._waits_for(entry, Waits.OPENING)
+    ) -> AttemptResult | Cause:
+        self._waits_for(entry, StallReason.OPENING)
         grace_s, opens_s = timings.EXPIRE_GRACE_S, timings.CALL_OPENS_S
         await first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
         if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
@@ -248,7 +259,7 @@ class Attempts:
                 self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
                 what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
                 return self._logged(entry, this, Cause.NOT_OPENED, what)
-            self._waits_for(entry, Waits.ENGINE)
+            self._waits_for(entry, StallReason.ENGINE)
             await first(left_s, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
             await first(timings.ATTEMPT_RETRY_S, call)
@@ -279,7 +290,7 @@ class Attempts:
         """Wait for the request's turn, but not beyond its deadline. Returns whether the turn has
         come.
         """
-        self._waits_for(entry, Waits.TURN)
+        self._waits_for(entry, StallReason.TURN)
         return await self._until_reached(
             lambda: stack.enter_async_context(self._quarantine.alone(max(0.0, self._left_s(entry))))
         )
@@ -314,7 +325,7 @@ class Attempts:
         return following
 
     async def _pause(self, entry: QueueEntry, pauses_s: Sequence[float], failures: int) -> None:
-        self._waits_for(entry, Waits.AGAIN)
+        self._waits_for(entry, StallReason.AGAIN)
         await asyncio.sleep(backoff(pauses_s, failures))
 
     async def _adopt(self, entry: QueueEntry) -> Next | None:
@@ -325,7 +336,7 @@ class Attempts:
             NotOurs: another ingress has adopted the request.
         """
         began_s = self._clock.local.monotonic_s()
-        self._waits_for(entry, Waits.ADOPTED)
+        self._waits_for(entry, StallReason.ADOPTED)
         while True:
             entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
             if not entries or has_ended(entries):
@@ -369,10 +380,10 @@ class Attempts:
             )
 
     async def _end(self, entry: QueueEntry, state: State, reason: Reason) -> None:
-        self._waits_for(entry, Waits.END)
+        self._waits_for(entry, StallReason.END)
         await self._until_reached(lambda: self._endings.end(entry.request_id, state, reason))
 
-    def _waits_for(self, entry: QueueEntry, what: Waits) -> None:
+    def _waits_for(self, entry: QueueEntry, what: StallReason) -> None:
         """From now on the request waits for this."""
         self.waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
 
@@ -468,7 +479,7 @@ def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:
     return about(entry.request_id, entry.tenant, reason, entry.trace)
 
 
-async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Written | None:
+async def written_in_journal(store: JournalStore, entry: QueueEntry) -> CompletionStats | None:
     """What a request has written; None if its journal does not say so. For requests of which no
     worker has told. A reading that fails is not repeated.
 

@@ -17,16 +17,21 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import IngressLease, Written
+from serve_app.contract import CompletionStats, IngressLease
 from serve_app.dispatch.attempts import Attempts
-from serve_app.dispatch.waits import WITHOUT_ENGINE, Waits
+from serve_app.dispatch.waits import WITHOUT_ENGINE, StallReason
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.policy.capacity import Claim, allowance, hardly_any_elsewhere, in_long, long_slots
-from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
-from serve_app.policy.waiting import Running
+from serve_app.policy.capacity import (
+    Claim,
+    allowance,
+    as_general_use,
+    general_slots,
+    peers_saturated,
+)
+from serve_app.policy.order import DEFAULT_RULES, Rules, Running, Scheduler
 from serve_app.policy.work import output_bytes
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
@@ -65,7 +70,7 @@ class Dispatcher:
         self._superseded = False
         self._engine_slots = rules.engine_slots
         self._stopping = False
-        self._attending: set[asyncio.Task[Written | None]] = set()
+        self._attending: set[asyncio.Task[CompletionStats | None]] = set()
         self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
         self._claim_waits = False
         """Whether a claim waits for an arrival."""
@@ -105,7 +110,7 @@ class Dispatcher:
             complete,
             sum(one.sequences for one in using),
             self._scheduler.waiting_sequences,
-            sum(one.sequences for one in using if one.long),
+            sum(one.sequences for one in using if one.general),
             unclaimed if self._must_wait and not self._superseded else 0,
             self._model,
         )
@@ -143,7 +148,7 @@ class Dispatcher:
         self._superseded = superseded
         others = members.others(self._name, self._cluster, self._model)
         order, waiting = self._scheduler, len(self._scheduler) > 0
-        quarantined = self._attempts.waits.those(Waits.TURN)
+        quarantined = self._attempts.waits.those(StallReason.TURN)
         order.give_back(one for one in order.running if one.entry.key in quarantined)
         order.capacity = allowance(capacity, others, waiting)
         self._replicas.slots = {
@@ -151,9 +156,9 @@ class Dispatcher:
             for one in workers
             if one.capacity
         }
-        for_all = sum(long_slots(one.capacity, self._engine_slots) for one in workers)
-        order.long_capacity = allowance(for_all, map(in_long, others), waiting)
-        order.ahead = hardly_any_elsewhere(capacity, others, order.capacity)
+        for_all = sum(general_slots(one.capacity, self._engine_slots) for one in workers)
+        order.general_capacity = allowance(for_all, map(as_general_use, others), waiting)
+        order.ahead = peers_saturated(capacity, others, order.capacity)
         order.claiming = not superseded
         if self._telemetry is not None:
             self._telemetry.waiting(order.waiting(), self._clock.now_ms())
@@ -282,7 +287,9 @@ class Dispatcher:
         self._attending.add(task)
         task.add_done_callback(partial(self._on_done, running))
 
-    def _on_done(self, running: Running[QueueEntry], task: asyncio.Task[Written | None]) -> None:
+    def _on_done(
+        self, running: Running[QueueEntry], task: asyncio.Task[CompletionStats | None]
+    ) -> None:
         self._attending.discard(task)
         self._replicas.ended(running.entry.request_id)
         error = None if task.cancelled() else task.exception()

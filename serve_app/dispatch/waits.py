@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Waits(StrEnum):
+class StallReason(StrEnum):
     """What a claimed request waits for."""
 
     OPENING = "opening"
@@ -26,28 +26,28 @@ class Waits(StrEnum):
     """It is ended without an engine, and Redis is told so."""
 
 
-NORMAL = frozenset({Waits.ENGINE, Waits.ADOPTED})
-"""Waits that normally last as long as an answer takes."""
+NORMAL = frozenset({StallReason.ENGINE, StallReason.ADOPTED})
+"""StallReason that normally last as long as an answer takes."""
 
-WITHOUT_ENGINE = (Waits.TURN, Waits.AGAIN, Waits.END)
-"""Waits in which no engine has room for the request, or is about to."""
+WITHOUT_ENGINE = (StallReason.TURN, StallReason.AGAIN, StallReason.END)
+"""StallReason in which no engine has room for the request, or is about to."""
 
 
 class Waiting(NamedTuple):
     """A request, and what it waits for."""
 
     request_id: str
-    what: Waits
+    what: StallReason
     since_s: float
 
 
-class WhyItWaits:
+class StallTracker:
     """What every claimed request waits for."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], Waiting] = {}
 
-    def now(self, key: tuple[str, str], request_id: str, what: Waits, now_s: float) -> None:
+    def now(self, key: tuple[str, str], request_id: str, what: StallReason, now_s: float) -> None:
         """The request waits for this from now on; if it already did, the time continues.
 
         Args:
@@ -61,7 +61,7 @@ class WhyItWaits:
         """Nobody attends to this queue entry any longer."""
         self._waiting.pop(key, None)
 
-    def those(self, *what: Waits) -> frozenset[tuple[str, str]]:
+    def those(self, *what: StallReason) -> frozenset[tuple[str, str]]:
         """The queue entries of the requests that wait for one of these."""
         return frozenset(key for key, one in self._waiting.items() if one.what in what)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import CHATS, Cause, Reason, State, Written
+from serve_app.contract import CHATS, Cause, CompletionStats, Reason, State
 from serve_app.errors import Unreadable
 from serve_app.journal.entries import (
     Entry,
@@ -121,7 +121,7 @@ def used_by_end(last: Entry, summary: Summary) -> Usage:
     return Usage.decode(last.used) if last.used else Usage(output=summary.output_tokens)
 
 
-def written(last: Entry) -> Written | None:
+def written(last: Entry) -> CompletionStats | None:
     """What a request has written, by the last entry of its journal.
 
     Returns:
@@ -135,7 +135,7 @@ def written(last: Entry) -> Written | None:
     if summary is None:
         return None
     whole = last.state is State.COMPLETED and used.output > 0
-    return Written(used.output, whole, summary.attempts > 0, used.prompt)
+    return CompletionStats(used.output, whole, summary.attempts > 0, used.prompt)
 
 
 class JournalStore:

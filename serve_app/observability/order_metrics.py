@@ -11,8 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import Scheduler
-from serve_app.policy.waiting import Running, Settled
+from serve_app.policy.order import Completion, Running, Scheduler
 
 _TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
 
@@ -164,12 +163,12 @@ class OrderTelemetry:
     def order(self, scheduler: Scheduler[Any]) -> None:
         self._slots_allowed.set(scheduler.capacity)
         self._slots_reserved.set(scheduler.sequences)
-        self._slots_long.set(scheduler.long_sequences)
+        self._slots_long.set(scheduler.general_sequences)
         self._prediction_error.set(scheduler.lengths.error_ratio)
         lines = scheduler.lines.items()
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
 
-    def ended(self, settled: Settled, lengths_useful: bool, promotions: int) -> None:
+    def ended(self, settled: Completion, lengths_useful: bool, promotions: int) -> None:
         """A request has ended, and it is known what it has written.
 
         Args:

@@ -62,7 +62,7 @@ def allowance(capacity: int, others: Iterable[IngressLease], waiting: bool) -> i
     return max(least, min(most, capacity - sum(use.running for use in uses)))
 
 
-def hardly_any_elsewhere(capacity: int, others: Iterable[IngressLease], mine: int) -> bool:
+def peers_saturated(capacity: int, others: Iterable[IngressLease], mine: int) -> bool:
     """Whether other ingresses can start hardly any request more, so that what waits in Redis may
     as well wait in this one.
 
@@ -80,7 +80,7 @@ def spare_slots(most: int) -> int:
     return math.floor(_SPARE * most)
 
 
-def long_slots(capacity: int, most: int) -> int:
+def general_slots(capacity: int, most: int) -> int:
     """How many of a worker's slots are for all requests. One with other settings may have fewer
     slots than would be spare here, and then has none to spare.
     """
@@ -95,9 +95,9 @@ def slots_taken(sequences: int, long: int, for_long: float) -> int:
     return sequences - long + int(min(long, for_long))
 
 
-def in_long(use: IngressLease) -> IngressLease:
+def as_general_use(use: IngressLease) -> IngressLease:
     """The use of long slots in place of that of all, to divide them in the same way."""
-    return use._replace(running=use.running_long)
+    return use._replace(running=use.running_general)
 
 
 class Claim(NamedTuple):
@@ -110,7 +110,7 @@ class Claim(NamedTuple):
 
 
 def what_to_claim(
-    capacity: int, taken: int, waiting: Mapping[str, int], ahead: int, stuck: bool
+    capacity: int, taken: int, waiting: Mapping[str, int], ahead: int, only_spare_free: bool
 ) -> Claim | None:
     """What to claim next, if anything.
 
@@ -122,7 +122,7 @@ def what_to_claim(
         taken: how many of these slots are not free; fewer than `capacity`.
         waiting: how many requests of each class have been claimed and have not started.
         ahead: how many of each class may wait so; 0 while much is free elsewhere.
-        stuck: whether none of those that wait may take what is free, so that only an arrival can.
+        only_spare_free: whether only an arrival can take what is free.
     """
     free, empty = capacity - taken, not any(waiting.values())
     if empty and (free > max(1, capacity / 4) or not ahead):
@@ -132,4 +132,4 @@ def what_to_claim(
         return None
     # Little by little, so that several ingresses get similar parts of a sudden backlog.
     of_each = min(min(room.values()), 2 * capacity, _AT_ONCE)
-    return Claim(tuple(room), of_each, wait=empty or stuck)
+    return Claim(tuple(room), of_each, wait=empty or only_spare_free)

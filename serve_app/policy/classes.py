@@ -1,7 +1,7 @@
 """Which class goes next: shares between interactive and batch work, and ageing. Pure.
 
 `critical` goes before all others, and only operators may use it. The rest is shared by what was
-served, in token cost (`serve_app/policy/fairness.py`): while interactive work (`realtime` and
+served, in token cost (`VirtualCounters`): while interactive work (`realtime` and
 `standard`) and `batch` both wait, interactive work gets `interactive_share` and `batch` the rest.
 Whoever waits alone gets everything. What interactive work leaves of its share it may use a little
 later, up to `interactive_credit` times what runs at a time, so that a short burst does not wait
@@ -26,8 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
-
-from serve_app.policy.fairness import VirtualCounters
 
 CRITICAL = "critical"
 """Operators' own requests; `auth.critical_tenants` says who may send them."""
@@ -54,6 +52,57 @@ def engine_priority(request_class: str, one_of_several: bool = False) -> int:
     behind: one that started in fewer free slots than it has sequences would hold up the others.
     """
     return 2 * URGENCY.get(request_class, URGENCY[DEFAULT_CLASS]) + one_of_several
+
+
+_KEPT = 1_000
+
+
+class VirtualCounters:
+    """The counters of parties that share something.
+
+    Args:
+        weights: of the parties; others have the weight 1.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._idle: dict[str, float] = {}
+        self._waiting: dict[str, float] = {}
+        self._floor = 0.0
+
+    def begins(self, name: str, credit: float = 0.0) -> None:
+        """A party has waiting requests; a second call changes nothing. `credit`: how much it may
+        have saved up.
+        """
+        if name not in self._waiting:
+            least = min(self._waiting.values()) if self._waiting else self._floor
+            self._waiting[name] = max(self._idle.pop(name, least), least - credit)
+
+    def ends(self, name: str) -> None:
+        """No request of a party waits any more."""
+        counter = self._waiting.pop(name, None)
+        if counter is None:
+            return
+        self._idle[name] = counter
+        if not self._waiting:
+            self._floor = counter
+        while len(self._idle) > _KEPT:  # the longest idle one: what it was served is forgotten
+            del self._idle[next(iter(self._idle))]
+
+    def charge(self, name: str, cost: float) -> None:
+        """A party was served this much; negative if it was charged too much before."""
+        counters = self._waiting if name in self._waiting else self._idle
+        counters[name] = counters.get(name, self._floor) + cost / self._weights.get(name, 1.0)
+
+    def least(self) -> str:
+        """Of the parties that wait, the one that was served least; the longest waiting of
+        equals.
+        """
+        return min(self._waiting, key=self._waiting.__getitem__)
+
+    def waiting(self) -> Mapping[str, float]:
+        """The counters of those that wait."""
+        return self._waiting
 
 
 class ClassRules(NamedTuple):

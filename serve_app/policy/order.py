@@ -20,12 +20,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.contract import Written
+from serve_app.contract import CompletionStats
 from serve_app.policy.capacity import Claim, slots_taken, what_to_claim
 from serve_app.policy.classes import BATCH, CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
-from serve_app.policy.prediction import Lengths, Pace
-from serve_app.policy.tenants import MOST_PROMPT_TOKENS, TenantLines, TenantRules
-from serve_app.policy.waiting import Claimed, Heap, Prediction, Running, Settled, Waiting
+from serve_app.policy.prediction import Claimed, LengthModel, Prediction, ServiceTimeModel
+from serve_app.policy.tenants import MOST_PROMPT_TOKENS, Heap, TenantLines, TenantRules, Waiting
 
 C = TypeVar("C", bound=Claimed)
 
@@ -58,6 +57,38 @@ class Rules(NamedTuple):
 DEFAULT_RULES = Rules()
 
 
+class Running(Generic[C]):
+    """A request from its start to its end. Compared by identity: a duplicate queue entry has its
+    own.
+    """
+
+    def __init__(self, entry: C, predicted: Prediction) -> None:
+        self.entry = entry
+        self.predicted = predicted
+        """What it was expected to write when it started."""
+        self.sequences = 0
+        """Those that its engine runs at a time; 0 if it uses no engine."""
+        self.holds_slots = True
+        """Whether nobody else may have its slots: not while it waits in quarantine."""
+        self.general = False
+        """Whether it had no right to a spare slot when it started."""
+        self.probation = False
+        """Whether it is the first of its kind, and holds a spare slot."""
+        self.cost = 0.0
+        """What its tenant has paid in advance."""
+        self.started_ms: int | None = None
+        """Unix milliseconds, by Redis's clock. None if it was taken over while it ran."""
+
+
+class Completion(NamedTuple):
+    """A request that has ended: what was expected when it started, and what it has written."""
+
+    entry: Claimed
+    predicted: Prediction
+    written: CompletionStats
+    cost: float
+
+
 class Scheduler(Generic[C]):
     """Decides the order in which one ingress starts the requests that it has claimed.
 
@@ -70,7 +101,7 @@ class Scheduler(Generic[C]):
     def __init__(self, rules: Rules = DEFAULT_RULES) -> None:
         self.capacity = 0
         """Sequences that may run at the same time; 0 if there is no engine."""
-        self.long_capacity: float = math.inf
+        self.general_capacity: float = math.inf
         """How many of them may be of requests that have no right to a spare slot."""
         self.claiming = True
         """Whether anything may be claimed. A newer Ray cluster takes new requests otherwise."""
@@ -86,17 +117,17 @@ class Scheduler(Generic[C]):
         """The requests that have started and not ended, in the order of their starts."""
         self.sequences = 0
         """Their sequences: those of the last one may exceed what was free."""
-        self.long_sequences = 0
+        self.general_sequences = 0
         """How many of these are of long requests."""
         self.waiting_sequences = 0
         """The slots that the requests will hold that have not started."""
-        self.lengths = Lengths()
-        self.pace = Pace()
+        self.lengths = LengthModel()
+        self.pace = ServiceTimeModel()
         self._rules = rules
         self._running_cost = 0.0
-        self._stuck = False
+        self._only_spare_free = False
         """Whether slots are free, but spare for all that wait."""
-        self._tried: set[tuple[str, str]] = set()
+        self._on_probation: set[tuple[str, str]] = set()
         """Tenants and kinds of which a first request holds a spare slot."""
         self._by_deadline: Heap[C] = Heap()
 
@@ -110,10 +141,10 @@ class Scheduler(Generic[C]):
 
     @property
     def taken(self) -> int:
-        """The slots that are not free. Sequences of long requests count up to `long_capacity`:
+        """The slots that are not free. Sequences of long requests count up to `general_capacity`:
         those beyond it take no spare slots.
         """
-        return slots_taken(self.sequences, self.long_sequences, self.long_capacity)
+        return slots_taken(self.sequences, self.general_sequences, self.general_capacity)
 
     @property
     def full(self) -> bool:
@@ -131,9 +162,9 @@ class Scheduler(Generic[C]):
         if self.full or not self.claiming:
             return None
         waiting = {name: len(line) for name, line in self.lines.items()}
-        ahead = self.ahead or self._stuck
+        ahead = self.ahead or self._only_spare_free
         most = math.ceil(self._rules.claim_ahead * self.capacity) if ahead else 0
-        return what_to_claim(self.capacity, self.taken, waiting, most, self._stuck)
+        return what_to_claim(self.capacity, self.taken, waiting, most, self._only_spare_free)
 
     def add(self, entry: C) -> None:
         predicted, prompt_tokens = self.lengths.predict(entry), _prompt(entry)
@@ -158,7 +189,7 @@ class Scheduler(Generic[C]):
         tenant pays nothing: one whose requests expire would be pushed back ever further.
         """
         first_due = self._by_deadline.first()
-        self._stuck = False
+        self._only_spare_free = False
         if first_due is None:
             return None
         if first_due.entry.deadline_ms <= now_ms:
@@ -167,9 +198,11 @@ class Scheduler(Generic[C]):
             return None
         oldest_ms = {name: line.oldest_ms for name, line in self.lines.items() if len(line)}
         waiting = self._head(self.classes.choose(oldest_ms, now_ms), now_ms)
-        if self.long_sequences >= self.long_capacity and not self._may_take_spare(waiting.entry):
+        if self.general_sequences >= self.general_capacity and not self._may_take_spare(
+            waiting.entry
+        ):
             spared = self._for_spare_slot(oldest_ms, now_ms)
-            self._stuck = spared is None
+            self._only_spare_free = spared is None
             if spared is None:
                 return None
             waiting = spared
@@ -204,8 +237,8 @@ class Scheduler(Generic[C]):
                 self._count(running, 1 if running.holds_slots else -1)
 
     def ended(
-        self, running: Running[C], written: Written | None = None, now_ms: int | None = None
-    ) -> Settled | None:
+        self, running: Running[C], written: CompletionStats | None = None, now_ms: int | None = None
+    ) -> Completion | None:
         """A request no longer runs. Its tenant pays for what it has used: for the prompt and for
         what was written, also of an answer that was broken off; for nothing if nobody has worked on
         it.
@@ -234,7 +267,7 @@ class Scheduler(Generic[C]):
             self.lengths.learn(entry, running.predicted, each)
         if written.whole and now_ms is not None and running.started_ms is not None:
             self.pace.learn(_prompt(entry), each, now_ms - running.started_ms)
-        return Settled(entry, running.predicted, written, used)
+        return Completion(entry, running.predicted, written, used)
 
     def _head(self, name: str, now_ms: int) -> Waiting[C]:
         return self.lines[name].next(now_ms, self.pace.mean_ms)
@@ -243,7 +276,7 @@ class Scheduler(Generic[C]):
         """Of the requests that may take a spare slot, the one that goes next."""
         first: dict[str, Waiting[C]] = {}
         for name in (name for name in oldest_ms if name != BATCH):
-            candidates = [self._head(name, now_ms), *self.lines[name].least_of_each(_TENANTS)]
+            candidates = [self._head(name, now_ms), *self.lines[name].shortest_per_tenant(_TENANTS)]
             for waiting in candidates:
                 if self._may_take_spare(waiting.entry):
                     first[name] = waiting
@@ -254,15 +287,17 @@ class Scheduler(Generic[C]):
 
     def _may_take_spare(self, entry: C) -> bool:
         short = self._is_short(entry)
-        return self._may_try(entry) if short is None else short
+        return self._may_be_on_probation(entry) if short is None else short
 
-    def _may_try(self, entry: C) -> bool:
+    def _may_be_on_probation(self, entry: C) -> bool:
         """Whether a request like which nothing has ended may take a spare slot."""
-        return _alike(entry) not in self._tried and len(self._tried) < max(1, self._spare // 2)
+        return _alike(entry) not in self._on_probation and len(self._on_probation) < max(
+            1, self._spare // 2
+        )
 
     @property
     def _spare(self) -> float:
-        return self.capacity - self.long_capacity
+        return self.capacity - self.general_capacity
 
     def _is_short(self, entry: C) -> bool | None:
         """Whether a request has a right to a spare slot; None if nothing like it has ended. One of
@@ -294,9 +329,9 @@ class Scheduler(Generic[C]):
         if uses_engine:
             running.sequences = self._slots(entry)
             short = self._is_short(entry)
-            full = self.long_sequences >= self.long_capacity
-            running.tries = short is None and full and self._may_try(entry)
-            running.long = not (short or running.tries)
+            full = self.general_sequences >= self.general_capacity
+            running.probation = short is None and full and self._may_be_on_probation(entry)
+            running.general = not (short or running.probation)
             running.cost = self._rules.tenants.cost(_prompt(entry), _output(entry, predicted))
         self.running[running] = None
         self._count(running, 1)
@@ -311,10 +346,10 @@ class Scheduler(Generic[C]):
         entry = running.entry
         self.sequences += times * running.sequences
         self._running_cost += times * running.cost
-        if running.long:
-            self.long_sequences += times * running.sequences
-        if running.tries:
-            (self._tried.add if times > 0 else self._tried.discard)(_alike(entry))
+        if running.general:
+            self.general_sequences += times * running.sequences
+        if running.probation:
+            (self._on_probation.add if times > 0 else self._on_probation.discard)(_alike(entry))
 
     def _add_cost(self, entry: C, cost: float) -> None:
         self.classes.charge(entry.request_class, cost)

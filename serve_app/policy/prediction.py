@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from serve_app.policy.waiting import Claimed, Prediction
+from typing import NamedTuple, Protocol
 
 _LEAN = 10.0
 """How many requests a group must have seen to count as much as the coarser one."""
@@ -34,6 +33,39 @@ _NOISE, _LONGER = 1.1, 2.0
 """By so much the mean of a tenant and kind, and that of its requests with the same prompt and
 limit, differ from the mean of all by chance.
 """
+
+
+class Claimed(Protocol):
+    """What the policies consider of a request. Times are Unix milliseconds by Redis's clock; tokens
+    are estimates; `max_output_tokens` is for each sequence, and 0 without a limit; `kind`: see
+    `Work`.
+    """
+
+    @property
+    def request_class(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def enqueued_ms(self) -> int: ...
+    @property
+    def deadline_ms(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def max_output_tokens(self) -> int: ...
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+
+
+class Prediction(NamedTuple):
+    """What each sequence of a request will probably write, in tokens; `p50` by the mean of the
+    logarithms.
+    """
+
+    p50: float
+    mean: float
 
 
 class _Group:
@@ -52,7 +84,7 @@ class _Group:
         self.mean += part * (tokens - self.mean)
 
 
-class Lengths:
+class LengthModel:
     """Predicts lengths, learns from the real ones, and judges itself."""
 
     def __init__(self) -> None:
@@ -132,7 +164,7 @@ def _groups_of(request: Claimed) -> list[tuple[object, ...]]:
     return [(kind,), (tenant, kind), (tenant, kind, request.request_class, prompt, limit)]
 
 
-class Pace:
+class ServiceTimeModel:
     """Milliseconds per token. Until a request has ended, nothing takes any time."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from serve_app.contract import EngineReport, IngressLease
-from serve_app.policy.capacity import KV_FULL, long_slots
+from serve_app.policy.capacity import KV_FULL, general_slots
 
 SEQUENCES, WAITING, PER_ENGINE = "sequences", "waiting", "sequences_per_engine"
 """What a worker tells; every worker of a Ray cluster tells the same."""
@@ -47,7 +47,7 @@ def per_engine(engines: Iterable[EngineReport], slots: int) -> float:
     """How many sequences one engine can hold: its slots without the spare ones, or fewer if its KV
     cache is full before, by what the running ones use of it.
     """
-    most = long_slots(slots, slots)
+    most = general_slots(slots, slots)
     busy = [one for one in engines if one.kv_tokens and one.running]
     used = sum(one.used_tokens / one.kv_tokens for one in busy)
     running = sum(one.running for one in busy)

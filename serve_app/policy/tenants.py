@@ -1,7 +1,7 @@
 """The waiting requests of one class, shared fairly by its tenants. Pure.
 
 The tenant that was served least in proportion to its weight goes next
-(`serve_app/policy/fairness.py`). A tenant pays for a request when it starts, with what is known
+(`VirtualCounters`). A tenant pays for a request when it starts, with what is known
 then: its prompt and the output that is expected. The rest is charged, or given back, when the
 request has ended; all of it if no worker has worked on it.
 """
@@ -9,11 +9,12 @@ request has ended; all of it if no worker has worked on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from heapq import nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-from serve_app.policy.fairness import VirtualCounters
-from serve_app.policy.waiting import Claimed, Heap, Waiting
+from serve_app.policy.classes import VirtualCounters
+from serve_app.policy.prediction import Claimed
 
 C = TypeVar("C", bound=Claimed)
 
@@ -21,6 +22,57 @@ MOST_PROMPT_TOKENS = 131_072
 """What counts of an estimate. Sixteen megabytes of text would be four million tokens, which the
 engine refuses at once.
 """
+
+
+class Waiting(Generic[C]):
+    """A request from its claim to its start."""
+
+    __slots__ = ("entry", "latest_ms", "rank_ms", "removed", "size")
+
+    def __init__(self, entry: C, rank_ms: float, latest_ms: float, size: int) -> None:
+        self.entry = entry
+        self.rank_ms = rank_ms
+        """Its place among its tenant's requests: the least goes first."""
+        self.latest_ms = latest_ms
+        """Until when it must start to meet its deadline, as predicted."""
+        self.size = size
+        """The binary order of magnitude of its predicted output."""
+        self.removed = False
+        """Whether it has started."""
+
+
+class Heap(Generic[C]):
+    """Waiting requests by a key, the least first, and the earliest pushed of equals. One that has
+    left is dropped when it reaches the front, or when most of them have left.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[tuple[float, int, Waiting[C]]] = []
+        self._number = count()
+        self._sweep_at = 64
+
+    def push(self, key: float, item: Waiting[C]) -> None:
+        if len(self._items) >= self._sweep_at:
+            self._items = [one for one in self._items if not one[2].removed]
+            heapify(self._items)
+            self._sweep_at = 2 * len(self._items) + 64
+        heappush(self._items, (key, next(self._number), item))
+
+    def first(self) -> Waiting[C] | None:
+        """The item with the least key; None if there is none."""
+        while self._items:
+            item = self._items[0][2]
+            if not item.removed:
+                return item
+            heappop(self._items)
+        return None
+
+    def pop(self) -> None:
+        """Drop the item with the least key; there must be one."""
+        heappop(self._items)
+
+    def __iter__(self) -> Iterator[Waiting[C]]:
+        return (item for _, _, item in self._items if not item.removed)
 
 
 class TenantRules(NamedTuple):
@@ -105,7 +157,7 @@ class TenantLines(Generic[C]):
         assert chosen is not None, "a tenant without requests has no line"
         return chosen
 
-    def least_of_each(self, tenants: int) -> Iterator[Waiting[C]]:
+    def shortest_per_tenant(self, tenants: int) -> Iterator[Waiting[C]]:
         """Of each of the tenants that were served least, the request that will probably write
         least, in about; the oldest of equals.
         """
@@ -117,7 +169,7 @@ class TenantLines(Generic[C]):
 
     def remove(self, waiting: Waiting[C]) -> None:
         """A request waits no more."""
-        waiting.left = True
+        waiting.removed = True
         self._size -= 1
         tenant = waiting.entry.tenant
         if self._lines[tenant].by_rank.first() is None:

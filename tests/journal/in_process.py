@@ -17,7 +17,7 @@ import httpx
 import uvicorn
 
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Execute
+from serve_app.contract import AttemptResult, Execute
 from serve_app.ingress.http_protocol import HttpProtocol
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_S, eventually
 from workers.engine import Engine
 
 WORKER = "worker-1"
-Around = Callable[[str, Awaitable[Answer]], Awaitable[Answer]]
+Around = Callable[[str, Awaitable[AttemptResult]], Awaitable[AttemptResult]]
 
 
 def settings_of(url: str, namespace: str, **sections: Any) -> Settings:
@@ -61,14 +61,14 @@ async def worker_process(
 def calling(worker: WorkerProcess) -> Execute:
     """Calls a worker as Ray does, which pickles the answer."""
 
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
         answer = await worker.replica.execute(request_id, epoch, session, cause)
-        return Answer.decode(pickle.loads(pickle.dumps(answer)))
+        return AttemptResult.decode(pickle.loads(pickle.dumps(answer)))
 
     return execute
 
 
-async def never(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+async def never(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
     """The calls of an ingress that sees no worker."""
     raise AssertionError("there is no worker")
 
@@ -226,7 +226,7 @@ async def in_process(
     async with worker_process(settings, engine) as worker:
         call = calling(worker)
 
-        async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+        async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
             return await around(request_id, call(request_id, epoch, session, cause))
 
         async with (

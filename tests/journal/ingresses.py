@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from msgspec.structs import replace
 
 from serve_app.cluster.leases import Membership
-from serve_app.contract import Answer, Outcome, WorkerLost, Written
+from serve_app.contract import AttemptResult, CallResult, CompletionStats, WorkerLost
 from serve_app.errors import Fenced
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes.ingress import IngressProcess
@@ -42,7 +42,7 @@ class WritingWorker:
         """The requests of the calls so far."""
         return [request_id for request_id, _ in self.calls]
 
-    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
         """See `WorkerReplica.execute`."""
         self.calls.append((request_id, epoch))
         if not self.opens(request_id, epoch):
@@ -51,14 +51,14 @@ class WritingWorker:
             facts = replace(OPENED, cause=cause)
             attempt, _ = await self._writer.open(request_id, epoch, secrets.token_bytes(8), facts)
         except Fenced:
-            return Answer(Outcome.FENCED)
+            return AttemptResult(CallResult.FENCED)
         if request_id in self.deadly:
             raise WorkerLost
         if request_id in self.busy:
             await self.busy[request_id].wait()
         add(attempt, 1)
         await complete(attempt)
-        return Answer(Outcome.ENDED, Written(1))
+        return AttemptResult(CallResult.ENDED, CompletionStats(1))
 
 
 def ingress_of(

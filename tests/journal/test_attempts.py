@@ -15,9 +15,9 @@ import pytest
 
 from serve_app import timings
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Outcome, WorkerLost, Written
+from serve_app.contract import AttemptResult, CallResult, Cause, CompletionStats, WorkerLost
 from serve_app.dispatch import attempts
-from serve_app.dispatch.waits import Waits
+from serve_app.dispatch.waits import StallReason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import decode_facts
@@ -47,7 +47,9 @@ class Dispatch(StillIngress):
         self.replicas.leased(REPLICAS)
         super().__init__(w.settings, execute=self._execute, replicas=self.replicas)
 
-    async def _execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def _execute(
+        self, request_id: str, epoch: int, session: str, cause: str
+    ) -> AttemptResult:
         replica = next(self._free)
         self.replicas.place(request_id, replica)
         attempt, _ = await self._writer.open(
@@ -57,8 +59,8 @@ class Dispatch(StillIngress):
         try:
             await asyncio.shield(attempt.closed)
         except Fenced:
-            return Answer(Outcome.FENCED)
-        return Answer(Outcome.ENDED)
+            return AttemptResult(CallResult.FENCED)
+        return AttemptResult(CallResult.ENDED)
 
     async def claim(self, timeout_s: float = 60) -> QueueEntry:
         await self.w.admit(timeout_s=timeout_s)
@@ -100,11 +102,11 @@ async def test_a_queue_entry_is_acknowledged_once_by_the_end_or_by_its_ingress(
     entry = await its.claim()
     acknowledged = {"its own": entry.entry_id, "of a duplicate": "1-1", "none": ""}[which]
 
-    async def execute(*_: object) -> Answer:
-        return Answer(Outcome.ENDED, Written(7), acknowledged)
+    async def execute(*_: object) -> AttemptResult:
+        return AttemptResult(CallResult.ENDED, CompletionStats(7), acknowledged)
 
     its.attempts._execute = execute
-    assert await its.attempts.run(entry) == Written(7)
+    assert await its.attempts.run(entry) == CompletionStats(7)
     assert await w.redis.xlen(entry.stream) == (which == "its own"), "which the end would remove"
 
 
@@ -123,14 +125,14 @@ async def test_a_worker_that_cannot_reach_redis_when_it_opens_an_attempt_blames_
     entry = await its.claim()
     opens = its._execute
 
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
         if epoch > POISON_AFTER:
             return await opens(request_id, epoch, session, cause)
         opened = AttemptFacts(f"replica-{epoch}", "e", 0, cause)
         await its._writer.open(request_id, epoch, b"%d" % epoch, opened)
         assert await w.store.void(request_id, epoch, b"%d" % epoch)
         if adopted:
-            return Answer(Outcome.FENCED)  # its ingress sees nothing but the journal
+            return AttemptResult(CallResult.FENCED)  # its ingress sees nothing but the journal
         raise WorkerLost("Redis was not there", Cause.NOT_OPENED)
 
     its.attempts._execute = execute
@@ -171,7 +173,7 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
         alone = quarantine.alone
 
         def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
-            asked.append((within_s, len(its.attempts.waits.those(Waits.TURN))))
+            asked.append((within_s, len(its.attempts.waits.those(StallReason.TURN))))
             return alone(within_s)
 
         monkeypatch.setattr(quarantine, "alone", asking)
@@ -181,7 +183,7 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
             clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
             its.hangs(replica)
         await running
-    assert not its.attempts.waits.those(*Waits)
+    assert not its.attempts.waits.those(*StallReason)
     assert await w.ending() == ("expired", "deadline")
     assert its.opened.empty()
     [(within_s, quarantined)] = asked

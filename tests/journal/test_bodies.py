@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contract import Answer, Outcome, Reason, State, WorkerLost
+from serve_app.contract import AttemptResult, CallResult, Reason, State, WorkerLost
 from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import AttemptFacts, Summary
 from serve_app.journal.ids import seal_id
@@ -125,7 +125,7 @@ async def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_nev
     await w.admit(body=BIG)
     await w.redis.delete(w.store.body_key("req_1"))
     async with worker_process(w.settings) as worker:
-        assert (await calling(worker)("req_1", 1, "s", "")).outcome is Outcome.ENDED
+        assert (await calling(worker)("req_1", 1, "s", "")).outcome is CallResult.ENDED
     assert await w.ending() == ("failed", "journal_lost")
 
 
@@ -137,7 +137,7 @@ async def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(
     await w.admit(body=BIG)
     async with AsyncExitStack() as stack:
 
-        async def execute(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+        async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
             opened = AttemptFacts("replica-1", "engine-1", 5, cause)
             await (await w.writer()).open(request_id, epoch, b"n%d" % epoch, opened)
             if full and epoch == POISON_AFTER:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app import timings
-from serve_app.contract import Answer, Outcome, Reason, State, Written
+from serve_app.contract import AttemptResult, CallResult, CompletionStats, Reason, State
 from tests.journal.in_process import Door, calling, in_process, worker_process
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
@@ -71,8 +71,8 @@ async def test_a_request_costs_no_more_commands(
     then that its end has removed the queue entry.
     """
 
-    async def told(_: str, answer: Awaitable[Answer]) -> Answer:
-        return Answer((await answer).outcome) if silent else await answer
+    async def told(_: str, answer: Awaitable[AttemptResult]) -> AttemptResult:
+        return AttemptResult((await answer).outcome) if silent else await answer
 
     async with in_process(w.settings, around=told) as d:
         for time in ("DEADLINE_SWEEP_S", "TAKE_OVER_S", "DEPTHS_LOOK_S", "OPENING_WAKE_S"):
@@ -111,9 +111,9 @@ async def test_an_idempotency_key_costs_no_connection_and_no_round_trip(
 async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_nothing(
     w: World,
 ) -> None:
-    answers: list[Answer] = []
+    answers: list[AttemptResult] = []
 
-    async def told(_: str, answer: Awaitable[Answer]) -> Answer:
+    async def told(_: str, answer: Awaitable[AttemptResult]) -> AttemptResult:
         answers.append(await answer)
         return answers[-1]
 
@@ -127,7 +127,7 @@ async def test_a_stream_that_is_broken_off_costs_what_was_written_and_teaches_no
             assert (await d.http.delete(f"/v1/requests/{name}")).status_code == 200
         await eventually(lambda: not d.ingress.dispatcher.in_flight)
         ((outcome, written, acknowledged),) = answers
-        assert outcome == Outcome.ENDED
+        assert outcome == CallResult.ENDED
         assert not acknowledged, "who ends it from outside does so"
         assert written is not None
         assert 0 < written.tokens < 10_000
@@ -143,7 +143,7 @@ async def test_a_worker_tells_that_it_has_not_begun_a_request_that_was_cancelled
     await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
     async with worker_process(w.settings) as worker:
         answer = await calling(worker)("req_1", 1, "s", "")
-    assert answer == Answer(Outcome.ENDED, Written(0, whole=False, begun=False))
+    assert answer == AttemptResult(CallResult.ENDED, CompletionStats(0, whole=False, begun=False))
 
 
 async def test_the_end_removes_its_queue_entry_whoever_called(w: World) -> None:

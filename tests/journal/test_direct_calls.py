@@ -17,7 +17,14 @@ from serve_app import timings
 from serve_app.cluster import direct_calls
 from serve_app.cluster.direct_calls import CallServer, DirectCalls
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Answer, Cause, Outcome, WorkerAddress, WorkerLost, Written
+from serve_app.contract import (
+    AttemptResult,
+    CallResult,
+    Cause,
+    CompletionStats,
+    WorkerAddress,
+    WorkerLost,
+)
 from serve_app.errors import RedisUnavailable
 from serve_app.policy.placement import Placement
 from serve_app.processes.ingress import IngressProcess
@@ -36,13 +43,13 @@ class Attempts:
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int, str]] = []
-        self.end: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
 
-    def __call__(self, request_id: str, epoch: int, cause: str) -> asyncio.Task[Answer]:
+    def __call__(self, request_id: str, epoch: int, cause: str) -> asyncio.Task[AttemptResult]:
         self.begun.append((request_id, epoch, cause))
         return asyncio.create_task(self._end())
 
-    async def _end(self) -> Answer:
+    async def _end(self) -> AttemptResult:
         return await asyncio.shield(self.end)
 
 
@@ -52,9 +59,11 @@ class Ray:
     def __init__(self) -> None:
         self.called: list[str] = []
 
-    async def __call__(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def __call__(
+        self, request_id: str, epoch: int, session: str, cause: str
+    ) -> AttemptResult:
         self.called.append(request_id)
-        return Answer(Outcome.FENCED)
+        return AttemptResult(CallResult.FENCED)
 
 
 class Both:
@@ -77,7 +86,7 @@ class Both:
         await eventually(lambda: not self.calls._opening)
         return address
 
-    def call(self, request_id: str = "req_1", cause: str = "") -> asyncio.Future[Answer]:
+    def call(self, request_id: str = "req_1", cause: str = "") -> asyncio.Future[AttemptResult]:
         return self.calls.execute(request_id, 1, "a session", cause)
 
 
@@ -98,7 +107,9 @@ async def test_a_call_and_its_answer() -> None:
         await eventually(lambda: len(b.attempts.begun) == 2)
         assert b.attempts.begun == [("req_1", 1, ""), ("req_2", 1, "lost")]
         assert b.placement._loads == {WORKER: 2}
-        b.attempts.end.set_result(answer := Answer(Outcome.ENDED, Written(7, True, True, 3)))
+        b.attempts.end.set_result(
+            answer := AttemptResult(CallResult.ENDED, CompletionStats(7, True, True, 3))
+        )
         assert (await first, await second) == (answer, answer)
         await eventually(lambda: not b.placement._loads)
         assert not b.ray.called
@@ -126,7 +137,7 @@ async def test_a_broken_connection_fails_all_its_calls_and_the_next_goes_through
         for call in calls:
             with pytest.raises(WorkerLost):
                 await call
-        assert (await b.call("req_6")).outcome is Outcome.FENCED
+        assert (await b.call("req_6")).outcome is CallResult.FENCED
         assert b.ray.called == ["req_6"]
         assert b.replicas.fate(WORKER) is Cause.LOST, (
             "what another ingress has called here, moves on"
@@ -134,8 +145,8 @@ async def test_a_broken_connection_fails_all_its_calls_and_the_next_goes_through
         b.calls.know([address])  # the next reading of the leases
         await eventually(lambda: any(one.proven for one in b.server.connections))
         await eventually(lambda: not b.calls._opening)
-        b.attempts.end.set_result(Answer(Outcome.ENDED))
-        assert (await b.call("req_7")).outcome is Outcome.ENDED
+        b.attempts.end.set_result(AttemptResult(CallResult.ENDED))
+        assert (await b.call("req_7")).outcome is CallResult.ENDED
         assert b.replicas.fate(WORKER) is None
 
 
@@ -147,7 +158,7 @@ async def test_an_attempt_goes_on_without_the_ingress_that_began_it() -> None:
         await b.calls.stop()
         await eventually(lambda: not b.server.connections)
         assert b.server._running == 1
-        b.attempts.end.set_result(Answer(Outcome.ENDED))
+        b.attempts.end.set_result(AttemptResult(CallResult.ENDED))
         await eventually(lambda: b.server._running == 0)
         with pytest.raises(WorkerLost):
             await call
@@ -160,8 +171,8 @@ async def test_more_calls_than_a_worker_takes_are_refused() -> None:
         with pytest.raises(WorkerLost) as refused:
             await b.call("req_3")
         assert refused.value.cause is Cause.NOT_OPENED
-        b.attempts.end.set_result(Answer(Outcome.ENDED))
-        assert [(await one).outcome for one in kept] == [Outcome.ENDED] * 2
+        b.attempts.end.set_result(AttemptResult(CallResult.ENDED))
+        assert [(await one).outcome for one in kept] == [CallResult.ENDED] * 2
 
 
 async def test_wake_ups_take_the_connection_of_their_ingress() -> None:
@@ -289,7 +300,7 @@ async def test_an_address_at_which_another_listens_is_not_called(
             b.calls.know([other])
             await eventually(lambda: not b.calls._opening)
         assert caplog.text.count("not reached here") == 1
-        assert (await b.call()).outcome is Outcome.FENCED
+        assert (await b.call()).outcome is CallResult.FENCED
         assert b.ray.called
         assert not b.attempts.begun
 
@@ -304,7 +315,7 @@ async def test_a_worker_proves_that_it_knows_the_key() -> None:
         port = server.sockets[0].getsockname()[1]
         b.calls.know([WorkerAddress(WORKER, HOST, port, "00" * 32)])
         await eventually(lambda: not b.calls._opening)
-        assert (await b.call()).outcome is Outcome.FENCED
+        assert (await b.call()).outcome is CallResult.FENCED
         assert b.ray.called == ["req_1"]
 
 
@@ -353,8 +364,8 @@ async def test_where_ray_uses_tls_a_call_does_too(
     async with both() as b:
         address = await b.connect()
         call = b.call()
-        b.attempts.end.set_result(Answer(Outcome.ENDED))
-        assert (await call).outcome is Outcome.ENDED
+        b.attempts.end.set_result(AttemptResult(CallResult.ENDED))
+        assert (await call).outcome is CallResult.ENDED
         stranger = ssl.create_default_context(cafile=str(tmp_path / "ca"))
         stranger.check_hostname = False  # without a certificate of its own
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
@@ -401,9 +412,11 @@ async def test_a_service_without_one_call_through_ray(w: World) -> None:
 async def test_an_older_worker_is_called_through_ray(w: World) -> None:
     called = []
 
-    async def ray(request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def ray(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
         called.append(request_id)
-        return Answer.decode(await running.replica.execute(request_id, epoch, session, cause))
+        return AttemptResult.decode(
+            await running.replica.execute(request_id, epoch, session, cause)
+        )
 
     async with service(w, "", ray) as (running, d):
         answer = await d.post("a story")

@@ -13,7 +13,14 @@ import pytest
 from serve_app import timings
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
-from serve_app.contract import EngineReport, IngressLease, Reason, State, WorkerLease, Written
+from serve_app.contract import (
+    CompletionStats,
+    EngineReport,
+    IngressLease,
+    Reason,
+    State,
+    WorkerLease,
+)
 from serve_app.dispatch.attempts import written_in_journal
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.facts import Summary
@@ -221,11 +228,11 @@ async def test_a_journal_says_how_much_was_written(w: World) -> None:
     for request_id in ("req_cancelled", "req_broken_off"):
         await w.endings.end(request_id, State.CANCELLED, Reason.CANCELLED)
     assert {entry.request_id: await written_in_journal(w.store, entry) for entry in entries} == {
-        "req_1": Written(42),
-        "req_cancelled": Written(0, whole=False, begun=False),
+        "req_1": CompletionStats(42),
+        "req_cancelled": CompletionStats(0, whole=False, begun=False),
         "req_waits": None,
-        "req_broken_off": Written(0, whole=False),
-        "req_expired": Written(42, whole=False),
+        "req_broken_off": CompletionStats(0, whole=False),
+        "req_expired": CompletionStats(42, whole=False),
     }
 
 
@@ -240,5 +247,5 @@ async def test_a_large_answer_does_not_pass_over_the_connection_of_the_admission
         return replies[-1]
 
     w.link.call = watched  # type: ignore[method-assign]
-    assert await written_in_journal(w.store, entry) == Written(42)
+    assert await written_in_journal(w.store, entry) == CompletionStats(42)
     assert len(repr(replies)) < 1_000

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import Answer, Outcome, WorkerLost
+from serve_app.contract import AttemptResult, CallResult, WorkerLost
 from serve_app.journal.usage import Usage
 from serve_app.settings import Settings
 from tests.journal.cable import Cable, behind
@@ -80,7 +80,7 @@ class Pair:
         self.called: list[tuple[str, int]] = []
         self.dies = asyncio.Event()
         """Set when the old worker has died: its answer does not come."""
-        self.attempt: asyncio.Task[Answer]
+        self.attempt: asyncio.Task[AttemptResult]
         """The old worker's."""
 
     @asynccontextmanager
@@ -101,7 +101,9 @@ class Pair:
                 finally:
                     self.cable.revive()  # so that it can leave
 
-    async def _execute(self, request_id: str, epoch: int, session: str, cause: str) -> Answer:
+    async def _execute(
+        self, request_id: str, epoch: int, session: str, cause: str
+    ) -> AttemptResult:
         name = OLD if epoch == 1 else NEW
         self.called.append((name, epoch))
         self.ingress._replicas.place(request_id, name)
@@ -214,7 +216,7 @@ async def test_an_old_worker_runs_on_after_its_lease_was_lost(w: World) -> None:
         p.lose_lease()
         await p.has_committed(2 * COMMITTED)
         p.old.go_on()
-        assert (await p.attempt).outcome is Outcome.FENCED
+        assert (await p.attempt).outcome is CallResult.FENCED
         p.new.go_on()
         assert await text == TEXT
         assert p.called == [(OLD, 1), (NEW, 2)]

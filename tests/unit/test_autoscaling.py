@@ -32,7 +32,7 @@ from serve_app.cli import serve_api
 from serve_app.cluster.members import Members
 from serve_app.contract import EngineReport, IngressLease, WorkerLease
 from serve_app.deploy import Worker, _worker_options
-from serve_app.policy.capacity import long_slots
+from serve_app.policy.capacity import general_slots
 from serve_app.policy.scaling import load, per_engine, replicas_wanted
 from serve_app.settings import Settings, load_settings
 from serve_app.settings.workers import POLICY
@@ -118,7 +118,7 @@ class Counted:
 
     def __init__(self, slots: int, prompt: int, replicas: int, seed: str) -> None:
         self.tokens = prompt + ANSWER
-        self.holds = min(long_slots(slots, slots), math.ceil(0.85 * KV / self.tokens))
+        self.holds = min(general_slots(slots, slots), math.ceil(0.85 * KV / self.tokens))
         self.rng = random.Random(seed)
         self.waiting = 0
         self._now_s = 0.0
@@ -205,7 +205,7 @@ def one_engine(settings: Settings, prompt: int) -> float:
     """What it is to have: the target, its slots, or what its memory holds."""
     workers = settings.workers
     assert workers.autoscaling is not None
-    slots = long_slots(workers.max_running_requests, workers.max_running_requests)
+    slots = general_slots(workers.max_running_requests, workers.max_running_requests)
     return min(workers.autoscaling.target_ongoing_requests, slots, 0.85 * KV / (prompt + ANSWER))
 
 

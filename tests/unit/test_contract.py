@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from serve_app.contract import (
-    Answer,
+    AttemptResult,
+    CallResult,
+    CompletionStats,
     IngressLease,
-    Outcome,
     Reason,
     State,
     WorkerLease,
-    Written,
 )
 from tests.tables import each
 
@@ -23,30 +23,32 @@ def test_a_word_of_a_newer_version_is_understood_as_a_failure() -> None:
 
 
 ANSWERS = [
-    Answer(Outcome.FENCED),
-    Answer(Outcome.ENDED),
-    Answer(Outcome.ENDED, Written(0, whole=False, begun=False)),
-    Answer(Outcome.FENCED, Written(7, whole=False, prompt_tokens=30)),
-    Answer(Outcome.ENDED, Written(7), "1764-1"),
+    AttemptResult(CallResult.FENCED),
+    AttemptResult(CallResult.ENDED),
+    AttemptResult(CallResult.ENDED, CompletionStats(0, whole=False, begun=False)),
+    AttemptResult(CallResult.FENCED, CompletionStats(7, whole=False, prompt_tokens=30)),
+    AttemptResult(CallResult.ENDED, CompletionStats(7), "1764-1"),
 ]
 
 
 @each("answer", ANSWERS)
-def test_a_workers_answer_crosses_the_process(answer: Answer) -> None:
+def test_a_workers_answer_crosses_the_process(answer: AttemptResult) -> None:
     """Without a class that the other side may not have."""
     sent = answer.encode()
     assert type(sent) is str
-    assert Answer.decode(sent) == answer
+    assert AttemptResult.decode(sent) == answer
 
 
 def test_an_answer_of_another_version_is_understood() -> None:
-    assert Answer.decode("ended") == Answer(Outcome.ENDED, None)
-    assert Answer.decode("ended|7|1|1|30") == Answer(Outcome.ENDED, Written(7, prompt_tokens=30))
-    newer = Answer(Outcome.ENDED, Written(7)).encode() + "|more"
-    assert Answer.decode(newer) == Answer(Outcome.ENDED, Written(7))
+    assert AttemptResult.decode("ended") == AttemptResult(CallResult.ENDED, None)
+    assert AttemptResult.decode("ended|7|1|1|30") == AttemptResult(
+        CallResult.ENDED, CompletionStats(7, prompt_tokens=30)
+    )
+    newer = AttemptResult(CallResult.ENDED, CompletionStats(7)).encode() + "|more"
+    assert AttemptResult.decode(newer) == AttemptResult(CallResult.ENDED, CompletionStats(7))
     for text in ("suspended", "ended|7", "ended|many|1|1|0"):
         with pytest.raises(ValueError):
-            Answer.decode(text)
+            AttemptResult.decode(text)
 
 
 @pytest.mark.parametrize(

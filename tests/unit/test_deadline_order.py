@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.policy.order import Rules
-from serve_app.policy.prediction import Pace
-from serve_app.policy.tenants import TenantLines, TenantRules
-from serve_app.policy.waiting import Waiting
+from serve_app.policy.prediction import ServiceTimeModel
+from serve_app.policy.tenants import TenantLines, TenantRules, Waiting
 from tests.unit.virtual_order import NEVER_MS, Entry, Served, VirtualService, cost, seeds
 
 CAPACITY, SPEED = 4, 1_000.0
@@ -22,7 +21,7 @@ SEEDS = seeds(1, 2, 3)
 
 
 def test_the_time_of_a_request_is_learnt_by_what_it_reads_and_writes() -> None:
-    chance, pace = random.Random(1), Pace()
+    chance, pace = random.Random(1), ServiceTimeModel()
     assert pace.predict_ms(1_000, 1_000) == 0
     for _ in range(200):
         prompt, output = chance.randint(1, 5_000), chance.randint(1, 500)
@@ -42,7 +41,7 @@ TOKENS = st.integers(0, 2**17)
 def test_no_request_is_predicted_to_end_before_it_starts(
     ended: list[tuple[int, int, int]], prompt: int, output: int
 ) -> None:
-    pace = Pace()
+    pace = ServiceTimeModel()
     for one in ended:
         pace.learn(*one)
     assert 0 <= pace.predict_ms(prompt, output) < float("inf")
@@ -102,7 +101,7 @@ def test_more_requests_meet_their_deadlines(seed: int, monkeypatch: pytest.Monke
         for one in load(seed, 1_200, 1.1)
     ]
     in_order = served_in_order(entries)
-    monkeypatch.setattr(Pace, "learn", lambda *_: None)
+    monkeypatch.setattr(ServiceTimeModel, "learn", lambda *_: None)
     by_age = served_in_order(entries)
     assert met(by_age) < 0.97 * len(entries)
     print(f"met {met(by_age)} → {met(in_order)} of {len(entries)}")

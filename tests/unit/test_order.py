@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.contract import Written
+from serve_app.contract import CompletionStats
 from serve_app.policy.capacity import Claim
-from serve_app.policy.classes import CLASSES
-from serve_app.policy.fairness import VirtualCounters
-from serve_app.policy.order import DEFAULT_RULES, Scheduler
-from serve_app.policy.waiting import Settled
+from serve_app.policy.classes import CLASSES, VirtualCounters
+from serve_app.policy.order import DEFAULT_RULES, Completion, Scheduler
 from tests.tables import each
 from tests.unit.virtual_order import NEVER_MS, Entry, VirtualService
 
@@ -39,7 +37,9 @@ def started(its: Scheduler[Entry], now_ms: int = 0) -> list[Entry]:
     return entries
 
 
-def end(its: Scheduler[Entry], entry: Entry, written: Written | None = None) -> Settled | None:
+def end(
+    its: Scheduler[Entry], entry: Entry, written: CompletionStats | None = None
+) -> Completion | None:
     """A request that runs has ended."""
     return its.ended(next(one for one in its.running if one.entry is entry), written)
 
@@ -50,7 +50,7 @@ def test_what_waits_in_quarantine_gives_its_slots_back_and_takes_them_again() ->
     assert started(its) == [two]
     for _ in range(2):  # twice says no more than once
         its.give_back(list(its.running))
-    assert (its.sequences, its.long_sequences) == (0, 0)
+    assert (its.sequences, its.general_sequences) == (0, 0)
     assert started(its) == [other]
     its.give_back([])
     assert its.sequences == 3
@@ -58,7 +58,7 @@ def test_what_waits_in_quarantine_gives_its_slots_back_and_takes_them_again() ->
     its.give_back(one for one in its.running if one.entry is two)
     end(its, two)
     end(its, other)
-    assert (its.sequences, its.long_sequences) == (0, 0)
+    assert (its.sequences, its.general_sequences) == (0, 0)
 
 
 def test_what_is_dropped_leaves_the_order_as_if_it_had_never_come() -> None:
@@ -140,7 +140,7 @@ def test_while_some_wait_every_class_is_filled_up_without_waiting_for_arrivals()
 def test_a_slot_that_is_spare_for_all_that_wait_is_kept_for_what_comes() -> None:
     """A batch and long answers leave it, and the next claim waits for an arrival."""
     its = scheduler(4, *(Entry("batch", n) for n in range(9)))
-    its.long_capacity = 3
+    its.general_capacity = 3
     assert [one.enqueued_ms for one in started(its)] == [0, 1, 2]
     wanted = its.wanted()
     assert wanted is not None
@@ -153,24 +153,24 @@ def test_a_slot_that_is_spare_for_all_that_wait_is_kept_for_what_comes() -> None
 
 def test_short_answers_take_spare_slots_and_of_an_unknown_kind_one_tries() -> None:
     its = scheduler(8, *(Entry("standard", n, "long", kind="chat") for n in range(20)))
-    its.long_capacity = 4
+    its.general_capacity = 4
     assert [one.tenant for one in started(its)] == ["long"] * 5, "one of them tries"
     for number in range(6):
         its.add(Entry("standard", 30 + number, "short", kind="chat"))
     (first,) = started(its)
     assert first.tenant == "short"
-    end(its, first, Written(20))
+    end(its, first, CompletionStats(20))
     assert [one.tenant for one in started(its)] == ["short"] * 3, "what is alike is short"
     assert its.full
-    tries = next(one for one in its.running if one.tries)
-    its.ended(tries, Written(5_000))
+    tries = next(one for one in its.running if one.probation)
+    its.ended(tries, CompletionStats(5_000))
     (next_one,) = started(its)
     assert next_one.tenant == "short", "what is alike is long"
 
 
 def test_requests_of_unknown_kinds_hold_half_of_the_spare_slots_at_most() -> None:
     its = scheduler(16, *(Entry("standard", n, f"t{n}", kind="chat") for n in range(40)))
-    its.long_capacity = 8
+    its.general_capacity = 8
     assert len(started(its)) == 8 + 4
     urgent = [Entry("realtime", 100 + number) for number in range(5)]
     for entry in urgent:
@@ -188,7 +188,7 @@ def test_a_request_counts_as_many_slots_as_it_has_sequences() -> None:
     assert (first.sequences, second.sequences) == (3, 100)
     assert its.sequences == 3 + 8, "it starts in what is free, and no engine runs more"
     assert its.waiting_sequences == 1
-    end(its, second, Written(1))
+    end(its, second, CompletionStats(1))
     (third,) = started(its)
     assert its.sequences == 3 + third.sequences == 4
     assert its.waiting_sequences == 0
@@ -199,7 +199,7 @@ def test_many_answers_leave_the_spare_slots_to_others() -> None:
     3 of them wait in it; and yet two short requests may start, which pass these there.
     """
     its = scheduler(16)
-    its.long_capacity = 14
+    its.general_capacity = 14
     its.adopt(Entry("batch") for _ in range(5))
     its.add(Entry("standard", 1, "many", sequences=14))
     assert len(started(its)) == 1
@@ -225,7 +225,7 @@ def test_all_start_however_many_sequences_they_have(
     shorter ones of another tenant do not pass them for ever.
     """
     its: Scheduler[Entry] = Scheduler(DEFAULT_RULES._replace(engine_slots=8))
-    its.capacity, its.long_capacity = capacity, min(capacity, for_long)
+    its.capacity, its.general_capacity = capacity, min(capacity, for_long)
     for number, sequences in enumerate(counts):
         its.add(Entry("standard", number, f"tenant-{number % 3}", sequences=sequences))
     wide = Entry("standard", 0, "wide", sequences=20)
@@ -234,7 +234,7 @@ def test_all_start_however_many_sequences_they_have(
     for _ in range(len(counts) + 1):
         its.add(Entry("standard", 10**6, "new"))
         for entry in started(its):
-            end(its, entry, Written(100 * entry.sequences))
+            end(its, entry, CompletionStats(100 * entry.sequences))
             done.append(entry)
     assert wide in done
     assert len(set(done)) == len(done)
@@ -246,7 +246,7 @@ def test_a_tenant_pays_for_every_answer_when_it_begins() -> None:
     its = scheduler(8, many)
     started(its)
     assert served_cost(its, "many") == 10 + 2 * 8 * 50
-    end(its, many, Written(8 * 20))
+    end(its, many, CompletionStats(8 * 20))
     assert served_cost(its, "many") == 10 + 2 * 8 * 20
     assert its.lengths._shrunk(((),))[1] == 20
     assert its.lengths.predict(Entry(tenant="many", max_output_tokens=50, sequences=8)).mean < 50
@@ -288,7 +288,7 @@ def test_a_tenant_pays_nothing_for_requests_that_are_cancelled_before_an_attempt
     cancelled = [Entry(tenant="hasty") for _ in range(50)]
     its = scheduler(50, *cancelled)
     for entry in started(its):
-        settled = end(its, entry, Written(0, whole=False, begun=False))
+        settled = end(its, entry, CompletionStats(0, whole=False, begun=False))
         assert settled is not None
         assert settled.cost == 0
     assert served_cost(its, "hasty") == its._running_cost == 0
@@ -312,11 +312,11 @@ def test_an_answer_that_is_broken_off_is_paid_and_teaches_only_that_it_is_long(
     entry = Entry(prompt_tokens=10)
     its = scheduler(1, entry)
     started(its)
-    end(its, entry, None if tokens is None else Written(tokens, whole=False))
+    end(its, entry, None if tokens is None else CompletionStats(tokens, whole=False))
     assert served_cost(its, "t") == paid
     assert its.lengths._judged == learnt
     its.adopt([whole := Entry()])
-    end(its, whole, Written(3))
+    end(its, whole, CompletionStats(3))
     assert its.lengths._judged == learnt + 1
 
 
@@ -386,7 +386,7 @@ def steps_of_a_decision(waiting: int) -> float:
         return Entry(name, number, tenant, 20 + number % 50, deadline_ms=due_ms, kind=kind)
 
     its = scheduler(40, *map(request, range(waiting)))
-    its.long_capacity = 35
+    its.general_capacity = 35
     started(its)
     with steps:
         for number in range(200):
@@ -394,7 +394,7 @@ def steps_of_a_decision(waiting: int) -> float:
             its.wanted()
             running = next(iter(its.running))
             tokens = 100 * (10 if running.entry.kind == "a" else 1)
-            its.ended(running, Written(tokens), number)
+            its.ended(running, CompletionStats(tokens), number)
             decisions += 1 + len(started(its, number))
     assert decisions > 100
     return steps.count / decisions

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from serve_app.contract import Written
+from serve_app.contract import CompletionStats
 from serve_app.observability.order_metrics import OTHER_TENANTS, OrderTelemetry, TenantTelemetry
-from serve_app.policy.waiting import Prediction, Settled
+from serve_app.policy.order import Completion
+from serve_app.policy.prediction import Prediction
 from tests.unit.virtual_order import Entry
 
 
-def settled(tokens: int, tenant: str = "t", whole: bool = True) -> Settled:
+def settled(tokens: int, tenant: str = "t", whole: bool = True) -> Completion:
     predicted = Prediction(100.0, 120.0)
-    return Settled(Entry(tenant=tenant), predicted, Written(tokens, whole), 5.0)
+    return Completion(Entry(tenant=tenant), predicted, CompletionStats(tokens, whole), 5.0)
 
 
 def test_what_has_ended_is_counted_against_the_prediction() -> None:

@@ -1,4 +1,4 @@
-"""Lengths are learnt, predictions are honest about themselves, and they do no harm."""
+"""LengthModel are learnt, predictions are honest about themselves, and they do no harm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from serve_app.policy.order import DEFAULT_RULES, Rules
-from serve_app.policy.prediction import Lengths
+from serve_app.policy.prediction import LengthModel
 from tests.unit.virtual_order import Entry, VirtualService, seeds
 
 CAPACITY = 8
@@ -19,7 +19,7 @@ KINDS = {f"kind-{number}": 20 * 1.25**number for number in range(20)}
 FIFO = Rules(short_first_ms_per_cost=0.0)
 
 
-class Oracle(Lengths):
+class Oracle(LengthModel):
     """Knows every length before it is written."""
 
     useful = True
@@ -45,7 +45,7 @@ def wide(rules: Rules) -> Rules:
     return rules._replace(claim_ahead=1_000.0)
 
 
-def waits(entries: list[Entry], rules: Rules, lengths: Lengths | None = None) -> list[float]:
+def waits(entries: list[Entry], rules: Rules, lengths: LengthModel | None = None) -> list[float]:
     service = VirtualService(entries, CAPACITY, wide(rules))
     if lengths is not None:
         service.scheduler.lengths = lengths
@@ -76,7 +76,7 @@ def test_where_nothing_can_be_learnt_the_oldest_goes_first(seed: int) -> None:
 
 
 def test_a_group_that_has_seen_little_leans_on_the_coarser_one() -> None:
-    lengths = Lengths()
+    lengths = LengthModel()
     for number in range(300):
         entry = Entry(tenant=f"old-{number % 3}", kind="chat")
         lengths.learn(entry, lengths.predict(entry), 1_000)
@@ -93,7 +93,7 @@ def test_a_group_that_has_seen_little_leans_on_the_coarser_one() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.policy.prediction._GROUPS", 100)
-    lengths = Lengths()
+    lengths = LengthModel()
     for number in range(300):
         entry = Entry(tenant=f"tenant-{number}", kind="chat")
         lengths.learn(entry, lengths.predict(entry), 9)
@@ -116,7 +116,7 @@ def test_a_long_prompt_starts_long_before_its_deadline_however_many_short_reques
 
 
 def test_what_is_short_is_known_when_something_like_it_has_ended() -> None:
-    lengths = Lengths()
+    lengths = LengthModel()
     long, short = Entry(tenant="long", kind="chat"), Entry(tenant="short", kind="chat")
     assert lengths.short(long) is lengths.short(short) is None
     assert lengths.short(replace(long, max_output_tokens=16)), "by its limit"
@@ -125,7 +125,7 @@ def test_what_is_short_is_known_when_something_like_it_has_ended() -> None:
         lengths.learn(short, lengths.predict(short), 40)
     assert (lengths.short(long), lengths.short(short)) == (False, True)
     assert lengths.short(Entry(tenant="new", kind="chat")) is None
-    alike = Lengths()
+    alike = LengthModel()
     for _ in range(50):
         alike.learn(long, alike.predict(long), 4_000)
     assert alike.short(long), "where all are alike, none is long"

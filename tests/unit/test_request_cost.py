@@ -15,7 +15,7 @@ from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
 from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.policy.affinity import session_key
-from serve_app.policy.prediction import Lengths
+from serve_app.policy.prediction import LengthModel
 from serve_app.policy.work import work_of
 from serve_app.settings.limits import RequestLimits
 from tests.tables import each
@@ -139,7 +139,7 @@ def test_only_what_writes_tokens_is_charged_for_an_unknown_output(path: str) -> 
     for request in ({"input": "x"}, {"input": "x", "max_tokens": 4_000}):
         work = work_of(path, b"x" * 40, request)
         entry = Entry(prompt_tokens=10, max_output_tokens=work.max_output_tokens, kind=work.kind)
-        expected = Lengths().predict(entry)
+        expected = LengthModel().predict(entry)
         assert (work.cost_tokens > 200) == (expected.mean > 200) == writes
         assert work.prompt_tokens == 10
         assert writes or work.cost_tokens == 11

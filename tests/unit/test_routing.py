@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serve_app.contract import IngressLease
 from serve_app.policy.affinity import MAX_KEY_CHARS, session_key
-from serve_app.policy.capacity import allowance, hardly_any_elsewhere, share
+from serve_app.policy.capacity import allowance, peers_saturated, share
 from serve_app.policy.placement import HashRing, Placement
 from tests.tables import each
 
@@ -210,10 +210,10 @@ def test_an_ingress_may_use_what_the_others_leave(
 
 
 def test_requests_wait_in_an_ingress_only_while_the_others_are_busy() -> None:
-    assert hardly_any_elsewhere(24, [], 24), "there is no other"
+    assert peers_saturated(24, [], 24), "there is no other"
     for running, busy in ((0, False), (8, False), (9, True), (12, True)):
         other = IngressLease("other", running=running, waiting=0)
-        assert hardly_any_elsewhere(24, [other], 12) is busy
+        assert peers_saturated(24, [other], 12) is busy
 
 
 SYSTEM = {"role": "system", "content": "be kind"}

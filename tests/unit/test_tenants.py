@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.policy.fairness import VirtualCounters
+from serve_app.policy.classes import VirtualCounters
 from serve_app.policy.order import Rules
 from serve_app.policy.tenants import TenantRules
 from tests.tables import each

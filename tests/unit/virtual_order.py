@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from serve_app.contract import Written
+from serve_app.contract import CompletionStats
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.order import DEFAULT_RULES, Rules, Scheduler
-from serve_app.policy.waiting import Running
+from serve_app.policy.order import DEFAULT_RULES, Rules, Running, Scheduler
 
 NEVER_MS = 10**15
 
@@ -93,7 +92,11 @@ class VirtualService:
                 _, number, running = heappop(self._running)
                 entry = running.entry
                 ran = self.served[number].start_ms < entry.deadline_ms
-                written = Written(entry.output_tokens) if ran else Written(0, False, False)
+                written = (
+                    CompletionStats(entry.output_tokens)
+                    if ran
+                    else CompletionStats(0, False, False)
+                )
                 self.scheduler.ended(running, written, int(self._now_ms))
             self._dispatch()
         return self.served
