@@ -2,6 +2,6 @@
 
 `app` (routes) → `api_keys`, `connection_limits`, `validation` (refuse early) → `admission` (journal
 and queue) → `answer` (follow the journal, forward the bytes) → `sending`, `slow_readers`,
-`disconnects` (clients that read slowly or not at all, or that leave). `requests_api` and `status`
+`disconnects` (clients that read slowly or not at all, or that leave). `objects_api` and `status`
 are the other endpoints.
 """

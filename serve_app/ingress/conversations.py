@@ -14,18 +14,13 @@ import msgspec
 
 from serve_app.contract import Reason, State, request_of_item
 from serve_app.errors import RedisUnavailable, RequestRefused
+from serve_app.ingress.objects import RESPONSE, fields_of, input_items, response_in
 from serve_app.journal.entries import Entry
-from serve_app.journal.events import SEPARATOR
-from serve_app.journal.reader import JournalReader, read_whole
 from serve_app.journal.store import JournalStore
 
-PREFIX = "resp_"
-"""Behind it, the id of a response is its request's."""
 PARAM = "previous_response_id"
 _MOST_RESPONSES = 128
 """Of whose items one input may have references: each is read whole."""
-Fields = dict[str, msgspec.Raw]
-"""What a response has in its fields may be large, and is passed on as it is."""
 
 
 class _Item(msgspec.Struct):
@@ -33,8 +28,6 @@ class _Item(msgspec.Struct):
 
 
 _of_item = msgspec.json.Decoder(_Item)
-_fields = msgspec.json.Decoder(Fields)
-_input = msgspec.json.Decoder(str | list[msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -66,7 +59,7 @@ class Conversations:
         if not request.get(PARAM):
             return body
         previous = str(request[PARAM])
-        request_id = previous.removeprefix(PREFIX)
+        request_id = previous.removeprefix(RESPONSE)
         if request_id == previous:
             raise _not_found(previous)
         async with self._store.wholes:
@@ -79,7 +72,7 @@ class Conversations:
         """The body with earlier items at these places, by their ids. The items of one response at a
         time are read, and only what is referred to is kept.
         """
-        items, size = await asyncio.to_thread(items_of, body), len(body)
+        items, size = await asyncio.to_thread(input_items, body), len(body)
         owners = {name: request_of_item(name) or "" for name in names.values()}
         if len(set(owners.values())) > _MOST_RESPONSES:
             message = f"'input' may refer to items of at most {_MOST_RESPONSES} responses."
@@ -145,7 +138,7 @@ def _output(
     tenant: str, entries: Sequence[Entry], names: Collection[str]
 ) -> dict[str, msgspec.Raw]:
     """Some items of a stored response, by their ids; none of another tenant's."""
-    reader, fields = answer(entries)
+    reader, fields = response_in(entries)
     facts, ending = reader.facts, reader.ending
     if facts is None or facts.tenant != tenant or not facts.stored or fields is None:
         return {}
@@ -159,7 +152,7 @@ def _joined(
     previous: str, tenant: str, entries: Sequence[Entry], asked: bytes | None, body: bytes
 ) -> bytes:
     """Another tenant's response is as unknown as one that does not exist."""
-    reader, fields = answer(entries)
+    reader, fields = response_in(entries)
     if reader.facts is None or reader.facts.tenant != tenant or asked is None:
         raise _not_found(previous)
     if reader.ending is None:
@@ -168,42 +161,12 @@ def _joined(
         raise _no_answer(previous, f"was {reader.ending.state}")
     if fields is None:
         raise _not_found(previous)
-    items = [*items_of(asked), *_items.decode(fields["output"]), *items_of(body)]
+    items = [*input_items(asked), *_items.decode(fields["output"]), *input_items(body)]
     return _with_input(body, items)
 
 
 def _with_input(body: bytes, items: list[msgspec.Raw]) -> bytes:
-    return msgspec.json.encode({**_fields.decode(body), "input": items})
-
-
-def fields_of(body: bytes) -> Fields:
-    """The fields of a body that has passed the ingress."""
-    return _fields.decode(body)
-
-
-def items_of(body: bytes) -> list[msgspec.Raw]:
-    """The items of a request's input; a text is a message."""
-    given = _input.decode(_fields.decode(body)["input"])
-    if isinstance(given, list):
-        return given
-    content = [{"type": "input_text", "text": given}]
-    item = {"type": "message", "role": "user", "content": content}
-    return [msgspec.Raw(msgspec.json.encode(item))]
-
-
-def answer(entries: Sequence[Entry]) -> tuple[JournalReader, Fields | None]:
-    """What a reader of a whole journal knows, and the response in it; None if there is none, or it
-    is the journal of another endpoint.
-    """
-    reader, body = read_whole(entries)
-    try:
-        if reader.streams:  # its last event holds it
-            event = body.rstrip().rpartition(SEPARATOR)[2]
-            body = _fields.decode(event.partition(b"data: ")[2])["response"]
-        fields = _fields.decode(body)
-    except (msgspec.MsgspecError, LookupError):
-        fields = {}
-    return reader, fields if bytes(fields.get("object", b"")) == b'"response"' else None
+    return msgspec.json.encode({**fields_of(body), "input": items})
 
 
 def _not_found(previous: str) -> RequestRefused:

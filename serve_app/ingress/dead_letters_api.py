@@ -16,7 +16,8 @@ from serve_app.admission.submission import Submission
 from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.pages import listing, not_found
+from serve_app.ingress.objects import listing, not_found
+from serve_app.ingress.objects_api import as_json
 from serve_app.journal.facts import RequestFacts
 from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
@@ -43,11 +44,7 @@ def routes(
 
     def answer(request: Request, make: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         api_keys.check_admin(request.state.tenant, "Dead letters are")
-
-        async def encoded() -> bytes:
-            return msgspec.json.encode(await make())
-
-        return streams.json(request.state.tenant, encoded)
+        return as_json(streams, request, make)
 
     async def found(request_id: str) -> DeadLetter:
         letters = [one async for one in dead.each(request_id) if isinstance(one, DeadLetter)]

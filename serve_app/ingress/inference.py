@@ -15,9 +15,8 @@ from serve_app.ingress.acceptance import Acceptance
 from serve_app.ingress.answer import Answer, Answering
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.conversations import Conversations, goes_on
+from serve_app.ingress.objects_api import accepted, queued
 from serve_app.ingress.refusals import refusal_answer
-from serve_app.ingress.requests_api import accepted
-from serve_app.ingress.responses_api import queued
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.submissions import Submissions, in_background
 from serve_app.ingress.uploads import Uploads

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, State
-from serve_app.ingress.response_object import unfinished
+from serve_app.ingress.objects import unanswered_response
 from serve_app.journal.events import COMMENT
 from serve_app.journal.facts import RequestFacts
 
@@ -39,7 +39,7 @@ def sign_of_life(
         place = max(0, last_event - 1)
         if begun:
             return COMMENT + _event({"type": "keepalive", "sequence_number": place})
-        response = msgspec.Raw(unfinished(request_id, facts, None, State.QUEUED))
+        response = msgspec.Raw(unanswered_response(request_id, facts, None, State.QUEUED))
         created = {"type": "response.created", "sequence_number": 0, "response": response}
         return COMMENT + _event(created)
     made = {"created": facts.admitted_ms // 1000, "model": facts.model}

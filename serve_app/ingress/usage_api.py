@@ -18,7 +18,7 @@ from serve_app.clock import RedisClock
 from serve_app.contract import FINAL
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.pages import invalid
+from serve_app.ingress.objects import invalid
 from serve_app.journal.usage import Row, Whose, sums
 from serve_app.policy.classes import BATCH
 from serve_app.redis.link import RedisLink

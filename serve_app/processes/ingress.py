@@ -21,10 +21,8 @@ from serve_app.dispatch.unserved import Unserved
 from serve_app.endings import Endings
 from serve_app.ingress import (
     dead_letters_api,
-    requests_api,
-    responses_api,
+    objects_api,
     status,
-    stored_chats,
     usage_api,
 )
 from serve_app.ingress.acceptance import Acceptance
@@ -222,9 +220,9 @@ class IngressProcess:
                 self.readiness,
                 self.metrics,
             ),
-            requests_api.routes(base.store, self.endings, streams),
-            responses_api.routes(base.store, self.endings, streams),
-            stored_chats.routes(base.store, streams, self.uploads, settings.limits),
+            objects_api.request_routes(base.store, self.endings, streams),
+            objects_api.response_routes(base.store, self.endings, streams),
+            objects_api.chat_routes(base.store, streams, self.uploads, settings.limits),
             usage_api.routes(settings.namespace, base.link, base.clock, streams, self._api_keys),
             dead_letters_api.routes(
                 self._dead, streams, self.acceptance, self._api_keys, self.submissions.again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.contract import Cause, Reason, State
-from serve_app.ingress.requests_api import describe
+from serve_app.ingress.objects import request_object
 from serve_app.journal.entries import Entry, flatten
 from serve_app.journal.ids import EntryId
 from tests.journal.in_process import in_process, settings_of
@@ -14,7 +14,7 @@ from tests.waiting import eventually
 
 
 async def counts(w: World) -> tuple[int | None, int | None]:
-    described = describe("req_1", await w.store.outline("req_1") or [])
+    described = request_object("req_1", await w.store.outline("req_1") or [])
     return described["events"], described["usage"] and described["usage"]["output_tokens"]
 
 

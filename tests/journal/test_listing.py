@@ -24,7 +24,7 @@ def ids(found: dict[str, Any]) -> list[str]:
 async def test_pages_hold_each_request_once_newest_first(
     redis_url: str, namespace: str, a_look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.ingress.requests_api._A_LOOK", a_look)
+    monkeypatch.setattr("serve_app.ingress.objects_api._A_LOOK", a_look)
     async with door(redis_url, namespace) as at:
         assert (await page(at))["data"] == []
         posted = [await at.detached("x") for _ in range(5)]
@@ -50,8 +50,8 @@ async def test_state_and_class_choose_and_one_call_looks_at_so_many_at_most(
         assert len(ids(await page(at, state="queued"))) == 4
         assert ids(await page(at, **{"class": "batch"})) == [first]
         assert (await page(at, state="failed"))["data"] == []
-        monkeypatch.setattr("serve_app.ingress.requests_api._LOOKED_AT", 2)
-        monkeypatch.setattr("serve_app.ingress.requests_api._A_LOOK", 2)
+        monkeypatch.setattr("serve_app.ingress.objects_api._LOOKED_AT", 2)
+        monkeypatch.setattr("serve_app.ingress.objects_api._A_LOOK", 2)
         seen, after, calls = list[str](), "", 0
         while True:
             found = await page(at, after=after, **{"class": "batch"})

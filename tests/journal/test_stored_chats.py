@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from serve_app.ingress.stored_chats import merged
+from serve_app.ingress.objects import merged
 from tests.journal.in_process import Door, in_process, keys_of, settings_of
 from tests.journal.journal_helpers import World
 from tests.tables import Failures

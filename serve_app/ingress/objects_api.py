@@ -1,0 +1,470 @@
+"""The endpoints for what is stored: `/v1/requests`; OpenAI's ways to fetch, cancel and delete a
+response (`/v1/responses/{id}`); and stored chat completions (`store: true`).
+
+Everything is read from the journals and bodies of requests, by any ingress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from serve_app.contract import CHATS, RESPONSES, Reason, State
+from serve_app.endings import Endings
+from serve_app.errors import RequestRefused, Unreadable
+from serve_app.field_errors import refusal_of
+from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.objects import (
+    CHAT,
+    RESPONSE,
+    chat_object,
+    invalid,
+    listing,
+    named_input_items,
+    not_found,
+    page,
+    request_object,
+    response_object,
+    unanswered_response,
+    wanted_page,
+)
+from serve_app.ingress.uploads import Uploads
+from serve_app.ingress.validation.bodies import Metadata
+from serve_app.ingress.validation.headers import last_event_id
+from serve_app.ingress.validation.structure import NotJson, read
+from serve_app.journal.entries import Entry, decode_line, has_ended
+from serve_app.journal.facts import RequestFacts, RequestLine
+from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.reader import having_read
+from serve_app.journal.store import JournalStore
+from serve_app.policy.classes import CLASSES
+from serve_app.settings.limits import RequestLimits
+
+_A_LOOK = 50
+"""Requests of which one round trip reads the state."""
+_LOOKED_AT = 500
+"""Most requests or chats that one call looks at, however few of them are wanted."""
+_PAGE_BYTES = 8 << 20
+"""A page of chats that has reached this size ends early."""
+_Order = Literal["asc", "desc"]
+_Limit = Annotated[int, Query(ge=1, le=100)]
+_Id = Annotated[str, Query(max_length=200)]
+
+
+class _Update(BaseModel):
+    metadata: Metadata | None
+
+
+def as_json(
+    streams: EventStreams, request: Request, make: Callable[[], Awaitable[Any]]
+) -> Response:
+    """An answer that may be as large as what is stored: an object, or one that is encoded."""
+
+    async def encoded() -> bytes:
+        made = await make()
+        if isinstance(made, bytes):
+            return made
+        return await asyncio.to_thread(msgspec.json.encode, made)
+
+    return streams.json(request.state.tenant, encoded)
+
+
+# -- whose it is ----------------------------------------------------------------------------------
+
+
+async def entries_of(store: JournalStore, request_id: str, tenant: str) -> list[Entry]:
+    """The outline of a request's journal. Another tenant's request gives the same 404 as one that
+    does not exist.
+    """
+    entries = await store.outline(request_id) if len(request_id) <= 64 else None
+    if not entries or _tenant(entries) != tenant:
+        raise RequestRefused(
+            Reason.NOT_FOUND, f"No request '{request_id[:64]}' is known (any more)."
+        )
+    return entries
+
+
+def _tenant(entries: Sequence[Entry]) -> str | None:
+    # The request itself, or a compacted journal's record of it.
+    facts = having_read((entries[0], entries[-1])).facts
+    return facts.tenant if facts else None
+
+
+async def _behind(
+    store: JournalStore, prefix: str, name: str, request: Request
+) -> tuple[str, list[Entry]] | None:
+    """The request that an id of OpenAI's form stands for, and its outline; None if `entries_of`
+    knows none.
+    """
+    request_id = name.removeprefix(prefix)
+    if request_id == name:
+        return None
+    try:
+        return request_id, await entries_of(store, request_id, request.state.tenant)
+    except RequestRefused:
+        return None
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def request_routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
+    router = APIRouter(tags=["requests"])
+
+    @router.get("/v1/requests", summary="Your latest requests, newest first")
+    async def list_requests(
+        request: Request,
+        state: str = "",
+        request_class: Annotated[str, Query(alias="class")] = "",
+        limit: _Limit = 20,
+        after: Annotated[str, Query(max_length=64)] = "",
+    ) -> JSONResponse:
+        _check_one_of("state", state, list(State))
+        _check_one_of("class", request_class, CLASSES)
+        ids = await store.listed(request.state.tenant, after, _LOOKED_AT + 1)
+        if ids is None:
+            raise invalid("after", f"no request '{after}' is listed (any more)")
+        wanted = {"state": state, "class": request_class}
+        looks = _look(store, ids[:_LOOKED_AT], {k: v for k, v in wanted.items() if v})
+        # Where the next page begins: the request of this id is not wanted if none of these is.
+        data, last, more = await wanted_page(ids, looks, limit)
+        first = data[0]["id"] if data else None
+        return JSONResponse(listing(data, first, last or after or None, more))
+
+    @router.get(
+        "/v1/requests/{request_id}",
+        summary="State, class, replica, attempts and times of a request",
+    )
+    async def show(request_id: str, request: Request) -> JSONResponse:
+        entries = await entries_of(store, request_id, request.state.tenant)
+        return JSONResponse(request_object(request_id, entries))
+
+    @router.get("/v1/requests/{request_id}/events", summary="The response as server-sent events")
+    async def events(request_id: str, request: Request) -> Any:
+        seen = last_event_id(request.headers.get("last-event-id"))
+        entries = await entries_of(store, request_id, request.state.tenant)
+        if request.state.head:  # without waiting for an event
+            return Response(media_type="text/event-stream")
+        return streams.events(request_id, request.state.tenant, seen, entries)
+
+    @router.get(
+        "/v1/requests/{request_id}/response",
+        summary="The response as the POST itself would have got it, once it has ended",
+    )
+    async def response(request_id: str, request: Request) -> Any:
+        entries = await entries_of(store, request_id, request.state.tenant)
+        if request.state.head:
+            return Response()
+        return streams.events(request_id, request.state.tenant, 0, entries, as_events=False)
+
+    @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
+    async def cancel(request_id: str, request: Request) -> JSONResponse:
+        entries = await entries_of(store, request_id, request.state.tenant)
+        if not has_ended(entries):
+            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
+            entries = await entries_of(store, request_id, request.state.tenant)
+        return JSONResponse(request_object(request_id, entries))
+
+    return router
+
+
+def _check_one_of(param: str, value: str, allowed: Sequence[str]) -> None:
+    if value and value not in allowed:
+        raise invalid(param, f"it must be one of {', '.join(allowed)}, not '{value[:40]}'")
+
+
+async def _look(
+    store: JournalStore, ids: Sequence[str], wanted: Mapping[str, str]
+) -> AsyncIterator[dict[str, Any] | None]:
+    """Each of these requests; None for one that is not wanted, is gone, or whose journal nobody can
+    read: it hides no others.
+    """
+    for begin in range(0, len(ids), _A_LOOK):
+        some = ids[begin : begin + _A_LOOK]
+        for request_id, entries in zip(some, await store.outlines(some), strict=True):
+            try:
+                found = request_object(request_id, entries) if entries else None
+            except Unreadable:
+                found = None
+            yield found if found and wanted.items() <= found.items() else None
+
+
+def _known_headers(request_id: str, facts: RequestFacts) -> dict[str, str]:
+    """The headers of an answer to a request that was accepted just now."""
+    headers = {"x-request-id": request_id, "x-hermes-class": facts.request_class}
+    if facts.client_request_id:
+        headers["x-client-request-id"] = facts.client_request_id
+    return headers
+
+
+def accepted(request_id: str, facts: RequestFacts) -> Response:
+    """The answer to a request whose client does not wait."""
+    headers = {
+        **_known_headers(request_id, facts),
+        "location": f"/v1/requests/{request_id}",
+        "preference-applied": "respond-async",
+    }
+    first = Entry.request(RequestLine("POST", "", "", []), facts)
+    return JSONResponse(request_object(request_id, [first]), 202, headers)
+
+
+# -- responses ------------------------------------------------------------------------------------
+
+
+async def queued(request_id: str, facts: RequestFacts, body: bytes) -> Response:
+    """The answer to a response in the background that was accepted just now."""
+    made = await asyncio.to_thread(unanswered_response, request_id, facts, body, State.QUEUED)
+    headers = _known_headers(request_id, facts)
+    return Response(made, headers=headers, media_type="application/json")
+
+
+def response_routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
+    router = APIRouter(tags=["responses"])
+
+    async def found(response_id: str, request: Request) -> tuple[str, list[Entry]]:
+        known = await _behind(store, RESPONSE, response_id, request)
+        if known is None or not _of_a_response(known[1][0]):
+            raise not_found("Response", response_id)
+        return known
+
+    async def ended(response_id: str, request: Request) -> str:
+        request_id, entries = await found(response_id, request)
+        if not has_ended(entries):
+            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
+        return request_id
+
+    def whole(request_id: str, request: Request, outline: list[Entry]) -> Response:
+        """A response as OpenAI's object, whatever its state."""
+
+        async def make() -> bytes:
+            async with store.wholes:
+                if has_ended(outline):
+                    entries, asked = await store.whole(request_id)
+                else:
+                    entries, (asked, _) = outline, await store.asked(request_id)
+                read = request_id, entries or outline, asked
+                return await asyncio.to_thread(response_object, *read)
+
+        return as_json(streams, request, make)
+
+    @router.get("/v1/responses/{response_id}", summary="A response, or its events")
+    async def retrieve(
+        response_id: str,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    ) -> Any:
+        request_id, entries = await found(response_id, request)
+        if request.state.head:
+            return Response(media_type="application/json")
+        if stream:
+            facts = having_read(entries).facts
+            if facts is None or not facts.streamed:
+                raise invalid("stream", "the response was not created with stream=true")
+            seen = 0 if starting_after is None else starting_after + 1  # we count from 1
+            return streams.events(request_id, request.state.tenant, seen, entries)
+        return whole(request_id, request, entries)
+
+    @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
+    async def input_items(
+        response_id: str,
+        request: Request,
+        order: _Order = "desc",
+        after: _Id = "",
+        limit: _Limit = 20,
+    ) -> Response:
+        request_id, _ = await found(response_id, request)
+
+        def made(asked: bytes) -> bytes:
+            named = named_input_items(request_id, asked)
+            return msgspec.json.encode(page(named, order, after, limit))
+
+        async def make() -> bytes:
+            async with store.wholes:
+                asked, _ = await store.asked(request_id)
+                if asked is None:
+                    raise not_found("Response", response_id)
+                return await asyncio.to_thread(made, asked)
+
+        return as_json(streams, request, make)
+
+    @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
+    async def cancel(response_id: str, request: Request) -> Any:
+        await ended(response_id, request)
+        request_id, entries = await found(response_id, request)
+        return whole(request_id, request, entries)
+
+    @router.delete("/v1/responses/{response_id}", summary="Cancel and forget a response")
+    async def delete(response_id: str, request: Request) -> JSONResponse:
+        await store.forget(await ended(response_id, request))
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    return router
+
+
+def _of_a_response(first: Entry) -> bool:
+    """Whether this begins the journal of a response; what remains of one that ended may be."""
+    return first.id != REQUEST_ID or decode_line(first).path == RESPONSES
+
+
+# -- stored chat completions -----------------------------------------------------------------------
+
+
+class _Asked(NamedTuple):
+    """What a stored chat completion was asked; `size`: of its body, in bytes."""
+
+    fields: dict[str, Any]
+    metadata: dict[str, str]
+    size: int
+
+    def has(self, wanted: Mapping[str, str]) -> bool:
+        """Whether its model and metadata are as wanted."""
+        return all(
+            value
+            == (self.fields.get("model") if name == "model" else self.metadata.get(name[9:-1]))
+            for name, value in wanted.items()
+        )
+
+
+class _Chats:
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+
+    async def asked(self, request_id: str) -> _Asked | None:
+        """A chat's request; None if it is gone, or the request of another endpoint."""
+        async with self._store.wholes:
+            body, changed = await self._store.asked(request_id)
+            if body is None:
+                return None
+            fields = await asyncio.to_thread(msgspec.json.decode, body)
+        metadata = msgspec.json.decode(changed) if changed else fields.get("metadata")
+        return _Asked(fields, metadata or {}, len(body)) if "messages" in fields else None
+
+    async def answer(self, request_id: str, asked: _Asked) -> tuple[dict[str, Any] | None, int]:
+        """The chat completion, None if it has not (yet) ended well; and its size in bytes."""
+        async with self._store.wholes:
+            entries = await self._store.read(request_id) or []
+            fields, size = await asyncio.to_thread(chat_object, entries)
+        return fields and {**fields, "metadata": asked.metadata or None}, size
+
+    async def look(
+        self, ids: Sequence[str], wanted: Mapping[str, str]
+    ) -> AsyncIterator[dict[str, Any] | None]:
+        """Each of these chats until they are a page, None for one that is not wanted or is gone."""
+        size = 0
+        for request_id in ids:
+            asked, fields, answer_size = await self.asked(request_id), None, 0
+            if asked is not None and asked.has(wanted):
+                fields, answer_size = await self.answer(request_id, asked)
+            yield fields
+            size += (asked.size if asked else 0) + answer_size
+            if size > _PAGE_BYTES:
+                return
+
+    async def own(self, chat_id: str, request: Request) -> tuple[str, _Asked]:
+        """Another tenant's chat is as unknown as one that does not exist."""
+        known = await _behind(self._store, CHAT, chat_id, request)
+        asked = await self.asked(known[0]) if known else None
+        if not known or not asked or all(one.state is not State.COMPLETED for one in known[1]):
+            raise not_found("Chat completion", chat_id)
+        return known[0], asked
+
+    async def whole(self, request_id: str, asked: _Asked) -> dict[str, Any]:
+        fields, _ = await self.answer(request_id, asked)
+        if fields is None:
+            raise not_found("Chat completion", CHAT + request_id)
+        return fields
+
+
+def chat_routes(
+    store: JournalStore, streams: EventStreams, uploads: Uploads, limits: RequestLimits
+) -> APIRouter:
+    router, chats = APIRouter(tags=["stored chat completions"]), _Chats(store)
+
+    @router.get(CHATS, summary="Your stored chat completions")
+    async def list_chats(
+        request: Request,
+        model: _Id = "",
+        order: _Order = "asc",
+        after: _Id = "",
+        limit: _Limit = 20,
+    ) -> Response:
+        given = request.query_params.items()
+        wanted = {name: value for name, value in given if name.startswith("metadata[")}
+        wanted |= {"model": model} if model else {}
+        asked = request.state.tenant, after.removeprefix(CHAT), order == "desc", _LOOKED_AT + 1
+
+        async def make() -> dict[str, Any]:
+            ids = await store.stored_chats(*asked)
+            if ids is None:
+                raise invalid("after", "no such chat completion is stored (any more)")
+            looks = chats.look(ids[:_LOOKED_AT], wanted)
+            data, last, more = await wanted_page(ids, looks, limit)
+            return listing(data, data[0]["id"] if data else None, last and CHAT + last, more)
+
+        return as_json(streams, request, make)
+
+    @router.get(CHATS + "/{chat_id}", summary="A stored chat completion")
+    async def retrieve(chat_id: str, request: Request) -> Response:
+        async def make() -> dict[str, Any]:
+            return await chats.whole(*await chats.own(chat_id, request))
+
+        return as_json(streams, request, make)
+
+    @router.post(CHATS + "/{chat_id}", summary="Change its metadata")
+    async def update(chat_id: str, request: Request) -> Response:
+        with uploads.of(request.state.tenant) as upload:
+            body = await upload.body(request.headers, request.receive)
+            metadata = _metadata_in(body, limits)
+
+        async def make() -> dict[str, Any]:
+            request_id, asked = await chats.own(chat_id, request)
+            await store.set_metadata(request_id, msgspec.json.encode(metadata))
+            return await chats.whole(request_id, asked._replace(metadata=metadata))
+
+        return as_json(streams, request, make)
+
+    @router.delete(CHATS + "/{chat_id}", summary="Forget it")
+    async def delete(chat_id: str, request: Request) -> JSONResponse:
+        with streams.connections.hold(request.state.tenant):
+            request_id, _ = await chats.own(chat_id, request)
+        await store.forget(request_id)
+        return JSONResponse({"id": chat_id, "object": "chat.completion.deleted", "deleted": True})
+
+    @router.get(CHATS + "/{chat_id}/messages", summary="What it was asked")
+    async def messages(
+        chat_id: str,
+        request: Request,
+        order: _Order = "asc",
+        after: _Id = "",
+        limit: _Limit = 20,
+    ) -> Response:
+        async def make() -> dict[str, Any]:
+            _, asked = await chats.own(chat_id, request)
+            named = []
+            for number, message in enumerate(asked.fields["messages"]):
+                name = str(message.get("id") or f"{chat_id}-{number}")
+                named.append((name, {**message, "id": name}))
+            return page(named, order, after, limit)
+
+        return as_json(streams, request, make)
+
+    return router
+
+
+def _metadata_in(body: bytes, limits: RequestLimits) -> dict[str, str]:
+    """The metadata that a chat completion shall have."""
+    try:
+        change = read(body, limits)
+        return _Update.model_validate(change).metadata or {}
+    except NotJson as error:
+        message = f"The body is not valid JSON: {error}."
+        raise RequestRefused(Reason.MALFORMED_JSON, message) from None
+    except ValidationError as error:
+        raise refusal_of(error.errors(include_url=False), change) from None
