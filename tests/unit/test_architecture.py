@@ -74,9 +74,8 @@ OWNERS = {
         "serve_app.demo.faults",  # as an operator
         "serve_app.observability.snapshots",
     ),
-    "xgrammar": ("workers.grammars",),
+    "xgrammar": ("workers.shapes",),
     "vllm": (
-        "workers.grammars",
         "workers.vllm_engine",
         "workers.vllm_arguments",
         "workers.resumable",
