@@ -40,10 +40,10 @@ drift by a millisecond in this time.
 """
 
 REDIS_CHECK_RETRY_S = 1.0
-"""Time between two tries of a Redis that cannot be reached."""
-REDIS_CHECK_AGAIN_S = 2.5
-"""Time between two tries of one that can: `/readyz` tells within five seconds what Redis refuses
-from now on. One try is 50 small commands.
+"""Time between two tries of a Redis that cannot be used."""
+REDIS_CHECK_AGAIN_S = 60.0
+"""Time between two tries of one that can, of 50 commands each. It is tried at once when a lease
+could not be renewed or a request not be accepted.
 """
 REDIS_SIZES_AGAIN_S = 60.0
 """Time between two tries of whether Redis takes the largest values: after a reconnection, and while

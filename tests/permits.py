@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from redis import Redis
 
 from serve_app.local.redis_server import RedisServer
+from serve_app.redis.check import trial
 from serve_app.redis.connection import Command
-from serve_app.redis.trial import trial
 
 _HAVE_SUBCOMMANDS = ("XGROUP", "XINFO", "SCRIPT")
 BESIDE = ("info", "pubsub", "zcard", "echo")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from serve_app import timings
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.redis.memory import Memory
+from serve_app.redis.replies import Memory
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

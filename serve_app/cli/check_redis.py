@@ -168,7 +168,6 @@ async def _wait_for(login: Login, until_s: float, tell: Tell) -> Found:
             said = sentence
             tell(f"waiting: {sentence}")
         await asyncio.sleep(timings.REDIS_CHECK_RETRY_S)
-    check.close()
     for warning in found:
         tell(f"{login.name}: warning: {warning}")
     tell(f"{login.name}: usable")

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
-
-from redis.asyncio import Redis
-from redis.asyncio.client import Pipeline
+from typing import Any, TypeVar
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -28,8 +25,10 @@ from serve_app.cluster.members import Members, Trust
 from serve_app.contract import EngineReport, IngressLease, WorkerAddress, WorkerLease
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops
-from serve_app.redis.client import redis_call
+from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import calls_key, engines_key, ingresses_key, workers_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
 
 log = logging.getLogger("hermes.membership")
 
@@ -43,28 +42,23 @@ class Membership:
 
     def __init__(
         self,
-        redis: Redis,
+        link: RedisLink,
         namespace: str,
         on_change: Callable[[Members], None] | None = None,
         clock: RedisClock | None = None,
         loops: Loops | None = None,
     ) -> None:
-        self._redis = redis
+        self._link = link
         self._clock = clock or RedisClock()
         self._loops = loops or Loops()
-        self._ingresses = ingresses_key(namespace)
-        self._workers = workers_key(namespace)
-        self._engines = engines_key(namespace)
-        self._calls = calls_key(namespace)
+        self._ingresses, self._workers = ingresses_key(namespace), workers_key(namespace)
+        self._engines, self._calls = engines_key(namespace), calls_key(namespace)
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._key = ""
-        self._member: Callable[[EngineReport | None], str] = str
-        self._held = ""
-        self._told: dict[str, str] = {}
-        """What is renewed beside the lease, by its Redis key."""
-        self._address: WorkerAddress | None = None
-        self._report: Callable[[], EngineReport | None] = lambda: None
+        self._mine: Callable[[], dict[str, str]] = dict
+        """What is renewed, by its Redis key."""
+        self._held: dict[str, str] = {}
+        """What was renewed last."""
         self.members = Members()
         self.reachable = False
         self._trust = Trust()
@@ -80,11 +74,11 @@ class Membership:
         """
         self._entrance = entrance
 
-        def member(_: EngineReport | None) -> str:
+        def mine() -> dict[str, str]:
             since_ms = entrance.since_ms if entrance else 0
-            return lease()._replace(since_ms=since_ms).encode()
+            return {self._ingresses: lease()._replace(since_ms=since_ms).encode()}
 
-        await self._join(self._ingresses, member)
+        await self._join(mine)
 
     async def join_as_worker(
         self,
@@ -96,27 +90,30 @@ class Membership:
         """Acquire and keep the lease of a worker; `report`, and then `capacity` with what it
         has returned, are called at every renewal.
         """
-        self._report = report
-        self._address = address
-        await self._join(
-            self._workers, lambda engine: WorkerLease(replica, capacity(engine)).encode()
-        )
 
-    async def _join(self, key: str, member: Callable[[EngineReport | None], str]) -> None:
-        self._key, self._member = key, member
+        def mine() -> dict[str, str]:
+            engine = report()
+            found = {self._workers: WorkerLease(replica, capacity(engine)).encode()}
+            if engine is not None:
+                found[self._engines] = engine.encode()
+            if address is not None:
+                found[self._calls] = address.encode()
+            return found
+
+        await self._join(mine)
+
+    async def _join(self, mine: Callable[[], dict[str, str]]) -> None:
+        self._mine = mine
         await self._renew()
         self._task = self._loops.keep("membership", self._keep)
 
     async def leave(self) -> None:
         if self._task is not None:
             await self._loops.end(self._task)
-        if self._held:
-            try:
-                await redis_call(lambda: self._redis.zrem(self._key, self._held))
-                for key, told in self._told.items():
-                    await redis_call(lambda key=key, told=told: self._redis.zrem(key, told))  # type: ignore[misc]
-            except RedisUnavailable as error:
-                log.warning("membership: cannot delete the lease, it will expire: %s", error)
+        try:
+            await self._call([("ZREM", key, member) for key, member in self._held.items()])
+        except RedisUnavailable as error:
+            log.warning("membership: cannot delete the lease, it will expire: %s", error)
 
     async def _keep(self) -> None:
         while True:
@@ -124,37 +121,17 @@ class Membership:
             await self._renew()
 
     async def _renew(self) -> None:
-        began_s = self._clock.local.monotonic_s()
-        report = self._report()
+        now_s = self._clock.local.monotonic_s
+        began_s, entrance = now_s(), self._entrance
         try:
             now_ms = await self._redis_ms()
-            if self._entrance is not None and not await self._enters(self._entrance, now_ms):
+            if entrance is not None and not await self._enters(entrance, now_ms):
                 self.reachable = True
-                now_s = self._clock.local.monotonic_s()
-                self._certain = self._trust.judged(began_s, now_s, (), ()).trusted
+                self._certain = self._trust.judged(began_s, now_s(), (), ()).trusted
                 return
-            before, self._held = self._held, self._member(report)
-            asked_s = self._clock.local.monotonic_s()
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.time()
-            pipeline.zadd(self._key, {self._held: now_ms + timings.LEASE_MS})
-            if before not in ("", self._held):
-                pipeline.zrem(self._key, before)
-            pipeline.zremrangebyscore(self._key, "-inf", now_ms)
-            if report is not None:
-                self._renew_beside(pipeline, self._engines, report.encode(), now_ms)
-            if self._address is not None:
-                self._renew_beside(pipeline, self._calls, self._address.encode(), now_ms)
-            pipeline.zrangebyscore(self._ingresses, now_ms, "+inf")
-            pipeline.zrangebyscore(self._workers, now_ms, "+inf")
-            pipeline.zrangebyscore(self._engines, now_ms, "+inf")
-            pipeline.zrangebyscore(self._calls, now_ms, "+inf")
-            if self._entrance is not None:
-                pipeline.execute_command(*self._entrance.command(now_ms))
-            replies = await redis_call(lambda: pipeline.execute())
-            if self._entrance is not None:
-                self._entrance.answered(replies.pop())
-            clock, *_, ingresses, workers, engines, addresses = replies
+            renewals = list(self._renewals(now_ms))
+            asked_s = now_s()
+            replies = await self._call([*renewals, *self._reads(now_ms)])
         except RedisUnavailable as error:
             if self.reachable:
                 log.warning("membership: %s", error)
@@ -163,10 +140,13 @@ class Membership:
             self._tell(replace(self.members, trusted=False, lately=frozenset()))
             return
         self.reachable = True
-        self._clock.told(clock, asked_s)
+        if entrance is not None:
+            entrance.answered(replies.pop())
+        *_, clock, ingresses, workers, engines, addresses = replies
+        self._clock.told((int(clock[0]), int(clock[1])), asked_s)
         judged = self._trust.judged(
             began_s,
-            self._clock.local.monotonic_s(),
+            now_s(),
             _decoded(IngressLease.decode, ingresses),
             _decoded(WorkerLease.decode, workers),
         )
@@ -174,27 +154,38 @@ class Membership:
         where = _decoded(WorkerAddress.decode, addresses)
         self._tell(replace(judged, engines=reports, addresses=where))
 
+    def _renewals(self, now_ms: int) -> Iterator[Command]:
+        before, mine = self._held, self._mine()
+        self._held = before | mine
+        for key, member in mine.items():
+            yield ("ZADD", key, now_ms + timings.LEASE_MS, member)
+            if before.get(key, member) != member:
+                yield ("ZREM", key, before[key])
+            yield ("ZREMRANGEBYSCORE", key, "-inf", now_ms)
+
+    def _reads(self, now_ms: int) -> Iterator[Command]:
+        yield ("TIME",)
+        for key in (self._ingresses, self._workers, self._engines, self._calls):
+            yield ("ZRANGEBYSCORE", key, now_ms, "+inf")
+        if self._entrance is not None:
+            yield self._entrance.command(now_ms)
+
     async def _enters(self, entrance: Entrance, now_ms: int) -> bool:
         """Whether an ingress is let in, or was; it asks every time until it is."""
         if not entrance.let_in:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.execute_command(*entrance.command(now_ms, self._certain))
-            (reply,) = await redis_call(lambda: pipeline.execute())
+            (reply,) = await self._call([entrance.command(now_ms, self._certain)])
             entrance.answered(reply)
         return entrance.let_in
-
-    def _renew_beside(self, pipeline: Pipeline, key: str, member: str, now_ms: int) -> None:
-        before, self._told[key] = self._told.get(key), member
-        pipeline.zadd(key, {member: now_ms + timings.LEASE_MS})
-        if before not in (None, member):
-            pipeline.zrem(key, before)
-        pipeline.zremrangebyscore(key, "-inf", now_ms)
 
     async def _redis_ms(self) -> int:
         if not self._clock.known:
             asked_s = self._clock.local.monotonic_s()
-            self._clock.told(await redis_call(lambda: self._redis.time()), asked_s)
+            ((seconds, microseconds),) = await self._call([("TIME",)])
+            self._clock.told((int(seconds), int(microseconds)), asked_s)
         return self._clock.now_ms()
+
+    async def _call(self, commands: Sequence[Command]) -> list[Any]:
+        return list(all_answered(await self._link.call(commands)))
 
     def _tell(self, members: Members) -> None:
         self.members = members

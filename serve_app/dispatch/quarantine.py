@@ -5,22 +5,28 @@ for another one's crash.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from redis.asyncio import Redis
-
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
-from serve_app.redis.client import redis_call
+from serve_app.redis.connection import Script
 from serve_app.redis.keyspace import suspect_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import answered
+
+_KEEP = Script(
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
+)
+"""For so many milliseconds, if the lock is still this holder's; 0 deletes it."""
 
 
 class Quarantine:
     """A lock over all ingresses, `{ns}:suspect`. Its lease expires if its holder dies."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
-        self._redis = redis
+    def __init__(self, link: RedisLink, namespace: str) -> None:
+        self._link = link
         self._key = suspect_key(namespace)
 
     @asynccontextmanager
@@ -31,27 +37,33 @@ class Quarantine:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        lock = self._redis.lock(
-            self._key,
-            timeout=timings.QUARANTINE_LEASE_S,
-            sleep=timings.QUARANTINE_POLL_S,
-            thread_local=False,
-        )
-        if not await redis_call(lambda: lock.acquire(blocking_timeout=within_s)):
+        holder = secrets.token_hex(16)
+        try:
+            async with asyncio.timeout(within_s):
+                while not await self._taken(holder):
+                    await asyncio.sleep(timings.QUARANTINE_POLL_S)
+        except TimeoutError:
+            await self._keep(holder, 0)
             yield False
             return
 
         async def renew() -> None:
-            while True:
+            while True:  # if the lease ends, two such requests run at a time, and no more
                 await asyncio.sleep(timings.QUARANTINE_LEASE_S / 3)
-                with suppress(RedisUnavailable):
-                    # The lease may end: then two such requests run at a time, no more.
-                    await redis_call(lock.reacquire)
+                await self._keep(holder, int(timings.QUARANTINE_LEASE_S * 1000))
 
         renewing = asyncio.create_task(renew())
         try:
             yield True
         finally:
             renewing.cancel()
-            with suppress(RedisUnavailable):
-                await redis_call(lock.release)
+            await self._keep(holder, 0)
+
+    async def _taken(self, holder: str) -> bool:
+        lease_ms = int(timings.QUARANTINE_LEASE_S * 1000)
+        (reply,) = await self._link.call([("SET", self._key, holder, "NX", "PX", lease_ms)])
+        return answered(reply) is not None
+
+    async def _keep(self, holder: str, for_ms: int) -> None:
+        with suppress(RedisUnavailable):
+            await self._link.call([("EVAL", _KEEP, 1, self._key, holder, for_ms)])

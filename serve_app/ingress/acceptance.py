@@ -71,6 +71,7 @@ class Acceptance:
                         raise
             raise _too_large(size_bytes)
         except (RedisUnavailable, TimeoutError) as error:
+            self._redis.doubt()
             facts = submission.facts
             log.warning(
                 "request refused: journal_unavailable: %s",

@@ -10,16 +10,16 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
-
-from redis.asyncio import Redis
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
-from serve_app.redis.client import redis_call
 from serve_app.redis.keyspace import metrics_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import answered
 
 log = logging.getLogger("hermes.telemetry")
 
@@ -29,14 +29,14 @@ class Snapshots:
 
     def __init__(
         self,
-        redis: Redis,
+        link: RedisLink,
         namespace: str,
         replica: str,
         telemetry: Telemetry,
         period_s: float,
         loops: Loops,
     ) -> None:
-        self._redis = redis
+        self._link = link
         self._loops = loops
         self._namespace = namespace
         self._replica = replica
@@ -66,7 +66,8 @@ class Snapshots:
 
     async def _leave(self, page: bytes, expires_s: int) -> None:
         key = metrics_key(self._namespace, self._replica)
-        await redis_call(lambda: self._redis.set(key, page, ex=expires_s))
+        (reply,) = await self._link.call([("SET", key, page, "EX", expires_s)])
+        answered(reply)
 
     async def pages(self, replicas: Iterable[str]) -> dict[str, bytes]:
         """Pages by replica. This process's own page is always fresh, and is the only one when Redis
@@ -74,11 +75,11 @@ class Snapshots:
         """
         pages = {self._replica: await self._own()}
         others = [name for name in replicas if name != self._replica]
-        try:
-            keys = [metrics_key(self._namespace, name) for name in others]
-            found: list[Any] = await redis_call(lambda: self._redis.mget(keys)) if keys else []
-        except RedisUnavailable:
-            found = []
+        found: list[Any] = []
+        if keys := [metrics_key(self._namespace, name) for name in others]:
+            with suppress(RedisUnavailable):
+                (reply,) = await self._link.call([("MGET", *keys)], large=True)
+                found = answered(reply)
         return pages | await asyncio.to_thread(_unpacked, dict(zip(others, found, strict=False)))
 
 

@@ -15,7 +15,6 @@ from serve_app.observability.logs import configure_logging
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.snapshots import Snapshots
 from serve_app.observability.tracing import Tracing
-from serve_app.redis.client import connect_redis
 from serve_app.redis.link import RedisLink
 from serve_app.settings import Settings
 
@@ -34,13 +33,12 @@ class Foundation:
         self.loops = Loops(self.telemetry)
         self.tracing = Tracing(settings.telemetry, service, name)
         self.clock = RedisClock()
-        self.redis = connect_redis(settings.redis)
         self.link = RedisLink(settings.redis, settings.ingress.max_bulk_reads)
-        self.lease_redis = connect_redis(settings.redis, timings.LEASE_STEADY_S)
-        """A separate client, so that bulk reads do not delay the renewal of the lease."""
+        self.lease_link = RedisLink(settings.redis, within_s=timings.LEASE_STEADY_S)
+        """Of its own, so that nothing delays the renewal of the lease."""
         self.store = JournalStore(settings, self.link, self.clock)
         self.snapshots = Snapshots(
-            self.redis,
+            self.link,
             settings.namespace,
             name,
             self.telemetry,
@@ -59,8 +57,7 @@ class Foundation:
         """
         await self.loops.stop()
         await self.link.close()
-        await self.lease_redis.aclose()
-        await self.redis.aclose()
+        await self.lease_link.close()
         await self.tracing.stop()
 
 

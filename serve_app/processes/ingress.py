@@ -81,7 +81,7 @@ class IngressProcess:
         )
         self.entrance = Entrance(settings.namespace, settings.service, cluster, settings.model.name)
         self.membership = Membership(
-            base.lease_redis, settings.namespace, self._on_members, base.clock, base.loops
+            base.lease_link, settings.namespace, self._on_members, base.clock, base.loops
         )
         self._dead = DeadLetters(base.link, settings.namespace, settings.queue.dead_letters)
         self.queue = RequestQueue(
@@ -141,7 +141,7 @@ class IngressProcess:
             self.endings,
             self.queue,
             self._dead,
-            Quarantine(base.redis, self.settings.namespace),
+            Quarantine(base.link, self.settings.namespace),
             self._replicas,
             execute,
             base.telemetry,
@@ -267,7 +267,6 @@ class IngressProcess:
         await self.acceptance.stop()
         await self._disconnects.stop()
         await self.followers.stop()
-        await self.redis_watch.stop()
         await self.base.stop()
         self._validator.stop()
 

@@ -60,7 +60,7 @@ class WorkerProcess:
             self._loop_watch,
             self._writer,
             base.store,
-            Membership(base.lease_redis, settings.namespace, clock=base.clock, loops=base.loops),
+            Membership(base.lease_link, settings.namespace, clock=base.clock, loops=base.loops),
             base.clock,
             base.telemetry,
             base.tracing,

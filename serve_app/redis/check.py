@@ -1,13 +1,15 @@
 """Whether this process can use Redis, and if not, why: one sentence for an operator.
 
 Ready means that a request would be answered. Therefore everything that a request needs of Redis is
-tried (`trial.py`), by both clients, and what Redis answers is said in its own words: by
-`hermes-serve check-redis` and quickstart before anything starts, and by each ingress while it runs.
+tried, and what Redis answers is said in its own words: by `hermes-serve check-redis` and quickstart
+before anything starts, and by each ingress when it starts, when Redis was lost or has refused
+something, and once a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import secrets
@@ -19,16 +21,17 @@ from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
-from serve_app.errors import RedisRefuses, RedisUnavailable, RefusedForNow
+from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable, RefusedForNow
 from serve_app.loops import Loops, jittered
-from serve_app.redis.client import connect_redis, redis_call
-from serve_app.redis.connection import Command, RespConnection, connect
-from serve_app.redis.keyspace import service_key
-from serve_app.redis.memory import parse_info, warnings
-from serve_app.redis.replies import check_refused, owned_by_another
-from serve_app.redis.sizes import ValueSizes
-from serve_app.redis.tls import tls_context
-from serve_app.redis.trial import Trial, trial
+from serve_app.redis.connection import Command, RespConnection, connect, tls_context
+from serve_app.redis.keyspace import service_key, trial_channel, trial_key
+from serve_app.redis.replies import (
+    check_passes,
+    check_refused,
+    owned_by_another,
+    parse_info,
+    warnings,
+)
 from serve_app.settings import RedisSettings
 
 
@@ -53,14 +56,8 @@ class Step(StrEnum):
     @property
     def passes(self) -> bool:
         """Whether it may succeed later, because Redis or the network is only late."""
-        return self in (
-            Step.RESOLVE,
-            Step.CONNECT,
-            Step.CLIENTS,
-            Step.PRIMARY,
-            Step.SERVICE,
-            Step.STATE,
-        )
+        of_setup = (Step.TRUST, Step.AUTHENTICATE, Step.PERMISSIONS, Step.CLUSTER, Step.COMMANDS)
+        return self not in of_setup
 
     @property
     def answered(self) -> bool:
@@ -104,8 +101,166 @@ def _refused_for_now(error: RefusedForNow) -> Finding:
     return Finding(Step.STATE, f"it refuses commands for now: {answer}")
 
 
+_TRIED = """
+SELECT {db}
+PING
+TIME
+UNLINK {keys}
+EVAL return 0
+EVALSHA {digest} 0
+XADD {journal} 0-1 f x
+XADD {journal} NOMKSTREAM 1-0 f x
+PEXPIRE {journal} {ms}
+XRANGE {journal} (0-1 + COUNT 1
+XREVRANGE {journal} + - COUNT 1
+EXISTS {journal}
+PTTL {journal}
+XTRIM {journal} MINID 1-0
+SET {text} x PX {ms}
+SET {text} x NX PX {ms}
+GET {text}
+GETRANGE {text} 0 1
+MGET {text} {journal}
+XADD {queue} MAXLEN 10 * f x
+PEXPIRE {queue} {ms}
+XGROUP CREATE {queue} g 0 MKSTREAM
+XGROUP CREATE {journal} g $ MKSTREAM
+XREADGROUP GROUP g c COUNT 1 BLOCK 1 STREAMS {queue} {journal} > >
+XPENDING {queue} g
+XPENDING {queue} g IDLE 0 - + 1 c
+XINFO GROUPS {queue}
+XLEN {queue}
+XCLAIM {queue} g c 0 0-1
+XACK {queue} g 0-1
+XDEL {queue} 0-1
+ZADD {set} 1 x
+PEXPIRE {set} {ms}
+ZRANK {set} x
+ZRANGE {set} 0 0
+ZREVRANK {set} x
+ZREVRANGE {set} 0 0
+ZRANGEBYSCORE {set} 0 +inf
+ZREMRANGEBYRANK {set} 0 -2
+ZREMRANGEBYSCORE {set} -inf 0
+ZREM {set} x
+HINCRBY {sums} 1 1
+HGETALL {sums}
+HGET {sums} 1
+HSET {sums} 1 1
+HDEL {sums} 1
+PUBLISH {channel} x
+UNLINK {keys}
+"""
+"""Every command that the service sends to Redis, with the options that it uses, on keys that nobody
+else uses. The tests' Redis permits its user these and no others, so none can be missing here.
+"""
+
+
+class Trial(NamedTuple):
+    """What to send, in this order. `listening` needs a connection of its own, on which the message
+    of the one `PUBLISH` must arrive.
+    """
+
+    listening: Sequence[Command]
+    commands: Sequence[Command]
+
+
+def trial(namespace: str, process: str, db: int) -> Trial:
+    """The commands of one trial. `process` is a name that no other process uses."""
+    parts = ("journal", "queue", "text", "set", "sums")
+    keys = {part: trial_key(namespace, process, part) for part in parts}
+    channel = trial_channel(namespace, process)
+    digest = hashlib.sha1(b"return", usedforsecurity=False).hexdigest()
+    tried = _TRIED.strip().format(
+        **keys,
+        keys=" ".join(keys.values()),
+        db=db,
+        channel=channel,
+        digest=digest,
+        ms=timings.REDIS_TRIAL_MS,
+    )
+    commands = [tuple(line.split(" ")) for line in tried.split("\n")]
+    return Trial([("SUBSCRIBE", channel), ("PING",)], commands)
+
+
+class ValueSizes:
+    """Whether Redis takes values as large as requests may be.
+
+    Redis closes the connection of whoever sends more than its `proto-max-bulk-len` or
+    `client-query-buffer-limit`, and a proxy before it may have a bound of its own. The service's
+    user may not read the configuration, and only some of them say why; so a value of that size is
+    sent, and asked back, on a connection of its own. Nothing is stored.
+
+    Args:
+        largest_bytes: of all values that the service may write.
+    """
+
+    def __init__(self, settings: RedisSettings, largest_bytes: int) -> None:
+        self._settings = settings
+        self._largest_bytes = largest_bytes
+        self._one = asyncio.Lock()
+        self._looked_s = -math.inf
+        self._said = ""
+        self.due = True
+        """Whether it may have changed what Redis takes."""
+        self.refused_bytes = math.inf
+        """The smallest size that was refused."""
+
+    async def warnings(self) -> list[str]:
+        """Try the largest size if that is due, and not too often."""
+        now_s = SYSTEM.monotonic_s()
+        self.due |= self.refused_bytes < math.inf
+        if self.due and now_s - self._looked_s >= timings.REDIS_SIZES_AGAIN_S:
+            self._looked_s = now_s
+            with suppress(RedisUnavailable):  # else it is slow or gone, and tried a minute later
+                async with self._one:
+                    self._said = await self._tried(self._largest_bytes)
+                self.due = False
+                self.refused_bytes = self._largest_bytes if self._said else math.inf
+        if not self._said:
+            return []
+        return [
+            f"it does not take and give values of {self._largest_bytes:,} bytes, which requests "
+            f"may have ({self._said}): raise its proto-max-bulk-len, client-query-buffer-limit and "
+            "client-output-buffer-limit, and what a proxy before it lets pass, or lower "
+            "ingress.max_body_bytes"
+        ]
+
+    async def refuses(self, size_bytes: int) -> bool:
+        """Whether Redis refuses a value of this size; tries it. Raises `RedisUnavailable` if it
+        cannot be told now.
+        """
+        async with self._one:  # a crowd of refused clients must not send everything twice at once
+            if size_bytes < self.refused_bytes and (said := await self._tried(size_bytes)):
+                self._said, self.refused_bytes = said, size_bytes
+        return size_bytes >= self.refused_bytes
+
+    async def _tried(self, size_bytes: int) -> str:
+        """What Redis says against a value; empty if it takes it, and gives it back."""
+        said = ""
+        for size in (size_bytes, size_bytes, 1):  # one connection may end for another reason
+            connection = await connect(self._settings)
+            try:
+                async with asyncio.timeout(timings.REDIS_SIZE_ANSWER_S):
+                    (reply,) = await connection.call([("EVAL", "return ARGV[1]", 0, bytes(size))])
+            except TimeoutError:
+                raise RedisUnavailable("no answer in time") from None
+            except AnswerLost:
+                if size == 1:
+                    raise
+                said = "it closes the connection"
+            else:
+                if not isinstance(reply, Exception):
+                    return said if size == 1 else ""
+                check_passes("EVAL", str(reply))
+                said = str(reply)
+            finally:
+                connection.abort()
+        return said
+
+
 class Check:
-    """Tries Redis again and again, on connections that it keeps.
+    """Tries Redis, as often as it is asked to.
 
     Args:
         namespace: of the service; None for Ray's GCS, whose login is tried and nothing else.
@@ -123,17 +278,8 @@ class Check:
     ) -> None:
         patience_s = max(settings.connect_timeout_s, timings.REDIS_CHECK_ANSWER_S)
         self._settings = settings.model_copy(update={"connect_timeout_s": patience_s})
-        self._trial = (
-            Trial([], [("EXISTS", "RAY")])
-            if namespace is None
-            else trial(namespace, secrets.token_hex(8), settings.address.db)
-        )
-        self._of_service = namespace is not None
-        self._namespace, self._service = namespace or "", service
-        largest_bytes = max(max_body_bytes, timings.ENTRY_BYTES)
-        self.sizes = ValueSizes(self._settings, largest_bytes)
-        self._connections: list[RespConnection] = []
-        self._delivered = asyncio.Event()
+        self._namespace, self._service = namespace, service
+        self.sizes = ValueSizes(self._settings, max(max_body_bytes, timings.ENTRY_BYTES))
 
     async def run(self) -> Finding | tuple[str, ...]:
         """Try everything once.
@@ -142,40 +288,21 @@ class Check:
             The step that failed; or else warnings about the configuration. These never refuse a
             Redis: a pod that restarts must not stay away because of a setting.
         """
+        address, file = self._settings.address, self._settings.ca_file
         try:
-            kept = bool(self._connections) and all(one.usable for one in self._connections)
-            if not kept:
-                if missing := await self._unreadable() or await self._resolve():
-                    return missing
-                await self._connect()
-            found = await self._try()
-            if isinstance(found, Finding) or not self._of_service:
-                return found
-            if not kept:
-                async with connect_redis(self._settings, timings.REDIS_CHECK_ANSWER_S) as redis:
-                    await redis_call(redis.ping)  # the other client connects as well
-            return (*found, *await self.sizes.warnings(anew=not kept))
-        except RedisUnavailable as error:
-            self.close()  # a transaction may be open there
-            if isinstance(error, RefusedForNow):
-                return _refused_for_now(error)
-            return _refused(error) if isinstance(error, RedisRefuses) else self._late(error)
-
-    def close(self) -> None:
-        """Close the connections; the next run opens others."""
-        for connection in self._connections:
-            connection.abort()
-        self._connections = []
-
-    async def _unreadable(self) -> Finding | None:
-        """Whether the CA certificates cannot be loaded: to wait for Redis would change nothing."""
-        file = self._settings.ca_file
-        try:
-            if file and self._settings.address.tls:
+            if file and address.tls:
                 await tls_context(file)
-        except OSError as error:
+        except OSError as error:  # to wait for Redis would change nothing
             return Finding(Step.TRUST, f"cannot read redis.ca_file '{file}': {error}")
-        return None
+        try:
+            return await self._resolve() or await self._try()
+        except RefusedForNow as error:
+            return _refused_for_now(error)
+        except RedisRefuses as error:
+            return _refused(error)
+        except RedisUnavailable as error:
+            where = address.path or ", ".join(f"{host}:{port}" for host, port in address.nodes)
+            return Finding(Step.CONNECT, f"{where} does not serve: {error}".rstrip("."))
 
     async def _resolve(self) -> Finding | None:
         """Resolve the names. Of several Sentinels, one is enough."""
@@ -190,44 +317,44 @@ class Check:
                 found = Finding(Step.RESOLVE, f"DNS has no address for '{host}' ({said})")
         return found
 
-    async def _connect(self) -> None:
-        self.close()
-        for on_push in (None, lambda *_: self._delivered.set()):
-            self._connections.append(await connect(self._settings, on_push))
-
     async def _try(self) -> Finding | tuple[str, ...]:
-        asking, listening = self._connections
-        self._delivered.clear()
-        await _ask(listening, self._trial.listening)
-        await _ask(asking, self._trial.commands)
-        if not self._of_service:
-            return ()
+        asking = await connect(self._settings)
         try:
+            if self._namespace is None:
+                await _ask(asking, [("EXISTS", "RAY")])
+                return ()
+            return await self._try_service(self._namespace, asking)
+        finally:
+            asking.abort()
+
+    async def _try_service(
+        self, namespace: str, asking: RespConnection
+    ) -> Finding | tuple[str, ...]:
+        tried = trial(namespace, secrets.token_hex(8), self._settings.address.db)
+        delivered = asyncio.Event()
+        listening = await connect(self._settings, lambda *_: delivered.set())
+        try:
+            await _ask(listening, tried.listening)
+            await _ask(asking, tried.commands)
             async with asyncio.timeout(timings.REDIS_CHECK_ANSWER_S):
-                await self._delivered.wait()
+                await delivered.wait()
         except TimeoutError:
             raise RedisUnavailable("it does not deliver what is published") from None
-        wanted = [("INFO",), ("GET", service_key(self._namespace))]
+        finally:
+            listening.abort()
+        wanted = [("INFO",), ("GET", service_key(namespace))]
         info, owner = await asking.ask(wanted, timings.REDIS_CHECK_ANSWER_S)
         owner = owner if isinstance(owner, bytes) else None
-        if another := owned_by_another(self._namespace, owner, self._service):
+        if another := owned_by_another(namespace, owner, self._service):
             return Finding(Step.SERVICE, another)
-        return tuple(warnings(parse_info(info) if isinstance(info, bytes) else None))
-
-    def _late(self, error: RedisUnavailable) -> Finding:
-        address = self._settings.address
-        where = address.path or ", ".join(f"{host}:{port}" for host, port in address.nodes)
-        return Finding(Step.CONNECT, f"{where} does not serve: {error}".rstrip("."))
+        of_info = warnings(parse_info(info) if isinstance(info, bytes) else None)
+        return (*of_info, *await self.sizes.warnings())
 
 
 async def _ask(connection: RespConnection, commands: Sequence[Command]) -> None:
-    """Send commands that Redis must all accept.
-
-    Raises:
-        RedisUnavailable: it does not; `RedisRefuses` if that does not pass by itself.
+    """Send commands that Redis must all accept; raises `RedisUnavailable` if it does not,
+    `RedisRefuses` if that does not pass by itself.
     """
-    if not commands:
-        return
     replies = await connection.ask(commands, timings.REDIS_CHECK_ANSWER_S)
     for command, reply in zip(commands, replies, strict=True):
         for part in reply if isinstance(reply, list) else [reply]:
@@ -248,9 +375,7 @@ class RedisWatch:
         self._check = Check(settings, namespace, max_body_bytes)
         self.sizes = self._check.sizes
         self._loops = loops
-        self._task: asyncio.Task[None] | None = None
-        self._again = asyncio.Event()
-        self._anew = False
+        self._doubted = asyncio.Event()
         self._told = Told(log)
         self._answered_s = -math.inf
         self.usable = False
@@ -265,32 +390,27 @@ class RedisWatch:
         """What is wrong with Redis's configuration, for its operator."""
 
     async def start(self) -> None:
-        self._task = self._loops.keep("redis-check", self._keep)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            await self._loops.end(self._task)
-        self._check.close()
+        self._loops.keep("redis-check", self._keep)
 
     def lost(self) -> None:
         """Redis cannot be reached at the moment. What was found before no longer counts."""
         if self.usable:
-            self.usable = False
-            self._anew = True
-            self._again.set()
+            self.usable, self.sizes.due = False, True
+            self._doubted.set()
+
+    def doubt(self) -> None:
+        """A request could not be accepted because of Redis: try what it takes."""
+        self._doubted.set()
 
     async def _keep(self) -> None:
         while True:
-            self._again.clear()
-            if self._anew:  # who has lost it may need a connection, too
-                self._check.close()
-                self._anew = False
+            self._doubted.clear()
             self._found(await self._check.run())
-            late = not self.usable and not self.refused
-            pause_s = timings.REDIS_CHECK_RETRY_S if late else timings.REDIS_CHECK_AGAIN_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(jittered(pause_s)):
-                    await self._again.wait()
+            await asyncio.sleep(jittered(timings.REDIS_CHECK_RETRY_S))
+            if self.usable:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(jittered(timings.REDIS_CHECK_AGAIN_S)):
+                        await self._doubted.wait()
 
     def _found(self, found: Finding | tuple[str, ...]) -> None:
         if isinstance(found, Finding):

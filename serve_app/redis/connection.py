@@ -1,9 +1,7 @@
-"""One pipelined connection to Redis for the hot paths: raw RESP through hiredis, without a pool and
-without objects per command.
+"""A pipelined connection to Redis: raw RESP through hiredis, without objects per command; and how
+one is opened, with TLS, a login, and Sentinels that know where the primary is.
 
-redis-py costs about 15 µs per command in a pipeline, more than Redis itself needs for the append.
-The writer and the subscriber send and receive in every flush, so they use the protocol directly.
-Everything else uses redis-py.
+redis-py would cost about 15 µs per command in a pipeline, more than Redis itself needs.
 """
 
 from __future__ import annotations
@@ -11,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import os
+import ssl
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -18,14 +19,12 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import hiredis
-from redis.exceptions import NoPermissionError, RedisError
 
+from serve_app import timings
 from serve_app.errors import AnswerLost, RedisRefuses, RedisUnavailable
-from serve_app.redis.client import find_primary, said
 from serve_app.redis.replies import Reply, check_refused, is_unknown_script
-from serve_app.redis.tls import tls_context
 from serve_app.settings import RedisSettings
-from serve_app.settings.redis_address import RedisAddress
+from serve_app.settings.redis_address import Login
 
 Command = tuple[Any, ...] | bytes
 """Its words, or all of it as Redis reads it."""
@@ -253,53 +252,34 @@ async def connect(
     on_push: Callable[[bytes, bytes], None] | None = None,
     on_lost: Callable[[], None] | None = None,
 ) -> RespConnection:
-    """Open a connection and log in.
+    """Open a connection to the primary and log in.
 
     Raises:
         RedisUnavailable: Redis cannot be reached; `RefusedForNow` if it is loading or has no room
             for another client; `RedisRefuses` if it rejects the login or the database.
     """
     connection = RespConnection(on_push, on_lost)
-    host, port = await _node(settings)
+    address = settings.address
+    if address.primary:
+        host, port = await _find_primary(settings)
+    else:
+        host, port = address.nodes[0] if address.nodes else ("", 0)
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
             await _open(connection, settings, host, port)
-            await _greet(connection, settings.address)
-    except AnswerLost as error:
+            await _greet(connection, address.login, ("SELECT", address.db))
+    except BaseException as error:
         connection.abort()
-        check_refused("the connection", connection.refusal)
-        # TLS 1.3 checks a client's certificate after the handshake, and the server's reset can
-        # overtake its alert.
-        cause = " (it may require a client certificate)" if settings.address.tls else ""
-        raise AnswerLost(f"{error}{cause}") from None
-    except (OSError, TimeoutError) as error:
-        connection.abort()
-        raise RedisUnavailable(
-            f"cannot reach Redis: {str(error) or type(error).__name__}"
-        ) from None
-    except RedisUnavailable:
-        connection.abort()
-        check_refused("the connection", connection.refusal)  # which came before the first question
-        raise
-    except BaseException:  # the caller no longer waits
-        connection.abort()
+        if isinstance(error, OSError | TimeoutError):
+            raise RedisUnavailable(f"cannot reach Redis: {_said(error)}") from None
+        if isinstance(error, RedisUnavailable):
+            check_refused("the connection", connection.refusal)  # it came before any question
+        if isinstance(error, AnswerLost) and address.tls:
+            # TLS 1.3 checks a client's certificate after the handshake, and the server's reset can
+            # overtake its alert.
+            raise AnswerLost(f"{error} (it may require a client certificate)") from None
         raise
     return connection
-
-
-async def _node(settings: RedisSettings) -> tuple[str, int]:
-    """Host and port to connect to; none for a Unix socket."""
-    address = settings.address
-    if not address.primary:
-        return address.nodes[0] if address.nodes else ("", 0)
-    try:
-        return await find_primary(settings)
-    except (RedisError, OSError) as error:
-        if isinstance(error, NoPermissionError):
-            raise RedisRefuses("SENTINEL MASTERS", f"NOPERM {error}") from None
-        if str(error).count("AuthenticationError") == len(address.nodes):
-            raise RedisRefuses("AUTH", f"of Sentinel: {said(error)}") from None
-        raise RedisUnavailable(f"cannot find Redis: {said(error)}") from None
 
 
 async def _open(connection: RespConnection, settings: RedisSettings, host: str, port: int) -> None:
@@ -317,14 +297,81 @@ async def _open(connection: RespConnection, settings: RedisSettings, host: str, 
     await loop.create_connection(lambda: connection, host, port, ssl=tls)
 
 
-async def _greet(connection: RespConnection, address: RedisAddress) -> None:
-    """Log in and choose the database, as redis-py does."""
-    login, hello = address.login, list[tuple[Any, ...]]()
+async def _greet(connection: RespConnection, login: Login, first: Command) -> Reply:
+    """Log in, and return the answer to the first command."""
+    hello: list[Command] = [first]
     if login:
         user = (login["username"],) if "username" in login else ()
-        hello.append(("AUTH", *user, login.get("password", "")))
-    hello.append(("SELECT", address.db))
+        hello.insert(0, ("AUTH", *user, login.get("password", "")))
     asked = connection.call(hello)
     connection.flush()  # what ends the connection from now on may be an answer
-    for command, reply in zip(hello, await asked, strict=True):
-        check_refused(command[0], reply)
+    replies = await asked
+    for command, reply in zip(hello, replies, strict=True):
+        check_refused(str(command[0]), reply)
+    return replies[-1]
+
+
+async def _find_primary(settings: RedisSettings) -> tuple[str, int]:
+    """Ask the Sentinels one after the other for host and port of the primary, which is never
+    remembered: it may be another one by now.
+
+    Raises:
+        RedisUnavailable: no Sentinel answers, or none knows a living primary of that name;
+            `RedisRefuses` if all of them refuse to tell.
+    """
+    address = settings.address
+    problems: list[str] = []
+    refusals: list[RedisRefuses] = []
+    for host, port in address.nodes:
+        sentinel = RespConnection()
+        try:
+            async with asyncio.timeout(timings.SENTINEL_ANSWER_S):
+                await _open(sentinel, settings, host, port)
+                known = await _greet(sentinel, address.own_login, ("SENTINEL", "MASTERS"))
+        except RedisRefuses as error:
+            refusals.append(RedisRefuses(error.what, f"{error.answer} (says Sentinel)"))
+            problems.append(f"{host}:{port} {error}")
+        except (OSError, TimeoutError, RedisUnavailable) as error:
+            problems.append(f"{host}:{port} {_said(error)}")
+        else:
+            for facts in (dict(zip(one[::2], one[1::2], strict=False)) for one in known):
+                flags = set(facts[b"flags"].split(b","))
+                living = b"master" in flags and not flags & {b"s_down", b"o_down"}
+                if living and facts[b"name"] == address.primary.encode():
+                    return facts[b"ip"].decode(), int(facts[b"port"])
+        finally:
+            sentinel.abort()
+    if len(refusals) == len(address.nodes):
+        raise refusals[0]
+    told = f" ({', '.join(problems)})" if problems else ""
+    raise RedisUnavailable(f"no Sentinel knows a living primary '{address.primary}'{told}")
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+_Stamp = tuple[int, int, int]
+_contexts: dict[str, tuple[_Stamp | None, ssl.SSLContext]] = {}
+_making = threading.Lock()
+
+
+async def tls_context(ca_file: str) -> ssl.SSLContext:
+    """The TLS context of all connections, made in a thread at the first call and again when the
+    file of CA certificates (empty: the system's) has changed. Reading them takes some 40 ms, and
+    during an outage connections are opened many times a second.
+
+    Raises:
+        OSError: the file cannot be read, or holds no certificate.
+    """
+    return await asyncio.to_thread(_context, ca_file)
+
+
+def _context(ca_file: str) -> ssl.SSLContext:
+    with _making:
+        file = ca_file or ssl.get_default_verify_paths().cafile
+        found = os.stat(file) if file else None
+        stamp = (found.st_mtime_ns, found.st_ino, found.st_size) if found else None
+        if ca_file not in _contexts or _contexts[ca_file][0] != stamp:
+            _contexts[ca_file] = stamp, ssl.create_default_context(cafile=ca_file or None)
+        return _contexts[ca_file][1]

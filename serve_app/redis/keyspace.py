@@ -128,7 +128,7 @@ def metrics_key(namespace: str, replica: str) -> str:
 
 
 def trial_key(namespace: str, process: str, part: str) -> str:
-    """What a process writes to try whether Redis can be used (`redis/trial.py`)."""
+    """What a process writes to try whether Redis can be used (`redis/check.py`)."""
     return f"{namespace}:try:{process}:{part}"
 
 

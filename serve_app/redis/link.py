@@ -22,11 +22,8 @@ from serve_app.settings import RedisSettings
 
 
 class SharedConnection:
-    """The connection that one process shares.
-
-    Args:
-        opened: opens the connection; raises `RedisUnavailable`.
-        quiet_s: for this long after a failure, callers get the same failure at once.
+    """Opened by `opened`, which raises `RedisUnavailable`. For `quiet_s` after a failure, callers
+    get the same failure at once.
     """
 
     def __init__(
@@ -46,11 +43,7 @@ class SharedConnection:
         return self._current if self._current is not None and self._current.usable else None
 
     async def get(self) -> RespConnection:
-        """The connection; opens it if necessary.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """The connection; opens it if necessary. Raises `RedisUnavailable`."""
         if (connection := self.current) is not None:
             return connection
         if self._opening is None:
@@ -92,15 +85,16 @@ def _retrieved(opening: asyncio.Task[RespConnection]) -> None:
 class RedisLink:
     """One pipelined connection for what is small, one for what waits in Redis, and a few for what
     is large, each of which serves one caller at a time: a large question or answer delays no small
-    one, and one that takes too long ends for its caller alone. They are opened when they are
-    needed, and again after they were lost.
+    one, and one that takes too long ends for its caller alone.
 
     Args:
-        large_at_once: how many of those few.
+        within_s: a time limit for every answer, if it is lower than the one in the settings.
     """
 
-    def __init__(self, settings: RedisSettings, large_at_once: int = 4) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: RedisSettings, large_at_once: int = 4, within_s: float = math.inf
+    ) -> None:
+        self._within_s = min(within_s, settings.response_timeout_s)
         self._shared = SharedConnection(lambda: connect(settings))
         self._waiting = SharedConnection(lambda: connect(settings))
         self._large = [SharedConnection(lambda: connect(settings)) for _ in range(large_at_once)]
@@ -110,10 +104,7 @@ class RedisLink:
 
     async def call(self, commands: Sequence[Command], large: bool = False) -> list[Reply]:
         """Send commands in one write and wait for their replies; errors are exception objects among
-        them.
-
-        Args:
-            large: whether the replies may be large. Large commands are recognised.
+        them. Say if the replies may be `large`; large commands are recognised.
 
         Raises:
             RedisUnavailable: Redis cannot be reached, or did not answer in time; if it is
@@ -122,7 +113,7 @@ class RedisLink:
         if not large and not any(map(_is_large, commands)):
             return await self._ask(self._shared, commands)
         try:
-            async with asyncio.timeout(self._settings.response_timeout_s):
+            async with asyncio.timeout(self._within_s):
                 connection = await self._idle.get()
         except TimeoutError:
             raise RedisUnavailable("too many large questions to Redis at a time") from None
@@ -143,7 +134,7 @@ class RedisLink:
 
     async def _ask(self, shared: SharedConnection, commands: Sequence[Command]) -> list[Reply]:
         connection = await shared.get()
-        replies = await connection.ask(commands, self._settings.response_timeout_s)
+        replies = await connection.ask(commands, self._within_s)
         if any(map(is_demoted, replies)):
             connection.abort()  # the name may lead to the new primary by now
         return replies

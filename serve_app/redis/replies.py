@@ -1,10 +1,11 @@
-"""The meaning of Redis's replies. Replies to raw commands contain errors as exception objects.
-Pure.
+"""The meaning of Redis's replies: errors, which replies to raw commands contain as exception
+objects, and what `INFO` tells. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app.errors import RedisRefuses, RedisUnavailable, RefusedForNow
@@ -22,33 +23,25 @@ _FOR_NOW = (
     (_NO_MORE_CLIENTS := "ERR max number of clients"),
     *_DEMOTED,
 )
-_RIGHTS = ("NOPERM ", "NOAUTH ")
 
 
 def answered(reply: Reply, what: str = "Redis") -> Any:
-    """Return a reply that is not an error.
-
-    Raises:
-        RedisUnavailable: the reply is an error; the message is `what` and Redis's own text.
-    """
+    """Return a reply that is not an error; else raise `RedisUnavailable` with Redis's own text."""
     if isinstance(reply, Exception):
         raise RedisUnavailable(f"{what}: {reply}")
     return reply
 
 
 def all_answered(replies: Sequence[Reply], what: str = "Redis") -> Sequence[Any]:
-    """Return replies none of which is an error; see `answered`."""
+    """The same for several replies."""
     for reply in replies:
         answered(reply, what)
     return replies
 
 
 def owned_by_another(namespace: str, owner: bytes | None, service: str) -> str:
-    """Why a service may not use a namespace, in a sentence; empty if it may.
-
-    Args:
-        owner: what the key of the namespace's service holds.
-        service: the name of this one; if it is empty, it is not compared.
+    """Why a service may not use a namespace, in a sentence; empty if it may. `owner` is what the
+    key of the namespace's service holds; a `service` without a name is not compared.
     """
     name = (owner or b"").decode(errors="replace")
     if not service or name in ("", service):
@@ -60,11 +53,8 @@ def owned_by_another(namespace: str, owner: bytes | None, service: str) -> str:
 
 
 def check_refused(what: str, reply: Reply) -> None:
-    """Check the reply to a command that Redis must accept.
-
-    Raises:
-        RedisRefuses: the reply is an error.
-        RefusedForNow: the same, but it will pass by itself: Redis is full, loads, or fails over.
+    """Raise an error that is the reply to a command: `RedisRefuses`, or `RefusedForNow` if it
+    passes by itself, because Redis is full, loads, or fails over.
     """
     if isinstance(reply, Exception):
         check_passes(what, str(reply))
@@ -72,50 +62,111 @@ def check_refused(what: str, reply: Reply) -> None:
 
 
 def check_passes(what: str, error: str) -> None:
-    """Check an error of Redis, which must be one that does not pass by itself.
-
-    Raises:
-        RefusedForNow: it does.
-    """
+    """Raise `RefusedForNow` if this error of Redis passes by itself."""
     if error.startswith(_NO_MORE_CLIENTS):
         raise RefusedForNow(RefusedForNow.CLIENTS, error)
     if error.startswith(_FOR_NOW):
         raise RefusedForNow(what, error)
 
 
-def _passes(reply: Reply) -> bool:
-    return isinstance(reply, Exception) and str(reply).startswith(_FOR_NOW)
+def _begins(reply: Reply, words: tuple[str, ...] | str) -> bool:
+    return isinstance(reply, Exception) and str(reply).startswith(words)
 
 
 def is_refused_for_now(reply: Reply) -> bool:
     """Whether Redis may accept the same command later: when the error has passed, or when its
     operator has given a right back.
     """
-    return _passes(reply) or (isinstance(reply, Exception) and str(reply).startswith(_RIGHTS))
+    return _begins(reply, (*_FOR_NOW, "NOPERM ", "NOAUTH "))
 
 
 def is_demoted(reply: Reply) -> bool:
     """Whether this Redis is not the primary (any more)."""
-    return isinstance(reply, Exception) and str(reply).startswith(_DEMOTED)
+    return _begins(reply, _DEMOTED)
 
 
 def is_full(reply: Reply) -> bool:
     """Whether Redis has reached its `maxmemory`."""
-    return isinstance(reply, Exception) and str(reply).startswith("OOM ")
+    return _begins(reply, "OOM ")
 
 
 def is_unknown_script(reply: Reply) -> bool:
     """Whether Redis has forgotten the script, and therefore executed nothing of it."""
-    return isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT ")
+    return _begins(reply, "NOSCRIPT ")
 
 
 def is_of_another_type(reply: Reply) -> bool:
     """Whether the key has another type than the command expects, so that it is not one of ours."""
-    return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE")
+    return _begins(reply, "WRONGTYPE")
 
 
 def is_id_taken(reply: Reply) -> bool:
     """Whether Redis rejected an `XADD` because its id is not above the last one in the stream."""
-    return isinstance(reply, Exception) and (
-        "exhausted" in str(reply) or "equal or smaller" in str(reply)
-    )
+    said = str(reply) if isinstance(reply, Exception) else ""
+    return "exhausted" in said or "equal or smaller" in said
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Redis's memory, from `INFO memory`. `limit_bytes` is its `maxmemory`, 0 if there is none."""
+
+    used_bytes: int
+    limit_bytes: int
+    policy: str
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> Memory | None:
+        """Parse `INFO`; None if it does not tell how full Redis is. `used_bytes` is what Redis
+        compares with its limit, without the buffers for its file and its replicas.
+        """
+        try:
+            used_bytes, limit_bytes = int(info["used_memory"]), int(info["maxmemory"])
+            uncounted_bytes = int(info.get("mem_not_counted_for_evict", 0))
+        except (LookupError, TypeError, ValueError):
+            return None
+        policy = str(info.get("maxmemory_policy", ""))
+        return cls(used_bytes - uncounted_bytes, limit_bytes, policy)
+
+    def wrong_settings(self) -> list[str]:
+        """What is wrong with the limit and the policy, each as a sentence for Redis's operator."""
+        wrong = []
+        if self.policy not in ("", "noeviction"):
+            wrong.append(
+                f"maxmemory-policy is {self.policy}, so Redis will delete requests: set it to "
+                "noeviction"
+            )
+        if not self.limit_bytes:
+            wrong.append(
+                "maxmemory is 0, so Redis may use all of the machine's memory: set a limit"
+            )
+        return wrong
+
+
+_MEMORY = "no request is refused because Redis is full"
+FIELDS = {
+    "used_memory": _MEMORY,
+    "maxmemory": _MEMORY,
+    "mem_not_counted_for_evict": "it counts as full a little early",
+    "maxmemory_policy": "it is unknown whether Redis deletes requests to make room",
+    "aof_enabled": "it is unknown whether a restart loses every request",
+}
+"""The fields that the service reads, and what follows if one is missing."""
+
+
+def parse_info(reply: bytes) -> dict[str, str]:
+    """The fields of a reply to `INFO`."""
+    lines = reply.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def warnings(info: Mapping[str, Any] | None) -> list[str]:
+    """What Redis's operator should know, each as a sentence; None: Redis refuses `INFO`."""
+    if info is None:
+        return [f"it refuses INFO to this user, so {_MEMORY}"]
+    wrong = [
+        f"INFO does not tell {name}, so {then}" for name, then in FIELDS.items() if name not in info
+    ]
+    if str(info.get("aof_enabled")) == "0":
+        wrong.append("appendonly is no, so a restart loses every request: set it to yes")
+    memory = Memory.from_info(info)
+    return wrong if memory is None else [*wrong, *memory.wrong_settings()]

@@ -15,8 +15,7 @@ from serve_app.journal.ids import BEGINNING, EntryId
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP
-from serve_app.redis.memory import Memory, parse_info
-from serve_app.redis.replies import all_answered
+from serve_app.redis.replies import Memory, all_answered, parse_info
 from serve_app.request_queue.entry import decode_deadline
 from serve_app.request_queue.queue import RequestQueue, deletion, text, with_fields
 

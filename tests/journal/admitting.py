@@ -70,8 +70,7 @@ class StillIngress(IngressProcess):
         """Stop what works without having been started."""
         await self.disconnects.stop()
         await self.membership.leave()
-        for connection in (self.base.redis, self.base.lease_redis):
-            await connection.aclose()
+        await self.base.lease_link.close()
         await self.base.link.close()
 
 

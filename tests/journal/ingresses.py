@@ -74,7 +74,7 @@ async def serving(
 ) -> AsyncIterator[tuple[WritingWorker, IngressProcess]]:
     """A worker with a lease, and an ingress that can send to it."""
     worker = WritingWorker(await w.writer())
-    membership = Membership(w.redis, w.settings.namespace)
+    membership = Membership(w.link, w.settings.namespace)
     await membership.join_as_worker(REPLICA, lambda _: capacity)
     try:
         async with ingress_of(w, name, worker) as ingress:

@@ -29,9 +29,9 @@ from serve_app.journal.writer import JournalWriter
 from serve_app.local import processes, redis_server
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work
-from serve_app.redis.client import connect_redis
 from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import all_answered
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.request_queue.queue import RequestQueue
@@ -103,14 +103,17 @@ class World:
         self.settings = Settings.model_validate(
             {"namespace": namespace, "redis": redis_settings(url), **sections}
         )
-        # redis-py's types allow for answers that this client never gives: text, nothing.
-        self.redis: Any = connect_redis(self.settings.redis)
         self.link = RedisLink(self.settings.redis)
         self.store = JournalStore(self.settings, self.link)
         self.telemetry = Telemetry()
         self.endings = Endings(self.store, self.telemetry)
         self.channel = wake_channel(namespace, "ingress-1")
         self._started: list[JournalWriter | Followers] = []
+
+    @cached_property
+    def redis(self) -> Any:
+        """Runs commands by hand, as the service's own user."""
+        return Redis.from_url(self.settings.redis.url, protocol=2)
 
     @cached_property
     def operator(self) -> Any:
@@ -199,7 +202,8 @@ class World:
 
     async def entries(self, request_id: str = "req_1") -> list[Entry]:
         """The journal's entries in Redis."""
-        raw: Any = await self.redis.execute_command("XRANGE", self.store.key(request_id), "-", "+")
+        key = self.store.key(request_id)
+        (raw,) = all_answered(await self.link.call([("XRANGE", key, "-", "+")], large=True))
         return [entry_from_redis(item) for item in raw]
 
     async def ending(self, request_id: str = "req_1") -> tuple[str, str]:
@@ -237,9 +241,8 @@ class World:
         for part in self._started:
             await part.stop()
         await self.link.close()
-        await self.redis.aclose()
-        if "operator" in self.__dict__:
-            await self.operator.aclose()
+        for client in {"redis", "operator"} & self.__dict__.keys():
+            await self.__dict__[client].aclose()
 
 
 @asynccontextmanager
@@ -280,6 +283,7 @@ class PrivateRedis:
         self._data = folder / "data"
         server = permits.narrow(redis_server.start(self._data, namespace="*"))
         self.pid, self.port, self.url = server.pid, server.port, server.url()
+        self.client: Any = Redis.from_url(self.url, protocol=2)
 
     def run(self, *words: object) -> None:
         """Run a command as its operator."""

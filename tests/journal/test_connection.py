@@ -263,11 +263,10 @@ async def test_what_is_large_holds_up_nothing_small_and_ends_for_its_caller_alon
         cable.cut("SET", HANGING)
         other = asyncio.create_task(link.call(setting))
         await cable.hung.wait()
-        patient = link._settings
-        link._settings = patient.model_copy(update={"response_timeout_s": 0.1})
+        patient_s, link._within_s = link._within_s, 0.1
         with pytest.raises(RedisUnavailable, match="too many large"):
             await link.call([("GET", key)], large=True)
-        link._settings = patient
+        link._within_s = patient_s
         assert await link.call([("GET", key)]) == [setting[0][2]]
         for call in (hanging, other):
             call.cancel()

@@ -63,7 +63,7 @@ async def leaves(posting: asyncio.Task[Any]) -> None:
 
 async def arrives_unanswered(its: StillIngress, cable: Cable) -> None:
     """Redis executes what hung, and nothing more is answered on its connection."""
-    its.base.link._settings = its.settings.redis.model_copy(update={"response_timeout_s": 0.3})
+    its.base.link._within_s = 0.3
     await cable.arrive()
 
 

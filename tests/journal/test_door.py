@@ -43,7 +43,7 @@ async def test_large_requests_cannot_fill_redis_and_deleting_makes_room(
     private_redis: PrivateRedis, namespace: str
 ) -> None:
     async with door(private_redis.url, namespace) as d:
-        memory, redis = d.ingress.limits.memory, d.ingress.base.redis
+        memory, redis = d.ingress.limits.memory, private_redis.client
         await limit(d, private_redis, LIMIT_BYTES)
         large: list[str] = []
         while True:
@@ -89,12 +89,12 @@ async def test_at_the_brim_every_accepted_request_ends(
     args = {"tokens_per_s": 1_000, "max_output_tokens": 0}
     settings = settings_of(private_redis.url, namespace, engine={"kind": "simulated", "args": args})
     async with in_process(settings) as d:
-        used: int = (await d.ingress.base.redis.info("memory"))["used_memory"]
+        used: int = (await private_redis.client.info("memory"))["used_memory"]
         await limit(d, private_redis, used + 4 * MIB)
         body = {"model": "hermes-tiny", "prompt": "Hi", "max_tokens": 700, "stream": True}
         posts = [d.http.post("/v1/completions", json=body) for _ in range(40)]
         answers = await asyncio.gather(*posts)
-        assert "errorstat_OOM" not in await d.ingress.base.redis.info("errorstats")
+        assert "errorstat_OOM" not in await private_redis.client.info("errorstats")
         accepted = [answer for answer in answers if answer.status_code == 200]
         reasons = {one.headers["x-hermes-reason"] for one in answers if one not in accepted}
         assert reasons == {"storage_full"}

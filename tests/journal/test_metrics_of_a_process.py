@@ -110,7 +110,7 @@ async def test_the_loop_runs_while_a_page_is_made_and_one_is_made_at_a_time(
 ) -> None:
     telemetry, slow, loops = Telemetry(), Slow(), Loops()
     telemetry.registry.register(slow)
-    snapshots = Snapshots(w.redis, namespace, "one", telemetry, 0.01, loops)
+    snapshots = Snapshots(w.link, namespace, "one", telemetry, 0.01, loops)
     await snapshots.start()
     asking = [asyncio.create_task(snapshots.pages([])) for _ in range(3)]
     for number in range(4):  # nothing else would let the collector go on

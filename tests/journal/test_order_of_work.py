@@ -140,7 +140,7 @@ async def test_requests_held_back_run_where_they_are_when_a_newer_ray_cluster_ta
     w: World, namespace: str
 ) -> None:
     async with held_back(w) as (worker, ingress):
-        younger = Membership(w.redis, namespace)
+        younger = Membership(w.link, namespace)
         await younger.join_as_ingress(lambda: IngressLease("ingress-2", "session-2", complete=True))
         await eventually(lambda: not ingress.dispatcher._scheduler.claiming)
         await w.admit("next")
@@ -161,7 +161,7 @@ async def test_requests_taken_over_while_held_back_run_once(
         if not answered:
             worker.busy |= {"s": asyncio.Event(), "b": asyncio.Event()}
         await paused.membership.leave()  # as if it could not renew its lease
-        spare = Membership(w.redis, namespace)
+        spare = Membership(w.link, namespace)
         await spare.join_as_worker("replica-2", lambda _: 8)
         seen = (REPLICA, "replica-2")
         async with ingress_of(w, "ingress-2", worker, seen) as other:

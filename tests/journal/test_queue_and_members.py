@@ -142,8 +142,8 @@ def an_ingress(name: str = "ingress-1", complete: bool = False) -> IngressLease:
 
 async def test_members_see_each_other_and_a_leaver_at_once(w: World, namespace: str) -> None:
     looks: list[Members] = []
-    worker = Membership(w.redis, namespace)
-    ingress = Membership(w.redis, namespace, looks.append)
+    worker = Membership(w.link, namespace)
+    ingress = Membership(w.link, namespace, looks.append)
     await worker.join_as_worker("replica|with-a-bar", lambda _: 16)
     await ingress.join_as_ingress(an_ingress)
     assert ingress.reachable
@@ -160,7 +160,7 @@ async def test_the_lease_of_a_dead_process_expires(
     monkeypatch.setattr(timings, "LEASE_MS", 2_000)
     monkeypatch.setattr(timings, "LEASE_RENEW_S", 0.02)
     looks: list[Members] = []
-    dying, living = Membership(w.redis, namespace), Membership(w.redis, namespace, looks.append)
+    dying, living = Membership(w.link, namespace), Membership(w.link, namespace, looks.append)
     await dying.join_as_ingress(lambda: an_ingress("ingress-2"))
     await living.join_as_ingress(an_ingress)
     assert looks[0].names == ("ingress-1", "ingress-2")
@@ -175,11 +175,11 @@ async def test_ingresses_read_with_the_leases_what_each_engine_reports(
     w: World, namespace: str
 ) -> None:
     used, seen = count(1), list[Members]()
-    worker = Membership(w.redis, namespace)
+    worker = Membership(w.link, namespace)
     await worker.join_as_worker(
         "worker-1", lambda _: 8, lambda: EngineReport("worker-1", 4096, 512, next(used), 2, 1, 3)
     )
-    ingress = Membership(w.redis, namespace, seen.append)
+    ingress = Membership(w.link, namespace, seen.append)
     await ingress.join_as_ingress(an_ingress)
     await eventually(lambda: len({one.engines for one in seen}) > 2)
     assert all(len(one.engines) == 1 for one in seen), "the one before is gone"
@@ -198,7 +198,7 @@ async def test_a_worker_of_an_older_version_reports_nothing_and_a_malformed_repo
     await w.operator.zadd(workers_key(namespace), {WorkerLease("worker-0", 4).encode(): later_ms})
     reports = ("worker-1|x", "worker-2|96|32|0|0|0|0|of a later version")
     await w.operator.zadd(engines_key(namespace), dict.fromkeys(reports, later_ms))
-    ingress = Membership(w.redis, namespace)
+    ingress = Membership(w.link, namespace)
     await ingress.join_as_ingress(an_ingress)
     await ingress.leave()
     assert ingress.members.workers == (WorkerLease("worker-0", 4),)

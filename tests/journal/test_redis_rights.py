@@ -72,6 +72,7 @@ async def test_a_service_says_what_it_lacks_refuses_requests_and_heals(
     server: redis_server.RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 0.1)
+    monkeypatch.setattr(timings, "REDIS_CHECK_RETRY_S", 0.05)
     settings = settings_of(server.url(), namespace)
     async with in_process(settings) as d, rights(server.url()) as change:
         await eventually(lambda: ready(d))
@@ -101,6 +102,23 @@ async def test_an_outage_after_which_a_right_is_missing_does_not_end_as_ready(
         async with rights(private_redis.url) as change:
             await change("-xadd")
             await eventually(partial(refuses, d, "xadd"))
+
+
+async def test_a_right_that_a_request_lacks_is_told_after_that_request(
+    private_redis: PrivateRedis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 1e6)
+    monkeypatch.setattr(timings, "REDIS_CHECK_RETRY_S", 0.02)
+    async with (
+        in_process(settings_of(private_redis.url, namespace)) as d,
+        rights(private_redis.url) as change,
+    ):
+        await eventually(lambda: ready(d))
+        await change("-xadd")
+        assert (await d.post("Hi")).headers["x-hermes-reason"] == "journal_unavailable"
+        await eventually(partial(refuses, d, "xadd"))
+        await change("+xadd")
+        await eventually(lambda: ready(d))
 
 
 REFUSED_FOR_NOW: dict[str, tuple[list[tuple[str, ...]], list[tuple[str, ...]]]] = {
@@ -133,7 +151,7 @@ async def test_what_redis_refuses_for_now_is_told_in_its_words_and_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 0.1)
+    monkeypatch.setattr(timings, "REDIS_CHECK_AGAIN_S", 1e6)
     monkeypatch.setattr(timings, "REDIS_CHECK_RETRY_S", 0.02)
     (tmp_path / "data" / "dump.rdb").mkdir()  # so that it cannot save
     monkeypatch.setattr(logging.getLogger("hermes"), "handlers", [caplog.handler])

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from scripts.chaos_testing.failover import load
-from serve_app.errors import RedisUnavailable
 from serve_app.local import processes
-from serve_app.redis.client import connect_redis, redis_call
 from serve_app.settings import Settings
 from tests.chart.chart_redis import ChartRedis
 from tests.journal.journal_helpers import redis_settings
@@ -26,12 +26,12 @@ STREAMS, KILLS, LONGEST_PAUSE_S = 16, 3, 2.0
 async def pauses_s(chart: ChartRedis, namespace: str, redis_section: dict[str, Any]) -> list[float]:
     """Kill it under streams that lose nothing. Returns the longest pause after each kill."""
     settings = Settings.model_validate({"namespace": namespace, "redis": redis_section})
-    redis = connect_redis(settings.redis)
+    redis: Any = Redis.from_url(settings.redis.url, protocol=2)
 
     async def answers() -> bool:
         try:
-            return bool(await redis_call(redis.ping))
-        except RedisUnavailable:
+            return bool(await redis.ping())
+        except (RedisError, OSError):
             return False
 
     async def on_disk() -> bool:

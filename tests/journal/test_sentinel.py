@@ -16,7 +16,6 @@ import pytest
 from scripts.chaos_testing.failover import Case, measure
 from scripts.chaos_testing.sentinels import Sentinels
 from serve_app.errors import RedisUnavailable
-from serve_app.redis.client import redis_call
 from tests.journal.journal_helpers import World, world
 from tests.waiting import eventually
 
@@ -40,9 +39,9 @@ async def test_a_successor_that_lacks_entries_gets_them_from_the_workers(tmp_pat
 
 
 async def read(w: World) -> list[str]:
-    """The journal's ids, by redis-py; none while no primary is known."""
+    """The journal's ids; none while no primary is known."""
     try:
-        return await redis_call(w.ids)
+        return await w.ids()
     except RedisUnavailable:
         return []
 

@@ -46,7 +46,7 @@ async def a_world(w: World, namespace: str, model: str, service: str = "") -> As
 async def cluster(w: World, session: str) -> AsyncIterator[tuple[WritingWorker, IngressProcess]]:
     """A Ray cluster with a worker and an ingress, both named after its session."""
     worker = WritingWorker(await w.writer())
-    membership = Membership(w.redis, w.settings.namespace)
+    membership = Membership(w.link, w.settings.namespace)
     name = f"worker of {session}"
     await membership.join_as_worker(name, lambda _: 8)
     own = f"ingress of {session}"
@@ -275,7 +275,7 @@ async def test_another_service_in_the_namespace_is_refused_until_the_first_has_e
 
 
 async def test_of_two_services_that_start_at_once_one_is_let_in(w: World, namespace: str) -> None:
-    memberships = [Membership(w.redis, namespace) for _ in range(6)]
+    memberships = [Membership(w.link, namespace) for _ in range(6)]
     entrances = [Entrance(namespace, f"service-{n % 3}", OLD, MODEL) for n in range(6)]
     ingresses = zip(memberships, entrances, strict=True)
     joining = [one.join_as_ingress(lambda: IngressLease("i"), its) for one, its in ingresses]

@@ -23,7 +23,6 @@ MODULES = {name.replace("/", "."): path for path, name in NAMES.items()}
 PURE = (
     "serve_app.settings",
     "serve_app.admission.memory_limit",
-    "serve_app.redis.memory",
     "serve_app.redis.keyspace",
     "serve_app.redis.replies",
     "serve_app.clock",
@@ -65,15 +64,7 @@ OWNERS = {
     "hiredis": ("serve_app.redis",),
     "httpx": ("serve_app.client", "serve_app.cli.service_api", "serve_app.demo"),
     "rich": ("serve_app.cli", "serve_app.demo"),
-    "redis.exceptions": ("serve_app.redis",),
-    "redis": (
-        "serve_app.redis",
-        # The few that share the client for leases, locks and snapshots:
-        "serve_app.cluster.leases",
-        "serve_app.dispatch.quarantine",
-        "serve_app.demo.faults",  # as an operator
-        "serve_app.observability.snapshots",
-    ),
+    "redis": ("serve_app.demo.faults",),  # as an operator
     "xgrammar": ("workers.shapes",),
     "vllm": (
         "workers.vllm_engine",
