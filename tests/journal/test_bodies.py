@@ -123,7 +123,7 @@ async def test_a_request_whose_body_redis_has_lost_ends_with_that_reason_and_nev
     w: World,
 ) -> None:
     await w.admit(body=BIG)
-    await w.redis.delete(w.store.body_key("req_1"))
+    await w.redis.unlink(w.store.body_key("req_1"))
     async with worker_process(w.settings) as worker:
         assert (await calling(worker)("req_1", 1, "s", "")).outcome is CallResult.ENDED
     assert await w.ending() == ("failed", "journal_lost")

@@ -71,7 +71,7 @@ async def test_an_unreadable_journal_ends_with_the_tenant_of_its_queue_entry(
     w: World, log: pytest.LogCaptureFixture
 ) -> None:
     await accept(w)
-    await w.redis.delete(w.store.key("req_1"))
+    await w.redis.unlink(w.store.key("req_1"))
     await w.redis.xadd(w.store.key("req_1"), {"m": "no json"}, id=str(REQUEST_ID))
     (entry,) = await w.queue().claim(1)
     assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)

@@ -103,7 +103,7 @@ async def test_what_is_worked_on_here_is_not_opened_again(w: World) -> None:
 
 async def test_a_journal_that_is_gone_does_not_come_back_to_life(w: World) -> None:
     attempt = await w.started()
-    await w.redis.delete(w.store.key("req_1"))
+    await w.redis.unlink(w.store.key("req_1"))
     add(attempt, 1)
     await is_fenced(attempt)
     with pytest.raises(Fenced):

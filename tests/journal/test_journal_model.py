@@ -518,7 +518,7 @@ class JournalMachine(JournalWorld):
         self, many: int, finishing: bool, cuts: list[tuple[str, str]]
     ) -> None:
         if held := await self._held():
-            await self.world.redis.delete(self.world.store.key(self.model.request_id))
+            await self.world.redis.unlink(self.world.store.key(self.model.request_id))
             self.model.terminal = True  # nothing can be opened, whatever arrives
             self._will_be_cut(held.worker, cuts)
             await self._refused(held, many, finishing)

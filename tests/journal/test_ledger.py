@@ -131,7 +131,7 @@ async def test_a_redis_that_comes_back_older_has_every_ending_once(
 
 async def test_a_journal_that_nobody_can_read_is_booked_by_its_queue_entry(w: World) -> None:
     await w.admit()
-    await w.redis.delete(w.store.key("req_1"))
+    await w.redis.unlink(w.store.key("req_1"))
     await w.redis.xadd(w.store.key("req_1"), {b"m": b"{"}, id="0-1")
     entry = QueueEntry("s", "1-1", "batch", "req_1", "t", "s", 1, 1)
     assert await w.endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)

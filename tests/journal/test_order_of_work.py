@@ -111,7 +111,7 @@ async def test_a_request_in_quarantine_holds_no_slot_that_another_could_have(
     async with serving(w, capacity=1) as (worker, ingress):
         worker.deadly = {"suspect"}
         worker.busy = {"next": asyncio.Event()}
-        async with Quarantine(w.redis, namespace).alone(within_s=60) as turn:
+        async with Quarantine(w.link, namespace).alone(within_s=60) as turn:
             assert turn
             await w.admit("suspect")
             await eventually(lambda: ingress.dispatcher._attempts.waits.those(StallReason.TURN))

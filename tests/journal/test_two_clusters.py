@@ -267,7 +267,7 @@ async def test_another_service_in_the_namespace_is_refused_until_the_first_has_e
         assert warnings(first) == ""
         await first.stop()
         assert 0 < await w.redis.pttl(service_key(namespace)) <= timings.SERVICE_KNOWN_MS
-        await w.redis.delete(service_key(namespace))  # in a minute it goes by itself
+        await w.redis.unlink(service_key(namespace))  # in a minute it goes by itself
         await eventually(lambda: second.entrance.let_in)
         await of.admit("later")
         await eventually(lambda: ended(of, "later"))
@@ -301,12 +301,12 @@ async def test_after_an_outage_the_service_that_was_there_comes_first(
     one, two = (Entrance(namespace, name, OLD, MODEL) for name in ("one", "two"))
     assert await asks(one)
     assert not await asks(two)
-    await w.redis.delete(service_key(namespace))
+    await w.redis.unlink(service_key(namespace))
     assert not await asks(two), "'one' may only have been unable to renew it"
     assert "'one'" in two.refused
     assert await asks(one)
     assert not await asks(two, certain=True)
-    await w.redis.delete(service_key(namespace))
+    await w.redis.unlink(service_key(namespace))
     assert await asks(two, certain=True)
     assert await asks(one), "who was let in stays"
     assert "belongs to the service 'two'" in one.warnings[0]
