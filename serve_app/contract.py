@@ -210,7 +210,7 @@ class AttemptResult(NamedTuple):
 
 
 Execute = Callable[[str, int, str, str], Awaitable[AttemptResult]]
-"""`execute(request_id, epoch, session, cause)`, with positional arguments. `cause` says why the
+"""`execute(request_id, epoch, replica, cause)`, with positional arguments. `cause` says why the
 previous attempt ended, and is empty for the first. Raises `WorkerLost` if the outcome is unknown.
 """
 

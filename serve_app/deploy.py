@@ -109,9 +109,9 @@ class Worker:
         await self._process.start()
         freeze_heap()
 
-    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> str:
+    async def execute(self, request_id: str, epoch: int, replica: str, cause: str) -> str:
         """See `WorkerReplica.execute`."""
-        return await self._process.replica.execute(request_id, epoch, session, cause)
+        return await self._process.replica.execute(request_id, epoch, replica, cause)
 
     async def check_health(self) -> None:
         """Serve calls this; after an exception it replaces the replica."""
@@ -148,11 +148,11 @@ class Ingress:
             method_name="execute", request_serialization="pickle", response_serialization="pickle"
         )
 
-        async def call(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+        async def call(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
             try:
                 # Plain text: the replica may be of a version that does not know the enum.
                 return AttemptResult.decode(
-                    await execute.remote(request_id, epoch, session, str(cause))
+                    await execute.remote(request_id, epoch, replica, str(cause))
                 )
             except Exception as error:  # whatever failed, the journal shows how far the attempt got
                 raise why_lost(error) from error
@@ -266,7 +266,6 @@ def _worker_options(settings: Settings) -> dict[str, Any]:
         },
         "request_router_config": RequestRouterConfig(
             request_router_class="serve_app.cluster.serve_router:SessionRouter",
-            request_router_kwargs=settings.routing.model_dump(),
         ),
     }
     scaling = workers.autoscaling

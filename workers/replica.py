@@ -146,11 +146,11 @@ class WorkerReplica:
         self._loops.check_health()
         await self._engine.check_health()
 
-    async def execute(self, request_id: str, epoch: int, session: str, cause: str = "") -> str:
+    async def execute(self, request_id: str, epoch: int, replica: str, cause: str = "") -> str:
         """Work on a request until it has ended. Returns an `AttemptResult`, encoded.
 
         Args:
-            session: used by the router only.
+            replica: used by the router only; older ingresses send a session.
             cause: why the previous attempt ended.
 
         Raises:

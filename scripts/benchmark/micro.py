@@ -115,8 +115,8 @@ async def _ask(app: Any, tokens: int) -> None:
 async def _service(settings: Settings) -> AsyncIterator[Any]:
     worker = WorkerProcess(settings, _WORKER, "session-1", make_engine(settings))
 
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
-        return AttemptResult.decode(await worker.replica.execute(request_id, epoch, session, cause))
+    async def execute(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
+        return AttemptResult.decode(await worker.replica.execute(request_id, epoch, replica, cause))
 
     replicas = Replicas()
     replicas.serving([_WORKER])

@@ -23,10 +23,9 @@ from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import CompletionStats, EngineReport, WorkerLease
 from serve_app.dispatch.dispatcher import Dispatcher
-from serve_app.dispatch.waits import StallTracker
+from serve_app.dispatch.retries import StallTracker
 from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
-from serve_app.policy.placement import Placement
 from serve_app.policy.work import Work as Asked
 from serve_app.request_queue.entry import QueueEntry
 from workers.window import Window
@@ -171,9 +170,7 @@ class VirtualIngress:
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.replicas = Replicas()
-        self.waits = StallTracker()
-        self._version = -1
-        self._placement = Placement(load_factor=1.25, virtual_nodes=128)
+        self.stalls = StallTracker()
         clock = RedisClock(VirtualClock(self._loop))
         # The queue, its depths and the attempts are those of this file.
         queue: Any = service.queue
@@ -189,19 +186,12 @@ class VirtualIngress:
         """As `Attempts.run`: place the request, and stay with it to its last token."""
         record = self._service.records[entry.request_id]
         record.started_s = self._loop.time()
-        if self._version != self.replicas.version:
-            self._version = self.replicas.version
-            self._placement.rebuild(self.replicas.able())
-        sequences = self.replicas.sequences(entry.request_id)
-        self._placement.slots = self.replicas.slots
-        name = self._placement.choose(entry.session or entry.request_id, sequences)
-        self._placement.began(entry.request_id, name, sequences)
-        self.replicas.place(entry.request_id, name)
+        key = entry.session or entry.request_id
+        placed = self.replicas.place(key, entry.sequences, lambda _: None)
         try:
-            await self._service.generate(record, name)
+            await self._service.generate(record, placed.replica)
         finally:
-            self._placement.ended(entry.request_id)
-            self.replicas.release(entry.request_id)
+            self.replicas.release(placed)
         self._service.ended(record)
         return CompletionStats(record.tokens, prompt_tokens=record.work.prompt_tokens)
 

@@ -27,7 +27,6 @@ import socket
 import ssl
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -286,8 +285,7 @@ class DirectCalls:
     """Calls workers, over a connection where there is one.
 
     Args:
-        replicas: the workers, and which of them gets a call.
-        otherwise: calls a worker through Ray's handle, which chooses as `replicas` does.
+        otherwise: calls a worker through Ray's handle.
         channel: of this ingress's wake-ups.
         on_wakes: takes a message of them.
     """
@@ -311,25 +309,18 @@ class DirectCalls:
         self._numbers = itertools.count()
 
     def execute(
-        self, request_id: str, epoch: int, session: str, cause: str
+        self, request_id: str, epoch: int, replica: str, cause: str
     ) -> asyncio.Future[AttemptResult]:
         """See `Execute`."""
-        with suppress(LookupError):
-            name = self._replicas.choose(key := session or request_id, request_id)
-            connection = self._by_name.get(name)
-            if connection is not None and connection.usable:
-                call = _Call(next(self._numbers), request_id, epoch, cause)
-                self._replicas.sent(f"direct-{call.call}", key, request_id, name)
-                return self._call(connection, call)
-        return asyncio.ensure_future(self._otherwise(request_id, epoch, session, cause))
-
-    def _call(self, connection: _Opened, call: _Call) -> asyncio.Future[AttemptResult]:
+        connection = self._by_name.get(replica)
+        if connection is None or not connection.usable:
+            return asyncio.ensure_future(self._otherwise(request_id, epoch, replica, cause))
+        call = _Call(next(self._numbers), request_id, epoch, cause)
         answer: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
         connection.waiting[call.call] = answer
 
         def over(answer: asyncio.Future[AttemptResult]) -> None:
             connection.waiting.pop(call.call, None)
-            self._replicas.returned(f"direct-{call.call}")
             if not answer.cancelled():
                 answer.exception()  # retrieve it: the caller may have given up
 

@@ -1,4 +1,5 @@
-"""`Placement` as Ray Serve's request router (an alpha extension point of Ray 2.60).
+"""Ray Serve's request router (an alpha extension point of Ray 2.60): tells `Replicas` which
+replicas run, and sends each call to the one that was chosen for it.
 
 Serve pickles this module by value, and during an upgrade sends it to ingresses of other versions as
 well. If they cannot load it, Serve no longer tells them which replicas run. Therefore our own
@@ -22,19 +23,13 @@ OVERRIDDEN = (
     "choose_replicas",
     "create_replica_wrapper",
     "initialize_state",
-    "on_request_completed",
     "update_replicas",
 )
 """The methods of Serve's router that this one replaces or calls."""
 
 
 class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Routes `execute(request_id, epoch, session, cause)` by its session, and counts what this
-    process sends.
-
-    Each ingress has one router, so over all ingresses the load bound holds plus at most one request
-    per ingress.
-    """
+    """Routes `execute(request_id, epoch, replica, cause)`."""
 
     ask_again_s = 1.0
     """Pause before the GCS is asked again for a replica, after it did not answer."""
@@ -42,13 +37,11 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """The running replicas that Serve has told last, until they are known here."""
     _asking: asyncio.Task[None] | None = None
 
-    def initialize_state(self, load_factor: float, virtual_nodes: int) -> None:
-        """Serve calls this with `request_router_kwargs`, which are the arguments of `Placement`."""
+    def initialize_state(self) -> None:
+        """Serve calls this once."""
         from serve_app.cluster import replicas
-        from serve_app.policy.placement import Placement
 
         self._shared = replicas.of(self._deployment_id.name)
-        self._shared.place_by(Placement(load_factor, virtual_nodes))
         self._by_name: dict[str, ReplicaID] = {}
 
     def _update_running_replicas(self, running_replicas: Sequence[Any]) -> None:
@@ -101,26 +94,15 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """One replica, or none if none can take work."""
+        """The replica that the call names, or none if Serve says that it does not run."""
         if pending_request is None:
             return []
         pending_request.routing_context.should_backoff = (
             True  # an empty answer must not spin Serve's loop
         )
-        request_id, session = pending_request.args[0], pending_request.args[2]
-        internal_id = pending_request.metadata.internal_request_id
-        # routed again, because the previous replica did not accept it
-        self._shared.returned(internal_id)
-        key = session or request_id
-        try:
-            name = self._shared.choose(key, request_id)
-        except LookupError:
-            return []
-        replica = self.curr_replicas.get(self._by_name[name])
-        if replica is None:
-            return []
-        self._shared.sent(internal_id, key, request_id, name)
-        return [[replica]]
+        replica_id = self._by_name.get(pending_request.args[2])
+        replica = self.curr_replicas.get(replica_id) if replica_id is not None else None
+        return [[replica]] if replica is not None else []
 
     async def _select_from_candidate_replicas(
         self, candidates: list[RunningReplica], backoff_index: int
@@ -128,7 +110,3 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         # Serve would ask the replica for its queue length (one call whenever its cache is 10 s
         # old); but its capacity is known: dispatchers start no more than the workers publish.
         return self.curr_replicas.get(candidates[0].replica_id)
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Serve calls this exactly once for every request that was sent."""
-        self._shared.returned(internal_request_id)

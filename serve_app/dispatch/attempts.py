@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from serve_app import timings
@@ -29,7 +29,7 @@ from serve_app.contract import (
     WorkerLost,
 )
 from serve_app.dispatch.quarantine import Quarantine
-from serve_app.dispatch.waits import StallReason, StallTracker
+from serve_app.dispatch.retries import Next, StallReason, StallTracker, after_loss
 from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
@@ -40,7 +40,6 @@ from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import CLIENT, Facts, Tracing
-from serve_app.policy.retries import Next, after_loss
 from serve_app.policy.work import writes_tokens
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
@@ -53,49 +52,26 @@ class NotOurs(Exception):
     """Another ingress took the claim over while this ingress was paused."""
 
 
+@dataclass(eq=False)
 class Attempts:
     """Attends to requests until they have ended."""
 
-    def __init__(
-        self,
-        store: JournalStore,
-        endings: Endings,
-        queue: RequestQueue,
-        dead: DeadLetters,
-        quarantine: Quarantine,
-        replicas: Replicas,
-        execute: Execute,
-        telemetry: Telemetry,
-        tracing: Tracing,
-        clock: RedisClock,
-        poison_after: int,
-    ) -> None:
-        self._store = store
-        self._endings = endings
-        self._queue = queue
-        self._dead = dead
-        self._quarantine = quarantine
-        self._replicas = replicas
-        self._execute = execute
-        self._telemetry = telemetry
-        self._tracing = tracing
-        self._clock = clock
-        self._poison_after = poison_after
+    _store: JournalStore
+    _endings: Endings
+    _queue: RequestQueue
+    _dead: DeadLetters
+    _quarantine: Quarantine
+    _replicas: Replicas
+    _execute: Execute
+    _telemetry: Telemetry
+    _tracing: Tracing
+    _clock: RedisClock
+    _poison_after: int
+
+    def __post_init__(self) -> None:
         self._until_reached = UntilReached()
-        self.waits = StallTracker()
-        self._adopted = Adopted(store, queue)
-        self._losses: dict[str, asyncio.Future[Cause]] = {}
-        """By request, while its call runs: the loss of a replica ends each of its calls at once."""
-        replicas.listen(self._on_loss)
-
-    def _on_loss(self, request_id: str, cause: Cause) -> None:
-        loss = self._losses.get(request_id)
-        if loss is not None and not loss.done():
-            loss.set_result(cause)
-
-    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
-        """See `Adopted.begun`."""
-        return await self._until_reached(lambda: self._adopted.begun(entries))
+        self.stalls = StallTracker()
+        self._adopted = Adopted(self._store, self._queue)
 
     async def run(self, entry: QueueEntry) -> CompletionStats | None:
         """Attend to a request until it has ended, then acknowledge its queue entry, unless its end
@@ -117,7 +93,7 @@ class Attempts:
             await self._give_up(entry, error)
             answer = None
         finally:
-            self.waits.over(entry.key)
+            self.stalls.clear(entry.key)
         if answer is None or answer.acknowledged != entry.entry_id:  # that may be a duplicate
             await self._until_reached(lambda: self._queue.acknowledge(entry))
         if answer is None or answer.written is None:
@@ -157,6 +133,18 @@ class Attempts:
                 entry = replace(entry, taken_over=True)
         await self._end(entry, State.FAILED, Reason.INTERNAL)
         return None
+
+    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
+        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
+        round trips.
+        """
+        ids = [entry.request_id for entry in entries]
+        tails = await self._until_reached(lambda: self._store.read_tails(ids)) if ids else []
+        return {
+            entry.key
+            for entry, tail in zip(entries, tails, strict=True)
+            if tail is None or tail[-1].id != REQUEST_ID
+        }
 
     def _tell_wait(self, entry: QueueEntry) -> None:
         """How long a request has waited for its first start."""
@@ -228,21 +216,30 @@ class Attempts:
         if self._left_s(entry) <= 0:
             return Cause.DEADLINE
         loss: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
-        self._losses[entry.request_id] = loss
+
+        def lose(cause: Cause) -> None:
+            if not loss.done():
+                loss.set_result(cause)
+
+        try:
+            session = entry.session or entry.request_id
+            placed = self._replicas.place(session, entry.sequences, lose)
+        except LookupError:
+            return self._logged(entry, this, Cause.NOT_OPENED, "finds no worker")
         call = asyncio.ensure_future(
-            self._execute(entry.request_id, this.epoch, entry.session, this.cause or "")
+            self._execute(entry.request_id, this.epoch, placed.replica, this.cause or "")
         )
         try:
-            return await self._answer(entry, this, call, loss)
+            answer = await self._answer(entry, this, call, loss)
         except WorkerLost as error:
-            self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
+            self._replicas.avoid(placed.replica, self._clock.local.monotonic_s())
             return self._logged(entry, this, error.cause, f"lost: {error}")
         finally:
             call.cancel()
-            # a duplicate queue entry has its own call
-            if self._losses.get(entry.request_id) is loss:
-                del self._losses[entry.request_id]
-                self._replicas.release(entry.request_id)
+            self._replicas.release(placed)
+        if answer is Cause.NOT_OPENED:
+            self._replicas.avoid(placed.replica, self._clock.local.monotonic_s())
+        return answer
 
     async def _answer(
         self,
@@ -251,15 +248,15 @@ class Attempts:
         call: asyncio.Future[AttemptResult],
         loss: asyncio.Future[Cause],
     ) -> AttemptResult | Cause:
-        self._waits_for(entry, StallReason.OPENING)
+        self._stalls_for(entry, StallReason.OPENING)
         grace_s, opens_s = timings.EXPIRE_GRACE_S, timings.CALL_OPENS_S
         await first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
         if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
-            if not await self._is_open(entry, this.epoch):
-                self._replicas.avoid(entry.request_id, self._clock.local.monotonic_s())
+            last = await self._until_reached(lambda: self._store.last(entry.request_id))
+            if last is not None and last.id.epoch < this.epoch:
                 what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
                 return self._logged(entry, this, Cause.NOT_OPENED, what)
-            self._waits_for(entry, StallReason.ENGINE)
+            self._stalls_for(entry, StallReason.ENGINE)
             await first(left_s, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
             await first(timings.ATTEMPT_RETRY_S, call)
@@ -269,11 +266,6 @@ class Attempts:
             return Cause.DEADLINE
         cause = loss.result()
         return self._logged(entry, this, cause, f"moves on: {cause}")
-
-    async def _is_open(self, entry: QueueEntry, epoch: int) -> bool:
-        """Whether an attempt has been opened, or the request has ended."""
-        last = await self._until_reached(lambda: self._store.last(entry.request_id))
-        return last is None or last.id.epoch >= epoch
 
     def _logged(self, entry: QueueEntry, this: Next, cause: Cause, what: str) -> Cause:
         """The cause for which a call has no answer, once it is logged."""
@@ -290,7 +282,7 @@ class Attempts:
         """Wait for the request's turn, but not beyond its deadline. Returns whether the turn has
         come.
         """
-        self._waits_for(entry, StallReason.TURN)
+        self._stalls_for(entry, StallReason.TURN)
         return await self._until_reached(
             lambda: stack.enter_async_context(self._quarantine.alone(max(0.0, self._left_s(entry))))
         )
@@ -325,7 +317,7 @@ class Attempts:
         return following
 
     async def _pause(self, entry: QueueEntry, pauses_s: Sequence[float], failures: int) -> None:
-        self._waits_for(entry, StallReason.AGAIN)
+        self._stalls_for(entry, StallReason.AGAIN)
         await asyncio.sleep(backoff(pauses_s, failures))
 
     async def _adopt(self, entry: QueueEntry) -> Next | None:
@@ -336,7 +328,7 @@ class Attempts:
             NotOurs: another ingress has adopted the request.
         """
         began_s = self._clock.local.monotonic_s()
-        self._waits_for(entry, StallReason.ADOPTED)
+        self._stalls_for(entry, StallReason.ADOPTED)
         while True:
             entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
             if not entries or has_ended(entries):
@@ -355,8 +347,8 @@ class Attempts:
                     return Next(1)
             else:
                 running = decode_facts(openings(entries)[-1], AttemptFacts)
-                if fate := self._replicas.fate(running.replica):
-                    return await self._next(entry, fate)
+                if cause := self._replicas.loss_cause(running.replica):
+                    return await self._next(entry, cause)
             if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
                 return None
@@ -380,12 +372,12 @@ class Attempts:
             )
 
     async def _end(self, entry: QueueEntry, state: State, reason: Reason) -> None:
-        self._waits_for(entry, StallReason.END)
+        self._stalls_for(entry, StallReason.END)
         await self._until_reached(lambda: self._endings.end(entry.request_id, state, reason))
 
-    def _waits_for(self, entry: QueueEntry, what: StallReason) -> None:
-        """From now on the request waits for this."""
-        self.waits.now(entry.key, entry.request_id, what, self._clock.local.monotonic_s())
+    def _stalls_for(self, entry: QueueEntry, reason: StallReason) -> None:
+        now_s = self._clock.local.monotonic_s()
+        self.stalls.set(entry.key, entry.request_id, reason, now_s)
 
     def _left_s(self, entry: QueueEntry) -> float:
         """Seconds until the request's deadline; negative if it has passed."""
@@ -415,22 +407,6 @@ class Adopted:
         self._asked: list[tuple[QueueEntry, asyncio.Future[Look]]] = []
         self._round: asyncio.Task[None] | None = None
         self._watched = 0
-
-    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
-        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
-        round trips.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
-        if not entries:
-            return set()
-        tails = await self._store.read_tails([entry.request_id for entry in entries])
-        return {
-            entry.key
-            for entry, tail in zip(entries, tails, strict=True)
-            if tail is None or tail[-1].id != REQUEST_ID
-        }
 
     async def look(self, entry: QueueEntry) -> Look:
         """Check a request a moment later, together with all others requested meanwhile.

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from serve_app import timings
@@ -19,7 +20,7 @@ from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import CompletionStats, IngressLease
 from serve_app.dispatch.attempts import Attempts
-from serve_app.dispatch.waits import WITHOUT_ENGINE, StallReason
+from serve_app.dispatch.retries import WITHOUT_ENGINE, StallReason
 from serve_app.errors import RedisUnavailable
 from serve_app.loops import Loops, ended, jittered
 from serve_app.observability.logs import Outage, about
@@ -102,7 +103,7 @@ class Dispatcher:
             unclaimed: requests in the queue that nobody has claimed. What this ingress can claim is
                 on its way to an engine, and what a newer Ray cluster claims is not for this one.
         """
-        idle = self._attempts.waits.those(*WITHOUT_ENGINE)
+        idle = self._attempts.stalls.keys(*WITHOUT_ENGINE)
         using = [one for one in self._scheduler.running if one.entry.key not in idle]
         return IngressLease(
             self._name,
@@ -136,7 +137,7 @@ class Dispatcher:
         requests to a new version would be answered by the old one.
         """
         self._members = members
-        self._replicas.forgive(self._clock.local.monotonic_s())
+        self._replicas.unban_expired(self._clock.local.monotonic_s())
         self._replicas.leased(members.living if members.trusted else None)
         workers = self._replicas.mine(members.workers)
         capacity = sum(one.capacity for one in workers)
@@ -148,10 +149,10 @@ class Dispatcher:
         self._superseded = superseded
         others = members.others(self._name, self._cluster, self._model)
         order, waiting = self._scheduler, len(self._scheduler) > 0
-        quarantined = self._attempts.waits.those(StallReason.TURN)
+        quarantined = self._attempts.stalls.keys(StallReason.TURN)
         order.give_back(one for one in order.running if one.entry.key in quarantined)
         order.capacity = allowance(capacity, others, waiting)
-        self._replicas.slots = {
+        self._replicas.placement.slots = {
             one.name: math.ceil(one.capacity * order.capacity / capacity)
             for one in workers
             if one.capacity
@@ -264,7 +265,7 @@ class Dispatcher:
         """Log which requests make no progress, and why."""
         while True:
             await asyncio.sleep(timings.WAITING_TELL_S)
-            waiting = self._attempts.waits.longer_than(
+            waiting = self._attempts.stalls.longer_than(
                 timings.WAITING_TELL_S, now_s := self._clock.local.monotonic_s()
             )
             for request_id, what, since_s in waiting[: timings.WAITING_TELL_AT_MOST]:
@@ -282,7 +283,8 @@ class Dispatcher:
         entry = running.entry
         if self._telemetry is not None:
             self._telemetry.started(running)
-        self._replicas.starts(entry.request_id, running.sequences)
+        if 0 < running.sequences < entry.sequences:  # its engine may run fewer than it asks for
+            entry = replace(entry, sequences=running.sequences)
         task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
         self._attending.add(task)
         task.add_done_callback(partial(self._on_done, running))
@@ -291,7 +293,6 @@ class Dispatcher:
         self, running: Running[QueueEntry], task: asyncio.Task[CompletionStats | None]
     ) -> None:
         self._attending.discard(task)
-        self._replicas.ended(running.entry.request_id)
         error = None if task.cancelled() else task.exception()
         written = None if task.cancelled() or error is not None else task.result()
         settled = self._scheduler.ended(running, written, self._clock.now_ms())

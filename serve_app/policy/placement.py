@@ -26,7 +26,7 @@ class HashRing:
     """
 
     def __init__(self, nodes: Iterable[str], virtual_nodes: int = 128) -> None:
-        self.nodes = sorted(set(nodes))
+        self.nodes = frozenset(nodes)
         points = sorted(
             (_position(f"{node}#{i}"), node) for node in self.nodes for i in range(virtual_nodes)
         )
@@ -59,7 +59,7 @@ class Placement:
         virtual_nodes: points of each replica on the ring.
     """
 
-    def __init__(self, load_factor: float, virtual_nodes: int) -> None:
+    def __init__(self, load_factor: float = 1.25, virtual_nodes: int = 128) -> None:
         self._load_factor = load_factor
         self._virtual_nodes = virtual_nodes
         self.slots: Mapping[str, int] = {}
@@ -67,9 +67,6 @@ class Placement:
         another engine is free. One that is not named has slots for all.
         """
         self._ring = HashRing((), virtual_nodes)
-        self._replicas: frozenset[str] = frozenset()
-        self._sent_to: dict[str, tuple[str, int]] = {}
-        """The replica of each call, and its sequences."""
         self._loads: dict[str, int] = {}
         self._in_flight = 0
         """The sum of the loads of the ring's replicas, kept up to date because summing for each
@@ -78,9 +75,8 @@ class Placement:
 
     def rebuild(self, replicas: Iterable[str]) -> None:
         """Choose from these replicas from now on; calls to other replicas no longer count."""
-        self._replicas = frozenset(replicas)
-        self._ring = HashRing(self._replicas, self._virtual_nodes)
-        self._in_flight = sum(self._loads.get(replica, 0) for replica in self._replicas)
+        self._ring = HashRing(replicas, self._virtual_nodes)
+        self._in_flight = sum(self._loads.get(replica, 0) for replica in self._ring.nodes)
 
     def home(self, key: str) -> str:
         """The replica that the key's calls go to unless it is full. There must be a replica."""
@@ -97,9 +93,9 @@ class Placement:
         Raises:
             LookupError: there is no replica.
         """
-        if not self._replicas:
+        if not self._ring.nodes:
             raise LookupError("no replica on the ring")
-        bound = load_bound(self._in_flight, len(self._replicas), self._load_factor)
+        bound = load_bound(self._in_flight, len(self._ring.nodes), self._load_factor)
         roomy = ""
         for replica in self._ring.walk(key):
             load, most = self._loads.get(replica, 0), self.slots.get(replica, math.inf)
@@ -114,21 +110,10 @@ class Placement:
         # At least one replica is always below its bound: the bounds add up to more than the sum.
         return next(name for name in self._ring.walk(key) if self._loads.get(name, 0) < bound)
 
-    def began(self, call_id: str, replica: str, sequences: int = 1) -> None:
-        """A call is being sent to a replica."""
-        self._sent_to[call_id] = replica, sequences
-        self._count(replica, sequences)
-
-    def ended(self, call_id: str) -> None:
-        """A call has ended, or was not sent after all. A second call changes nothing."""
-        sent = self._sent_to.pop(call_id, None)
-        if sent is not None:
-            replica, sequences = sent
-            self._count(replica, -sequences)
-
-    def _count(self, replica: str, sequences: int) -> None:
+    def count(self, replica: str, sequences: int) -> None:
+        """So many sequences are being sent to a replica, or have ended there if it is negative."""
         self._loads[replica] = self._loads.get(replica, 0) + sequences
         if not self._loads[replica]:
             del self._loads[replica]
-        if replica in self._replicas:
+        if replica in self._ring.nodes:
             self._in_flight += sequences

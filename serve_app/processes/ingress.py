@@ -43,6 +43,7 @@ from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import ClassRules
 from serve_app.policy.order import Rules
+from serve_app.policy.placement import Placement
 from serve_app.policy.tenants import TenantRules
 from serve_app.processes.foundation import Foundation
 from serve_app.redis.check import RedisWatch
@@ -74,6 +75,7 @@ class IngressProcess:
         self._id = ingress_id
         self._cluster = cluster
         self._replicas = replicas
+        replicas.placement = Placement(**settings.routing.model_dump())
         self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
         self.endings = Endings(base.store, base.telemetry)
         self.redis_watch = RedisWatch(

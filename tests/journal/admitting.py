@@ -41,7 +41,10 @@ class StillIngress(IngressProcess):
         execute: Execute = never,
         replicas: Replicas | None = None,
     ) -> None:
-        super().__init__(settings, name, "session-1", execute, replicas or Replicas())
+        if replicas is None:
+            replicas = Replicas()
+            replicas.serving(["worker-1"])
+        super().__init__(settings, name, "session-1", execute, replicas)
         self.base.clock.local = self.local = Skewed(skew_s)
         self.attempts = self.dispatcher._attempts
         self.disconnects = self._disconnects

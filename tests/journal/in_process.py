@@ -61,14 +61,14 @@ async def worker_process(
 def calling(worker: WorkerProcess) -> Execute:
     """Calls a worker as Ray does, which pickles the answer."""
 
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
-        answer = await worker.replica.execute(request_id, epoch, session, cause)
+    async def execute(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
+        answer = await worker.replica.execute(request_id, epoch, replica, cause)
         return AttemptResult.decode(pickle.loads(pickle.dumps(answer)))
 
     return execute
 
 
-async def never(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+async def never(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
     """The calls of an ingress that sees no worker."""
     raise AssertionError("there is no worker")
 
@@ -226,8 +226,8 @@ async def in_process(
     async with worker_process(settings, engine) as worker:
         call = calling(worker)
 
-        async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
-            return await around(request_id, call(request_id, epoch, session, cause))
+        async def execute(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
+            return await around(request_id, call(request_id, epoch, replica, cause))
 
         async with (
             ingress_process(settings, execute, [WORKER]) as ingress,

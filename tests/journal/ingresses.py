@@ -42,7 +42,7 @@ class WritingWorker:
         """The requests of the calls so far."""
         return [request_id for request_id, _ in self.calls]
 
-    async def execute(self, request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+    async def execute(self, request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
         """See `WorkerReplica.execute`."""
         self.calls.append((request_id, epoch))
         if not self.opens(request_id, epoch):

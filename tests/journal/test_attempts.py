@@ -17,7 +17,7 @@ from serve_app import timings
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import AttemptResult, CallResult, Cause, CompletionStats, WorkerLost
 from serve_app.dispatch import attempts
-from serve_app.dispatch.waits import StallReason
+from serve_app.dispatch.retries import StallReason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt import Attempt
 from serve_app.journal.entries import decode_facts
@@ -42,16 +42,13 @@ class Dispatch(StillIngress):
         self.replicas = Replicas()
         self.opened: asyncio.Queue[tuple[str, Attempt]] = asyncio.Queue()
         self._writer = writer
-        self._free = iter(REPLICAS)
         self.replicas.serving(REPLICAS)
         self.replicas.leased(REPLICAS)
         super().__init__(w.settings, execute=self._execute, replicas=self.replicas)
 
     async def _execute(
-        self, request_id: str, epoch: int, session: str, cause: str
+        self, request_id: str, epoch: int, replica: str, cause: str
     ) -> AttemptResult:
-        replica = next(self._free)
-        self.replicas.place(request_id, replica)
         attempt, _ = await self._writer.open(
             request_id, epoch, replica.encode(), AttemptFacts(replica, "e", 0, cause)
         )
@@ -125,9 +122,9 @@ async def test_a_worker_that_cannot_reach_redis_when_it_opens_an_attempt_blames_
     entry = await its.claim()
     opens = its._execute
 
-    async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+    async def execute(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
         if epoch > POISON_AFTER:
-            return await opens(request_id, epoch, session, cause)
+            return await opens(request_id, epoch, replica, cause)
         opened = AttemptFacts(f"replica-{epoch}", "e", 0, cause)
         await its._writer.open(request_id, epoch, b"%d" % epoch, opened)
         assert await w.store.void(request_id, epoch, b"%d" % epoch)
@@ -173,7 +170,7 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
         alone = quarantine.alone
 
         def asking(within_s: float) -> AbstractAsyncContextManager[bool]:
-            asked.append((within_s, len(its.attempts.waits.those(StallReason.TURN))))
+            asked.append((within_s, len(its.attempts.stalls.keys(StallReason.TURN))))
             return alone(within_s)
 
         monkeypatch.setattr(quarantine, "alone", asking)
@@ -183,7 +180,7 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
             clock.now_s = entry.deadline_ms / 1000 - clock.unix_offset_s - 0.5
             its.hangs(replica)
         await running
-    assert not its.attempts.waits.those(*StallReason)
+    assert not its.attempts.stalls.keys(*StallReason)
     assert await w.ending() == ("expired", "deadline")
     assert its.opened.empty()
     [(within_s, quarantined)] = asked

@@ -137,7 +137,7 @@ async def test_a_dead_letter_keeps_the_body_whole_unless_redis_is_full(
     await w.admit(body=BIG)
     async with AsyncExitStack() as stack:
 
-        async def execute(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+        async def execute(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
             opened = AttemptFacts("replica-1", "engine-1", 5, cause)
             await (await w.writer()).open(request_id, epoch, b"n%d" % epoch, opened)
             if full and epoch == POISON_AFTER:

@@ -26,7 +26,6 @@ from serve_app.contract import (
     WorkerLost,
 )
 from serve_app.errors import RedisUnavailable
-from serve_app.policy.placement import Placement
 from serve_app.processes.ingress import IngressProcess
 from serve_app.processes.worker import WorkerProcess, make_engine
 from serve_app.redis.keyspace import calls_key
@@ -60,7 +59,7 @@ class Ray:
         self.called: list[str] = []
 
     async def __call__(
-        self, request_id: str, epoch: int, session: str, cause: str
+        self, request_id: str, epoch: int, replica: str, cause: str
     ) -> AttemptResult:
         self.called.append(request_id)
         return AttemptResult(CallResult.FENCED)
@@ -73,8 +72,6 @@ class Both:
         self.attempts, self.ray, self.replicas = Attempts(), Ray(), Replicas()
         self.server = CallServer(self.attempts, most_calls)
         self.replicas.serving([WORKER])
-        self.placement = Placement(1.25, 8)
-        self.replicas.place_by(self.placement)
         self.woken: list[bytes] = []
         self.calls = DirectCalls(self.replicas, self.ray, CHANNEL, self.woken.append)
 
@@ -87,7 +84,7 @@ class Both:
         return address
 
     def call(self, request_id: str = "req_1", cause: str = "") -> asyncio.Future[AttemptResult]:
-        return self.calls.execute(request_id, 1, "a session", cause)
+        return self.calls.execute(request_id, 1, WORKER, cause)
 
 
 @asynccontextmanager
@@ -106,12 +103,10 @@ async def test_a_call_and_its_answer() -> None:
         first, second = b.call("req_1"), b.call("req_2", "lost")
         await eventually(lambda: len(b.attempts.begun) == 2)
         assert b.attempts.begun == [("req_1", 1, ""), ("req_2", 1, "lost")]
-        assert b.placement._loads == {WORKER: 2}
         b.attempts.end.set_result(
             answer := AttemptResult(CallResult.ENDED, CompletionStats(7, True, True, 3))
         )
         assert (await first, await second) == (answer, answer)
-        await eventually(lambda: not b.placement._loads)
         assert not b.ray.called
 
 
@@ -139,7 +134,7 @@ async def test_a_broken_connection_fails_all_its_calls_and_the_next_goes_through
                 await call
         assert (await b.call("req_6")).outcome is CallResult.FENCED
         assert b.ray.called == ["req_6"]
-        assert b.replicas.fate(WORKER) is Cause.LOST, (
+        assert b.replicas.loss_cause(WORKER) is Cause.LOST, (
             "what another ingress has called here, moves on"
         )
         b.calls.know([address])  # the next reading of the leases
@@ -147,7 +142,7 @@ async def test_a_broken_connection_fails_all_its_calls_and_the_next_goes_through
         await eventually(lambda: not b.calls._opening)
         b.attempts.end.set_result(AttemptResult(CallResult.ENDED))
         assert (await b.call("req_7")).outcome is CallResult.ENDED
-        assert b.replicas.fate(WORKER) is None
+        assert b.replicas.loss_cause(WORKER) is None
 
 
 async def test_an_attempt_goes_on_without_the_ingress_that_began_it() -> None:
@@ -199,20 +194,6 @@ async def test_what_an_ingress_does_not_read_is_published() -> None:
             assert sent < 1_000, "the worker keeps without a bound what nobody reads"
             await asyncio.sleep(0)
         assert sent >= 10
-
-
-async def test_calls_over_a_connection_and_through_ray_count_alike() -> None:
-    replicas = Replicas()
-    replicas.serving(["a", "b"])
-    replicas.place_by(Placement(1.25, 8))
-    chosen = []
-    for number in range(8):  # one session: its home takes no more than its share
-        chosen.append(name := replicas.choose("a session", f"req_{number}"))
-        replicas.sent(f"call-{number}", "a session", f"req_{number}", name)
-    assert 3 <= chosen.count(chosen[0]) <= 5
-    for number in range(8):
-        replicas.returned(f"call-{number}")
-    assert replicas.choose("a session", "req_9") == chosen[0]
 
 
 async def _said(address: WorkerAddress, *frames: bytes, nonce_first: bool = True) -> bytes:
@@ -389,7 +370,6 @@ async def service(w: World, host: str, through_ray: Any = never) -> AsyncIterato
     await worker.start()
     replicas = Replicas()
     replicas.serving([WORKER])
-    replicas.place_by(Placement(1.25, 8))
     ingress = IngressProcess(settings, "ingress-1", "session-1", through_ray, replicas)
     try:
         await ingress.start()
@@ -412,10 +392,10 @@ async def test_a_service_without_one_call_through_ray(w: World) -> None:
 async def test_an_older_worker_is_called_through_ray(w: World) -> None:
     called = []
 
-    async def ray(request_id: str, epoch: int, session: str, cause: str) -> AttemptResult:
+    async def ray(request_id: str, epoch: int, replica: str, cause: str) -> AttemptResult:
         called.append(request_id)
         return AttemptResult.decode(
-            await running.replica.execute(request_id, epoch, session, cause)
+            await running.replica.execute(request_id, epoch, replica, cause)
         )
 
     async with service(w, "", ray) as (running, d):

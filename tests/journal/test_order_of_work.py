@@ -14,7 +14,7 @@ from serve_app import timings
 from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State
 from serve_app.dispatch.quarantine import Quarantine
-from serve_app.dispatch.waits import StallReason
+from serve_app.dispatch.retries import StallReason
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
 from serve_app.redis.keyspace import wake_channel
@@ -114,7 +114,7 @@ async def test_a_request_in_quarantine_holds_no_slot_that_another_could_have(
         async with Quarantine(w.link, namespace).alone(within_s=60) as turn:
             assert turn
             await w.admit("suspect")
-            await eventually(lambda: ingress.dispatcher._attempts.waits.those(StallReason.TURN))
+            await eventually(lambda: ingress.dispatcher._attempts.stalls.keys(StallReason.TURN))
             assert ingress.dispatcher.lease(complete=True).running == 0, "others may have its room"
             await w.admit("next")
             await eventually(lambda: ("next", 1) in worker.calls)

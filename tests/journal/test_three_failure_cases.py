@@ -96,19 +96,21 @@ class Pair:
                 door_of(self.ingress) as self._door,
             ):
                 await eventually(lambda: self.ingress.readiness.report()[0])
+                nodes = iter([OLD])  # for the first attempt, and the new one for all others
+                self.ingress._replicas.placement.choose = (  # type: ignore[method-assign]
+                    lambda *_: next(nodes, NEW)
+                )
                 try:
                     yield
                 finally:
                     self.cable.revive()  # so that it can leave
 
     async def _execute(
-        self, request_id: str, epoch: int, session: str, cause: str
+        self, request_id: str, epoch: int, replica: str, cause: str
     ) -> AttemptResult:
-        name = OLD if epoch == 1 else NEW
-        self.called.append((name, epoch))
-        self.ingress._replicas.place(request_id, name)
-        call = asyncio.ensure_future(self._calls[name](request_id, epoch, session, cause))
-        if name == NEW:
+        self.called.append((replica, epoch))
+        call = asyncio.ensure_future(self._calls[replica](request_id, epoch, replica, cause))
+        if replica == NEW:
             return await call
         self.attempt = call
         await self.dies.wait()

@@ -30,7 +30,7 @@ PURE = (
     "serve_app.errors",
     "serve_app.field_errors",
     "serve_app.redaction",
-    "serve_app.dispatch.waits",
+    "serve_app.dispatch.retries",
     "serve_app.contract",
     "serve_app.request_queue.entry",
     "serve_app.cluster.replicas",

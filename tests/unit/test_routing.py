@@ -26,8 +26,7 @@ def placement(loads: dict[str, int], factor: float = 1.25, capacity: int = 1_000
     made.rebuild(loads)
     made.slots = dict.fromkeys(loads, capacity)
     for replica, calls in loads.items():
-        for number in range(calls):
-            made.began(f"{replica}-{number}", replica)
+        made.count(replica, calls)
     return made
 
 
@@ -74,7 +73,7 @@ def test_no_node_ever_holds_more_than_its_bound(
     loads: Counter[str] = Counter()
     for sent, session in enumerate(sessions, 1):
         node = made.choose(session)
-        made.began(f"call-{sent}", node)
+        made.count(node, 1)
         loads[node] += 1
         assert loads[node] <= math.ceil(factor * sent / nodes)
 
@@ -111,10 +110,10 @@ def test_the_running_sum_is_the_sum_of_the_loads_on_the_ring(
             on_ring = NODES[:number]
             made.rebuild(on_ring)
             continue
-        made.ended(call)
-        sent.pop(call, None)
+        if (before := sent.pop(call, None)) is not None:
+            made.count(before, -1)
         if what == "began":
-            made.began(call, replica)
+            made.count(replica, 1)
             sent[call] = replica
     assert made._loads == Counter(sent.values())
     assert made._in_flight == sum(replica in on_ring for replica in sent.values())
@@ -147,12 +146,11 @@ def test_a_call_counts_as_many_as_it_has_sequences() -> None:
     first, second = HashRing(["a", "b"]).walk("session")
     made = placement({first: 0, second: 0}, capacity=16)
     assert made.choose("session", 14) == first
-    made.began("many", first, 14)
+    made.count(first, 14)
     assert {made.choose("session") for _ in range(3)} == {second}
-    for number in range(9):
-        made.began(f"one-{number}", second)
+    made.count(second, 9)
     assert made.choose("session", 9) == second, "neither has room for nine"
-    made.ended("many")
+    made.count(first, -14)
     assert made.choose("session", 9) == first
     assert made.choose("session", 100) == first, "more than any replica runs: one that is idle"
 

@@ -55,9 +55,8 @@ async def test_a_router_tells_the_replicas_of_its_own_deployment_and_of_no_other
     losses: list[tuple[str, str]] = []
     for name in ("engines-1", "engines-2"):
         replicas = of_process.of(name)
-        replicas.listen(lambda request_id, cause: losses.append((request_id, cause)))
         replicas.serving([f"{name}-a"])
-        replicas.place(f"on-{name}", f"{name}-a")
+        replicas.place("key", 1, lambda cause, name=name: losses.append((f"on-{name}", cause)))  # type: ignore[misc]
     one, _ = router("engines-1"), router("engines-2")
     one._by_name = {"engines-1-a": ReplicaID("engines-1-a", one._deployment_id)}
     one.update_replicas([])
@@ -106,35 +105,15 @@ async def test_a_gcs_that_fails_is_asked_again_and_a_replica_that_is_dead_is_not
     assert not failures
 
 
-def pending(request_id: str) -> Any:
-    """A call of the session "s", as Serve passes it to its router."""
-    return SimpleNamespace(
-        args=[request_id, 1, "s", ""],
-        metadata=SimpleNamespace(internal_request_id=f"call-{request_id}"),
-        routing_context=SimpleNamespace(),
-    )
-
-
-async def sent(one: SessionRouter, *request_ids: str) -> list[str]:
-    """The replicas that calls are sent to, one after the other."""
-    chosen = [await one.choose_replicas([], pending(name)) for name in request_ids]
-    return [replica.replica_id.unique_id for ((replica,),) in chosen]
-
-
-async def of_two_replicas(deployment: str) -> SessionRouter:
-    made = router(deployment, lambda told: told)
-    made._update_running_replicas([Told("a"), Told("b")])
-    await eventually(lambda: len(made.curr_replicas) == 2)
-    return made
-
-
-async def test_a_request_takes_as_much_of_its_replica_as_it_has_sequences() -> None:
-    one = await of_two_replicas("engines-5")
-    of_process.of("engines-5").starts("many", 40)
-    many, *others = await sent(one, "many", *(f"one-{number}" for number in range(20)))
-    assert many not in others
-    one.on_request_completed(one._by_name[many], "call-many")
-    assert await sent(one, "next") == [many]
+async def test_a_call_goes_to_the_replica_that_it_names_while_serve_has_it() -> None:
+    one = router("engines-5", lambda told: told)
+    one._update_running_replicas([Told("a"), Told("b")])
+    await eventually(lambda: len(one.curr_replicas) == 2)
+    for name, found in (("b", ["b"]), ("a", ["a"]), ("gone", [])):
+        call: Any = SimpleNamespace(args=["req_1", 1, name, ""], routing_context=SimpleNamespace())
+        chosen = await one.choose_replicas([], call)
+        assert [replica.replica_id.unique_id for (replica,) in chosen] == found
+        assert call.routing_context.should_backoff
 
 
 def test_an_ingress_of_a_version_whose_modules_have_other_names_can_load_the_router(
