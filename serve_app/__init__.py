@@ -15,9 +15,10 @@ dispatch/deadlines.py         ends requests whose deadline passes while they wai
 dispatch/unserved.py          ends those whose model nobody serves any more
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
                               cluster/serve_router.py, Ray Serve
-workers/replica.py            execute(request_id, epoch): opens an attempt, runs the engine and ends
-                              the request; window.py: how many sequences the engine takes
-workers/recorder.py           engine outputs and response bytes become journal entries
+workers/replica.py            execute(request_id, epoch): opens an attempt and runs the engine; how
+                              many sequences the engine takes
+workers/attempt.py            engine outputs and response bytes become journal entries, up to the
+                              attempt's stop
 workers/replay.py             reads what older attempts produced; continuation.py continues it
 journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them

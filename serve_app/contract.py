@@ -281,7 +281,7 @@ class WorkerLease(NamedTuple):
 
     name: str
     capacity: int
-    """How many sequences its engine may run now (`workers/window.py`)."""
+    """How many sequences its engine may run now (`workers/replica.py`)."""
 
     def encode(self) -> str:
         return f"{self.name}|{self.capacity}"

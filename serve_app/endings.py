@@ -3,7 +3,7 @@
 A cancel, a passed deadline or an attempt that cannot be repeated ends a request through `Endings`.
 It writes the terminal entry, and then counts and logs the end, once per request; if Redis's answer
 is lost, it does neither. If a worker ends a request itself, its attempt writes the ending
-(`workers/recorder.py`).
+(`workers/attempt.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from vllm.v1.engine import async_llm
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from serve_app.journal.pause import Pause
-from workers.recorder import current
+from workers.attempt import current
 
 
 class PausingCollector(RequestOutputCollector):  # type: ignore[misc]
@@ -24,8 +24,8 @@ class PausingCollector(RequestOutputCollector):  # type: ignore[misc]
 
     def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
         super().__init__(output_kind, request_id)
-        recorder = current.get()
-        self._pause = Pause() if recorder is None else recorder.pause
+        attempt = current.get()
+        self._pause = Pause() if attempt is None else attempt.pause
         self._begun = False
 
     def put(self, output: Any) -> None:

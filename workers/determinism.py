@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from serve_app.contract import item_name
-from workers.recorder import current
+from workers.attempt import current
 
 _RESPONSES = "vllm.entrypoints.openai.responses"
 _PACKAGES = (

@@ -10,11 +10,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import EngineReport
 from serve_app.journal.facts import RequestLine
-from workers.recorder import Recorder
-
-
-class EngineFailed(Exception):
-    """The engine failed during a request; another replica may serve it."""
+from workers.attempt import Attempt, EngineFailed
 
 
 class Progress:
@@ -85,13 +81,13 @@ class Engine(Protocol):
         ...
 
     async def serve(
-        self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
+        self, request_id: str, line: RequestLine, body: bytes, attempt: Attempt
     ) -> None:
-        """Answer one HTTP request through `recorder`, whose `failure` says why there is no answer.
+        """Answer one HTTP request through `attempt`, whose `failure` says why there is no answer.
         Cancelling the task aborts the generation.
 
         Raises:
-            EngineFailed: the engine died or broke; `recorder.broken` is set.
+            EngineFailed: the engine died or broke; `attempt.engine_failed` is set.
         """
         ...
 

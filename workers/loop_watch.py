@@ -23,7 +23,7 @@ from typing import Literal
 
 from serve_app import timings
 from serve_app.observability.metrics import Telemetry
-from workers.recorder import current
+from workers.attempt import current
 
 log = logging.getLogger("hermes.worker")
 
@@ -160,5 +160,5 @@ def _request_of(task: asyncio.Task[object]) -> str:
     only through the garbage collector.
     """
     context = next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)
-    recorder = context.get(current) if context is not None else None
-    return recorder.request_id if recorder is not None else ""
+    attempt = context.get(current) if context is not None else None
+    return attempt.request_id if attempt is not None else ""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,32 +24,98 @@ from serve_app.contract import (
     Cause,
     CompletionStats,
     EngineReport,
-    NotResumed,
     Reason,
     State,
     WorkerAddress,
 )
-from serve_app.errors import Fenced, RedisUnavailable, RequestRefused
-from serve_app.journal.attempt import Attempt
-from serve_app.journal.ending import MESSAGES
+from serve_app.errors import Fenced, RedisUnavailable
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry, decode_facts, decode_line, has_ended
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.journal.store import JournalStore, written
 from serve_app.journal.writer import JournalWriter
-from serve_app.loops import Loops, first
+from serve_app.loops import Loops
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import Facts, Tracing
+from serve_app.policy.capacity import KV_FULL, spare_slots
 from serve_app.policy.scaling import load
 from serve_app.settings import Settings
-from workers import recorder as recording
-from workers.engine import Engine, EngineFailed, EngineHealth
+from workers.attempt import Attempt, EngineFailed, current
+from workers.engine import Engine, EngineHealth
 from workers.loop_watch import LoopWatch
-from workers.recorder import Recorder
-from workers.replay import AnswerTooLarge, CannotContinue, recorded
-from workers.window import Window
+from workers.replay import recorded
 
 log = logging.getLogger("hermes.worker")
+
+_ROOM = 0.5
+"""What waits while less of the cache is used waits for its prefill, which fewer slots would not
+hasten.
+"""
+_IN_USE = 0.9
+"""The part of the window that counts as all of it."""
+_MORE = 1 / 32
+_KEPT = 3 / 4
+_WAITING = 2
+"""So many sequences wait between two steps of an engine that is not short of anything."""
+_CALM_READINGS = 20
+"""For so many readings after it was cut the window stays: what was started before still runs."""
+
+
+class Window:
+    """How many sequences an engine may run at a time, of `most` (`max_num_seqs`).
+
+    vLLM takes what it is given: what does not fit into its KV cache waits in it, where tenants and
+    classes count no more, or is preempted and computed again. So the window follows what the engine
+    says of itself twice a second: it grows by a thirty-second while all of it is used and the cache
+    is not, and shrinks by a quarter, from what runs, after a preemption or while sequences wait in
+    it at two readings, at most once in ten seconds. Beside it there are spare slots
+    (`serve_app/policy/capacity.py`).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._spare = spare_slots(most)
+        self._preemptions = 0
+        self._waited = False
+        self._calm = 0
+        self.size = most - self._spare
+
+    @property
+    def slots(self) -> int:
+        return self.size + self._spare
+
+    def reported(self, engine: EngineReport) -> None:
+        """Twice a second: what the engine says."""
+        if not engine.kv_tokens:  # an encoder keeps no KV
+            return
+        preempted = engine.preemptions > self._preemptions
+        used = engine.used_tokens / engine.kv_tokens
+        # With all slots in use, they wait for a slot: a request of several sequences brings more.
+        short_of_memory = used > _ROOM and engine.running < self._most
+        waited, self._waited = self._waited, short_of_memory and engine.waiting > _WAITING
+        self._preemptions = engine.preemptions
+        self._calm -= 1
+        if preempted or (waited and self._waited):
+            if self._calm <= 0:
+                self.size = max(1, math.floor(_KEPT * min(self.size, engine.running)))
+                self._calm = _CALM_READINGS
+        elif self._calm <= 0 and used < KV_FULL and engine.running >= _IN_USE * self.size:
+            more = math.ceil(_MORE * self.size)
+            self.size = min(self._most - self._spare, self.size + more)
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """What a worker process has once, and each of its attempts uses."""
+
+    settings: Settings
+    writer: JournalWriter
+    store: JournalStore
+    clock: RedisClock
+    telemetry: Telemetry
+    tracing: Tracing
+    loops: Loops
 
 
 class WorkerReplica:
@@ -63,34 +131,27 @@ class WorkerReplica:
         self,
         name: str,
         cluster: str,
-        settings: Settings,
         engine: Engine,
         loop_watch: LoopWatch,
-        writer: JournalWriter,
-        store: JournalStore,
         membership: Membership,
-        clock: RedisClock,
-        telemetry: Telemetry,
-        tracing: Tracing,
-        loops: Loops,
+        parts: WorkerParts,
     ) -> None:
         self._name = name
         self._cluster = cluster
-        self._model = settings.model.name
-        self._slots = settings.workers.max_running_requests
+        self._model = parts.settings.model.name
+        self._slots = parts.settings.workers.max_running_requests
         """The most sequences that its engine runs at a time."""
         self._window = Window(self._slots)
-        self._settings = settings.journal
         self._engine = engine
         self._health = EngineHealth(engine, self._give_up)
         self._loop_watch = loop_watch
-        self._writer = writer
-        self._store = store
         self._membership = membership
-        self._clock = clock
-        self._telemetry = telemetry
-        self._tracing = tracing
-        self._loops = loops
+        self._writer = parts.writer
+        self._store = parts.store
+        self._clock = parts.clock
+        self._telemetry = parts.telemetry
+        self._tracing = parts.tracing
+        self._loops = parts.loops
         self._running: set[asyncio.Task[AttemptResult]] = set()
         self._voiding: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -174,21 +235,20 @@ class WorkerReplica:
             task.exception()  # retrieve the exception, because a dead caller will not
 
     async def _run(self, request_id: str, epoch: int, cause: str) -> AttemptResult:
-        """See `execute`."""
         self._health.check()
         opened = AttemptFacts(
             self._name, self._engine.name, self._clock.now_ms(), cause, self._engine.fingerprint
         )
         try:
-            attempt, entries = await self._open(request_id, epoch, opened)
+            journal, entries = await self._open(request_id, epoch, opened)
         except Fenced as error:
             log.info("request %s not opened: %s", request_id, error, extra=about(request_id))
-            return await self._who_fenced(request_id)
+            return await self._resolve_fence(request_id)
         if has_ended(entries):  # by an attempt that was believed lost
-            self._writer.abandon(attempt)
             return AttemptResult(CallResult.ENDED)
         facts = decode_facts(entries[0], RequestFacts)
-        recorder = self._recorder(attempt, entries, facts, opened)
+        part = recorded(entries) if epoch > 1 else None
+        attempt = Attempt(journal, facts, opened, self._telemetry, self._clock, part)
         what: Facts = {
             "hermes.request_id": request_id,
             "hermes.epoch": epoch,
@@ -196,23 +256,46 @@ class WorkerReplica:
         }
         with self._tracing.begin("attempt", facts.trace, what) as span:
             try:
-                await self._answer(attempt, entries[0], facts, recorder, span.traceparent)
-                return AttemptResult(CallResult.ENDED, recorder.written, attempt.queued.decode())
+                await self._work(attempt, entries[0], span.traceparent)
+                return AttemptResult(CallResult.ENDED, attempt.written, journal.queued.decode())
             except Fenced as error:
                 # Its traceback has this frame, which has the request's body, and `closed` has it.
                 error.with_traceback(None)
-                extra = _about(request_id, facts)
+                extra = about(request_id, facts.tenant, "", facts.trace)
                 log.info("request %s epoch %d fenced: stopped", request_id, epoch, extra=extra)
-                return await self._who_fenced(request_id, recorder.written)
+                return await self._resolve_fence(request_id, attempt.written)
             except BaseException as error:
-                await self._quit(attempt, facts, error)
+                attempt.stop(Cause.ENGINE_FAILED)
+                extra = about(request_id, facts.tenant, Cause.ENGINE_FAILED, facts.trace)
+                why = error or repr(error)
+                log.warning("request %s epoch %d given up: %s", request_id, epoch, why, extra=extra)
+                if isinstance(error, EngineFailed):
+                    await self._health.examine()  # or the next attempt may be sent here, too
                 raise
             finally:
-                span.tell({"hermes.output_tokens": recorder.output_tokens})
+                span.tell({"hermes.output_tokens": attempt.output_tokens})
+
+    async def _work(self, attempt: Attempt, request: Entry, trace: str) -> None:
+        """Run the engine, unless the request cannot be answered."""
+        attempt.check_recorded()
+        if not request.has_body:  # Redis has lost the body: never give the engine an empty one
+            attempt.stop(State.FAILED, Reason.JOURNAL_LOST)
+        if not attempt.open:
+            await attempt.journal.closed
+            return
+        current.set(attempt)
+        line = decode_line(request)
+        if trace:  # the engine's own spans become children of ours
+            line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
+        serving = asyncio.create_task(
+            self._engine.serve(attempt.request_id, line, request.body, attempt)
+        )
+        with self._loop_watch.watched(attempt.request_id) as blocked:
+            await attempt.run(serving, self._health.sick, blocked)
 
     async def _open(
         self, request_id: str, epoch: int, opened: AttemptFacts
-    ) -> tuple[Attempt, list[Entry]]:
+    ) -> tuple[AttemptLog, list[Entry]]:
         nonce = secrets.token_bytes(8)
         try:
             return await self._writer.open(request_id, epoch, nonce, opened)
@@ -223,18 +306,6 @@ class WorkerReplica:
             self._voiding.add(voiding)
             voiding.add_done_callback(self._voiding.discard)
             raise RedisUnavailable(str(error)) from None  # the only kind that the caller knows
-
-    async def _quit(self, attempt: Attempt, facts: RequestFacts, error: BaseException) -> None:
-        attempt.quit(Cause.ENGINE_FAILED)
-        log.warning(
-            "request %s epoch %d given up: %s",
-            attempt.request_id,
-            attempt.epoch,
-            error or repr(error),
-            extra=_about(attempt.request_id, facts, Cause.ENGINE_FAILED),
-        )
-        if isinstance(error, EngineFailed):
-            await self._health.examine()  # or the next attempt may be sent here, too
 
     async def _void(self, request_id: str, epoch: int, nonce: bytes) -> None:
         """Void an opening that Redis may have accepted, or may still accept."""
@@ -247,118 +318,7 @@ class WorkerReplica:
                 until_s = self._clock.local.monotonic_s() + timings.VOID_FOR_S
             await asyncio.sleep(timings.HEALTH_LOOK_S)
 
-    def _recorder(
-        self, attempt: Attempt, entries: list[Entry], facts: RequestFacts, opened: AttemptFacts
-    ) -> Recorder:
-        part = recorded(entries)
-        if attempt.epoch > 1:
-            attempt.continue_from(part.last, part.body, part.events, part.head)
-        recorder = Recorder(
-            attempt,
-            facts,
-            opened,
-            self._telemetry,
-            self._clock,
-            part,
-            self._settings.max_answer_bytes,
-        )
-        if not part.complete:
-            if part.body:
-                recorder.lost = CannotContinue(
-                    NotResumed.JOURNAL_INCOMPLETE, "Redis has lost a part of its journal"
-                )
-            else:
-                recorder.restart()
-        elif part.outputs and part.fingerprint != opened.fingerprint:
-            if part.seen:
-                recorder.lost = CannotContinue(
-                    NotResumed.ENGINE_CONFIG_CHANGED,
-                    "it was begun by an engine with another configuration",
-                )
-            else:
-                recorder.restart()
-        return recorder
-
-    async def _answer(
-        self, attempt: Attempt, request: Entry, facts: RequestFacts, recorder: Recorder, trace: str
-    ) -> None:
-        """Run the engine until it has answered, the deadline passes, or the journal stops the
-        attempt.
-        """
-        if recorder.lost:
-            self._lose(recorder, recorder.lost)
-            await attempt.closed
-            return
-        if not request.has_body:  # Redis has lost the body: never give the engine an empty one
-            recorder.end(State.FAILED, Reason.JOURNAL_LOST, None)
-            await attempt.closed
-            return
-        recording.current.set(recorder)
-        line = decode_line(request)
-        if trace:  # the engine's own spans become children of ours
-            line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
-        serving = asyncio.create_task(
-            self._engine.serve(attempt.request_id, line, request.body, recorder)
-        )
-        await self._until_concluded(serving, attempt, facts, recorder)
-        await attempt.closed
-
-    async def _until_concluded(
-        self,
-        serving: asyncio.Task[None],
-        attempt: Attempt,
-        facts: RequestFacts,
-        recorder: Recorder,
-    ) -> None:
-        """Wait for the first of: the engine's answer, the deadline, a fence, a sick engine."""
-        left_s = facts.deadline_ms / 1000 - self._clock.now_s()
-        with self._loop_watch.watched(attempt.request_id) as held:
-            await first(max(0.0, left_s), serving, attempt.closed, self._health.sick, held)
-        if serving.done():
-            self._conclude(serving, recorder)
-        elif attempt.closed.done() or not self._health.sick.done():
-            if held.done() and not attempt.closed.done():
-                recorder.end(State.FAILED, Reason.EVENT_LOOP_BLOCKED, None)
-            elif not attempt.closed.done():
-                recorder.end(State.EXPIRED, Reason.DEADLINE, None)
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-        else:
-            recorder.fail()
-            serving.add_done_callback(lambda task: task.cancelled() or task.exception())
-            serving.cancel()  # do not wait: a sick engine may never answer the abort
-            raise EngineFailed("the engine has failed")
-
-    def _lose(self, recorder: Recorder, lost: CannotContinue | AnswerTooLarge) -> None:
-        if isinstance(lost, CannotContinue):
-            extra = about(recorder.request_id, recorder.tenant, lost.reason)
-            log.warning(
-                "request %s cannot be continued: %s", recorder.request_id, lost, extra=extra
-            )
-        recorder.end(State.FAILED, lost.reason, None)
-
-    def _conclude(self, serving: asyncio.Task[None], recorder: Recorder) -> None:
-        error, failure = serving.exception(), recorder.failure
-        if recorder.broken or isinstance(error, EngineFailed):
-            raise EngineFailed(str(error))
-        if recorder.lost:
-            self._lose(recorder, recorder.lost)
-            return
-        if error is None and recorder.answered:
-            recorder.end(State.COMPLETED, None, self._settings.transcript_compression_level)
-            return
-        failure = failure or RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
-        log.log(
-            logging.INFO if recorder.failure else logging.ERROR,
-            "request %s failed: %s: %s",
-            recorder.request_id,
-            failure.reason,
-            failure if error is None else repr(error),
-            extra=about(recorder.request_id, recorder.tenant, failure.reason),
-        )
-        recorder.refuse(failure)
-
-    async def _who_fenced(
+    async def _resolve_fence(
         self, request_id: str, ours: CompletionStats | None = None
     ) -> AttemptResult:
         """Whether the terminal entry (the request has ended) or another attempt fenced this one.
@@ -379,7 +339,3 @@ class WorkerReplica:
         return AttemptResult(
             CallResult.ENDED, told if ours is None or (told and told.begun) else ours
         )
-
-
-def _about(request_id: str, facts: RequestFacts, reason: str = "") -> dict[str, str]:
-    return about(request_id, facts.tenant, reason, facts.trace)

@@ -25,7 +25,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
 from serve_app.contract import INPUT_TOKENS
-from workers.recorder import current
+from workers.attempt import current
 
 Render = Callable[..., Awaitable[Any]]
 _KEPT_ROLES = ("system", "developer")
@@ -85,10 +85,10 @@ def _repeating(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(make)
     def made(request: ResponsesRequest, *args: Any, **options: Any) -> Any:
-        response, recorder = make(request, *args, **options), current.get()
-        begun = recorder.recorded.body if recorder is not None else b""
+        response, attempt = make(request, *args, **options), current.get()
+        begun = attempt.recorded.body if attempt is not None else b""
         for name, value, said in (
-            ("background", (recorder is not None and recorder.detached) or None, b"true"),
+            ("background", (attempt is not None and attempt.facts.detached) or None, b"true"),
             ("prompt_cache_key", request.prompt_cache_key, b""),
             ("safety_identifier", getattr(request, "safety_identifier", None), b""),
         ):

@@ -22,15 +22,15 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from serve_app.contract import NotResumed
+from serve_app.contract import Cause, NotResumed, State
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
 from workers import shapes
+from workers.attempt import Attempt, current
 from workers.both_ways import merged
 from workers.continuation import Continuation, obstacle, runs_again
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
-from workers.recorder import Recorder, current
 from workers.replay import CannotContinue, TokenLogprobs
 from workers.text_logprobs import of_the_text
 
@@ -77,11 +77,11 @@ class RecordingClient:
         """Like `EngineClient.generate`; outside of a recorded request it only delegates."""
         self._progress.begun()
         try:
-            recorder = current.get()
-            if recorder is None:
+            attempt = current.get()
+            if attempt is None:
                 outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
             else:
-                outputs = self._recorded(recorder, prompt, sampling_params, request_id, options)
+                outputs = self._recorded(attempt, prompt, sampling_params, request_id, options)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output
@@ -94,30 +94,30 @@ class RecordingClient:
         """Like `EngineClient.encode` (embeddings and similar), in the tenant's own part of the
         prefix cache.
         """
-        recorder = current.get()
-        if recorder is not None:
-            prompt = _salted(prompt, recorder.tenant)
-            options = self._prioritised(recorder, recorder.next_generation() > 0, options)
+        attempt = current.get()
+        if attempt is not None:
+            prompt = _salted(prompt, attempt.facts.tenant)
+            options = self._prioritised(attempt, attempt.next_generation() > 0, options)
         outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
         async with aclosing(outputs):
             async for output in outputs:
-                if recorder is not None and output.finished:
-                    recorder.read(len(output.prompt_token_ids), output.num_cached_tokens or 0)
+                if attempt is not None and output.finished:
+                    attempt.read(len(output.prompt_token_ids), output.num_cached_tokens or 0)
                 yield output
 
     def _prioritised(
-        self, recorder: Recorder, one_of_several: bool, options: dict[str, Any]
+        self, attempt: Attempt, one_of_several: bool, options: dict[str, Any]
     ) -> dict[str, Any]:
         """Options with the priority of the request's class. The journal holds the class, so every
         attempt has the same.
         """
         if not self._by_priority:
             return options
-        return {**options, "priority": engine_priority(recorder.request_class, one_of_several)}
+        return {**options, "priority": engine_priority(attempt.facts.request_class, one_of_several)}
 
     async def _recorded(
         self,
-        recorder: Recorder,
+        attempt: Attempt,
         prompt: Any,
         params: SamplingParams,
         request_id: str,
@@ -129,11 +129,11 @@ class RecordingClient:
             params.extra_args = {k: v for k, v in params.extra_args.items() if k != PRIOR}
         shapes.prepare(params, self._grammars)
         _check_room(params, self._engine.renderer.tokenizer)
-        generation = recorder.next_generation()
-        options = self._prioritised(recorder, generation > 0 or params.n > 1, options)
-        prompt = _salted(prompt, recorder.tenant)
-        deltas = self._deltas(recorder, generation, prompt, params, request_id, options)
-        head = recorder.recorded.head
+        generation = attempt.next_generation()
+        options = self._prioritised(attempt, generation > 0 or params.n > 1, options)
+        prompt = _salted(prompt, attempt.facts.tenant)
+        deltas = self._deltas(attempt, generation, prompt, params, request_id, options)
+        head = attempt.recorded.head
         shown = params.num_logprobs is not None and params.detokenize  # not those of a beam search
         if shown and (head is None or head.logprobs_of_text):
             deltas = of_the_text(deltas, params, self._engine.renderer.tokenizer)
@@ -149,14 +149,15 @@ class RecordingClient:
         except (EngineDeadError, EngineGenerateError) as error:
             if isinstance(error.__cause__, OverflowError):
                 raise ValueError(_TOO_WIDE) from None
-            recorder.fail()
+            attempt.stop(Cause.ENGINE_FAILED)
             raise
         except CannotContinue as error:
-            recorder.lose(error.cause, error.why)
+            attempt.stop(State.FAILED, error)
+            raise
 
     async def _deltas(
         self,
-        recorder: Recorder,
+        attempt: Attempt,
         generation: int,
         prompt: Any,
         params: SamplingParams,
@@ -165,71 +166,71 @@ class RecordingClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """First the outputs in the journal, then the engine's new ones."""
         why = obstacle(prompt, params)
-        if why or (runs_again(params) and not recorder.recorded.seen):
-            _begin_again(recorder, why)
+        if why or (runs_again(params) and not attempt.recorded.seen):
+            _begin_again(attempt, why)
         continuation = None
-        if recorder.recorded.outputs:
-            prompt = recorder.recorded.prompt(generation, prompt)
+        if attempt.recorded.outputs:
+            prompt = attempt.recorded.prompt(generation, prompt)
             continuation = Continuation(self._engine, prompt, params, request_id)
-            replayed = self._replayed(recorder, generation, continuation)
+            replayed = self._replayed(attempt, generation, continuation)
             async with aclosing(replayed):
                 async for output in replayed:
                     yield output
             if continuation.finished:
                 return
-            await recorder.turn(len(recorder.recorded.outputs))
-            recorder.repeat(continuation.to_repeat, self._rerun_tokens)
+            await attempt.wait_for_replay(len(attempt.recorded.outputs))
+            attempt.regenerate(continuation.to_repeat, self._rerun_tokens)
         first = continuation is None or not continuation.begun
         if continuation is None or first:
             new = self._engine.generate(prompt, params, request_id, **options)
         else:
-            new = continuation.continued(options, recorder.computed_again)
+            new = continuation.continued(options, attempt.count_recompute)
         async with aclosing(new):
             async for output in new:
                 if output.finished:
                     _check_followed(output, params)
-                async with recorder.one_at_a_time:
+                async with attempt.one_at_a_time:
                     if first:
                         prompt_tokens = len(output.prompt_token_ids or ())
-                        recorder.read(prompt_tokens, output.num_cached_tokens or 0)
-                    _record(output, recorder, generation, first, first and self._prompts_vary)
+                        attempt.read(prompt_tokens, output.num_cached_tokens or 0)
+                    _record(output, attempt, generation, first, first and self._prompts_vary)
                     yield output
                 first = False
                 if not output.finished:
-                    recorder.pulled()
+                    attempt.flush_previous()
 
     async def _replayed(
-        self, recorder: Recorder, generation: int, continuation: Continuation
+        self, attempt: Attempt, generation: int, continuation: Continuation
     ) -> AsyncGenerator[RequestOutput, None]:
         """A generation's recorded outputs, each when those before it have been consumed."""
-        for number, recorded in enumerate(recorder.recorded.outputs):
+        for number, recorded in enumerate(attempt.recorded.outputs):
             if recorded.generation != generation:
                 continue
             if not (number + 1) % _AT_ONCE:
                 await asyncio.sleep(0)
-            await recorder.turn(number)
+            await attempt.wait_for_replay(number)
             output = continuation.replay(recorded)
             try:
                 yield output
             finally:
-                recorder.passed()
+                attempt.mark_replayed()
             if not output.finished:
-                recorder.pulled()
+                attempt.flush_previous()
 
 
-def _begin_again(recorder: Recorder, why: str) -> None:
+def _begin_again(attempt: Attempt, why: str) -> None:
     """Drop what is recorded, which no client has seen.
 
     Raises:
         CannotContinue: a client has.
     """
-    if not recorder.recorded.outputs:
+    if not attempt.recorded.outputs:
         return
-    if recorder.recorded.seen:
-        recorder.lose(
+    if attempt.recorded.seen:
+        attempt.fail_continuation(
             NotResumed.UNSUPPORTED_PARAMETER, f"{why} cannot be carried over to another engine"
         )
-    recorder.restart()
+    attempt.restart()
 
 
 def _check_room(params: SamplingParams, tokenizer: Any) -> None:
@@ -288,7 +289,7 @@ def _salted(prompt: Any, tenant: str) -> Any:
 
 
 def _record(
-    output: RequestOutput, recorder: Recorder, generation: int, first: bool, with_prompt: bool
+    output: RequestOutput, attempt: Attempt, generation: int, first: bool, with_prompt: bool
 ) -> None:
     """Record an output of a generation.
 
@@ -297,7 +298,7 @@ def _record(
         with_prompt: whether to record the prompt's tokens.
     """
     for item in output.outputs:
-        recorder.record(
+        attempt.record(
             item.index if generation == 0 else -generation,
             item.text,
             item.token_ids,

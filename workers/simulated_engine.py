@@ -23,13 +23,13 @@ import msgspec
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
-from serve_app.contract import EngineReport, Reason
+from serve_app.contract import Cause, EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.journal.pause import Pause
 from serve_app.settings import Settings
-from workers.engine import EngineFailed, Progress
-from workers.recorder import Recorder
+from workers.attempt import Attempt, EngineFailed
+from workers.engine import Progress
 
 
 class ResponseFormat:
@@ -119,7 +119,7 @@ def body_part(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def respond(recorder: Recorder, status: int, content_type: str, body: bytes) -> None:
+async def respond(recorder: Attempt, status: int, content_type: str, body: bytes) -> None:
     """Send a complete response."""
     await recorder.send(start(status, content_type))
     await recorder.send({"type": "http.response.body", "body": body, "more_body": False})
@@ -252,7 +252,7 @@ class SimulatedEngine:
             self.progress.stepped()
 
     async def serve(
-        self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
+        self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
     ) -> None:
         """Chat and completions, streamed and not, and embeddings.
 
@@ -302,7 +302,7 @@ class SimulatedEngine:
         await recorder.send(body_part(b"data: [DONE]\n\n"))
         await recorder.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _embed(self, request: dict[str, Any], recorder: Recorder) -> None:
+    async def _embed(self, request: dict[str, Any], recorder: Attempt) -> None:
         """A request for embeddings takes one step."""
         self.progress.begun()
         running = await self._join(1, recorder.pause)
@@ -320,7 +320,7 @@ class SimulatedEngine:
         prompt: bytes,
         limit: int,
         shape: ResponseFormat,
-        recorder: Recorder,
+        recorder: Attempt,
         streamed: bool,
         fault: Fault | None,
     ) -> Any:
@@ -333,12 +333,12 @@ class SimulatedEngine:
             taken += len(output.token_ids)
             if streamed:
                 await recorder.send(body_part(shape.chunk(text, taken == limit)))
-            recorder.pulled()
+            recorder.flush_previous()
             yield text
         running = await self._join(limit - taken, recorder.pause)
         read = len(prompt) // 4
         if taken:
-            recorder.computed_again(read + taken)
+            recorder.count_recompute(read + taken)
         else:
             recorder.read(read, 0)
         fault_at = taken + self._arguments.fault_after_tokens if fault else limit
@@ -355,7 +355,7 @@ class SimulatedEngine:
                 if streamed:
                     await recorder.send(body_part(shape.chunk(text, last)))
                 if not last:
-                    recorder.pulled()
+                    recorder.flush_previous()
                 yield text
         finally:
             self._batch.discard(running)
@@ -368,7 +368,7 @@ class SimulatedEngine:
         self._work.set()
         return running
 
-    async def _suffer(self, fault: Fault | None, recorder: Recorder) -> None:
+    async def _suffer(self, fault: Fault | None, recorder: Attempt) -> None:
         if fault is Fault.EXIT:
             os._exit(1)
         if fault is Fault.HOLD:
@@ -383,7 +383,7 @@ class SimulatedEngine:
                 self._steps.cancel()
             await asyncio.Event().wait()
         self._failed.set()
-        recorder.fail()
+        recorder.stop(Cause.ENGINE_FAILED)
         raise EngineFailed("the simulated engine was told to fail")
 
 

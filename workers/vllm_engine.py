@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from serve_app import timings
-from serve_app.contract import EngineReport, Reason
+from serve_app.contract import Cause, EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.journal.facts import RequestLine
 from serve_app.settings import Settings
 from workers import vllm_failures
-from workers.engine import EngineFailed, Progress
-from workers.recorder import Recorder
+from workers.attempt import Attempt, EngineFailed
+from workers.engine import Progress
 from workers.request_body import as_vllm_takes
 from workers.schemas import prepared
 from workers.vllm_arguments import engine_arguments
@@ -145,7 +145,7 @@ class VllmEngine:
         self._app = app
 
     async def serve(
-        self, request_id: str, line: RequestLine, body: bytes, recorder: Recorder
+        self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
     ) -> None:
         """Serve one request through vLLM's app."""
         assert self._app is not None
@@ -167,10 +167,10 @@ class VllmEngine:
             raise
         self._check(recorder)
 
-    def _check(self, recorder: Recorder) -> None:
+    def _check(self, recorder: Attempt) -> None:
         """Reject what vLLM's server answered after its engine died, whatever it looks like."""
-        if recorder.broken or self._engine.errored:
-            recorder.fail()
+        if recorder.engine_failed or self._engine.errored:
+            recorder.stop(Cause.ENGINE_FAILED)
             raise EngineFailed("the engine failed while answering")
 
     def report(self, name: str) -> EngineReport | None:

@@ -23,7 +23,7 @@ from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason, called
 from serve_app.errors import RequestRefused, context_exceeded
 from serve_app.field_errors import refusal_of, written
 from serve_app.journal.ending import MESSAGES
-from workers.recorder import Recorder, current
+from workers.attempt import Attempt, current
 from workers.request_body import as_vllm_takes
 from workers.schemas import NotObeyed
 
@@ -76,7 +76,7 @@ def note(error: BaseException) -> None:
         recorder.failure = failure_of(error, path, body, recorder)
 
 
-def failure_of(error: BaseException, path: str, body: bytes, recorder: Recorder) -> RequestRefused:
+def failure_of(error: BaseException, path: str, body: bytes, recorder: Attempt) -> RequestRefused:
     """An exception of vLLM's server as the client is told it.
 
     Before an engine has written anything, in this attempt or an earlier one, only the request can

@@ -1,6 +1,6 @@
 """`scripts/bench --lateness`: what is traded for fewer writes, in virtual time.
 
-The simulated engine, the recorders and the writer of one worker are real; Redis is a stand-in that
+The simulated engine, the attempts and the writer of one worker are real; Redis is a stand-in that
 answers after a millisecond, and each output takes the loop the CPU time that one of vLLM's takes.
 """
 
@@ -14,13 +14,13 @@ import msgspec
 
 from scripts.simulation import virtual_time
 from serve_app.clock import RedisClock
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
 from serve_app.journal.writer import JournalWriter
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from workers import simulated_engine
-from workers.recorder import Recorder
+from workers.attempt import Attempt
 
 STEPS_MS = (10, 25, 33)
 _FIRST_S, _ENDS_S = 1.0, 4.0
@@ -80,14 +80,15 @@ async def lateness(streams: int, step_ms: float) -> tuple[list[float], int]:
 async def _serve(
     engine: simulated_engine.SimulatedEngine, writer: JournalWriter, loop: Any, number: int
 ) -> None:
-    attempt = Attempt(f"req_{number}", "", 1, b"", "channel", writer._mark, writer.pause)
+    attempt = AttemptLog(f"req_{number}", "", 1, b"", "channel", writer._mark)
+    attempt.pause = writer.pause
     writer._attempts[attempt.request_id] = attempt
     facts = RequestFacts("standard", "t", "s", "m", True, 1, 2, "channel")
     opened = AttemptFacts("replica-1", "simulated", 1)
-    recorder = _Working(attempt, facts, opened, Telemetry(), RedisClock())
+    working = _Working(attempt, facts, opened, Telemetry(), RedisClock())
     body = {"stream": True, "max_tokens": 1_000_000, "prompt": str(number)}
     line = RequestLine("POST", "/v1/completions", "", [])
-    await engine.serve(attempt.request_id, line, msgspec.json.encode(body), recorder)
+    await engine.serve(attempt.request_id, line, msgspec.json.encode(body), working)
 
 
 class _Writer(JournalWriter):
@@ -99,13 +100,13 @@ class _Writer(JournalWriter):
         return self._redis
 
 
-class _Working(Recorder):
-    """A recorder that takes its time."""
+class _Working(Attempt):
+    """An attempt that takes its time."""
 
-    def pulled(self) -> None:
+    def flush_previous(self) -> None:
         loop: Any = asyncio.get_running_loop()
         loop.work(_OUTPUT_S)
-        super().pulled()
+        super().flush_previous()
 
 
 class _Redis:

@@ -28,7 +28,7 @@ from scripts.chaos_testing.sentinels import Sentinels
 from serve_app.admission.transaction import accept
 from serve_app.contract import State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.followers import Follower, Followers
@@ -57,7 +57,7 @@ def event(number: int) -> bytes:
 class Stream:
     """One request: what was produced for it, and what its reader got."""
 
-    attempt: Attempt
+    attempt: AttemptLog
     follower: Follower
     produced: int = 0
     got: bytearray = field(default_factory=bytearray)
@@ -139,7 +139,7 @@ class Load:
             head = _HEAD if number == 1 else None
             stream.attempt.append([output], [event(number)], number, head)
             await asyncio.sleep(self._period_s)
-        stream.attempt.finish(State.COMPLETED, None, _SUMMARY, 1)
+        stream.attempt.stop(State.COMPLETED, None, _SUMMARY, 1)
 
     async def until_all_go_on(self) -> None:
         """Wait until every reader has got an event that was produced after this call."""

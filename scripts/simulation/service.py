@@ -28,7 +28,7 @@ from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.work import Work as Asked
 from serve_app.request_queue.entry import QueueEntry
-from workers.window import Window
+from workers.replica import Window
 
 from . import virtual_time
 from .engine_model import EngineParameters, VirtualEngine

@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 from serve_app import timings
 from serve_app.errors import AnswerLost, Fenced, RedisUnavailable
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog, AttemptState
 from serve_app.journal.entries import (
     Entry,
     Wake,
@@ -27,6 +27,7 @@ from serve_app.journal.entries import (
     encode_wakes,
     entry_from_redis,
     flatten,
+    has_ended,
     wake_of,
 )
 from serve_app.journal.facts import AttemptFacts, RequestFacts
@@ -71,7 +72,7 @@ class Standing(Enum):
     """The journal is gone, or somebody else ended the request or works on it."""
 
 
-def standing(attempt: Attempt, last: Entry | None) -> Standing:
+def standing(attempt: AttemptLog, last: Entry | None) -> Standing:
     """The state of an attempt whose journal has this last entry; None: the journal is gone."""
     if last is None:
         return Standing.FENCED
@@ -93,11 +94,12 @@ class JournalWriter:
         self._within_s = settings.redis.response_timeout_s
         self._loops = loops or Loops()
         self._shared = SharedConnection(self._connect, quiet_s=0.0)  # the loop sets its own pace
-        self._attempts: dict[str, Attempt] = {}
-        self._dirty: dict[str, Attempt] = {}
-        self.pause = Pause(settings.journal.linger_ms / 1000)
-        self._aside: dict[str, Attempt] = {}
+        self._attempts: dict[str, AttemptLog] = {}
+        self._dirty: dict[AttemptLog, None] = {}
+        """Attempts with something to append, in their order."""
+        self._backoff: dict[AttemptLog, None] = {}
         """Attempts that Redis refuses for now. The others do not wait for them."""
+        self.pause = Pause(settings.journal.linger_ms / 1000)
         self._refusals = 0
         self._retry: asyncio.TimerHandle | None = None
         self._wakes: dict[str, list[Wake]] = {}
@@ -115,7 +117,7 @@ class JournalWriter:
         self._something_to_do = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
-        self._packing: dict[Attempt, asyncio.Task[None]] = {}
+        self._packing: dict[AttemptLog, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Connect (or keep trying) and start flushing."""
@@ -140,9 +142,9 @@ class JournalWriter:
 
     async def open(
         self, request_id: str, epoch: int, nonce: bytes, facts: AttemptFacts
-    ) -> tuple[Attempt, list[Entry]]:
+    ) -> tuple[AttemptLog, list[Entry]]:
         """Open attempt `epoch` and read the journal, including its body: in one round trip, unless
-        they are large.
+        they are large. One whose request has ended is closed.
 
         Raises:
             Fenced: the journal is gone or has ended, or a newer epoch or another writer owns it.
@@ -163,13 +165,15 @@ class JournalWriter:
         entries = _read_answers(request_id, epoch, nonce, replies)
         asked = decode_facts(entries[0], RequestFacts) if entries[0].id == REQUEST_ID else None
         channel = asked.wake if asked else ""
-        attempt = Attempt(request_id, key, epoch, nonce, channel, self._mark, self.pause)
+        attempt = AttemptLog(request_id, key, epoch, nonce, channel, self._mark)
+        attempt.settings, attempt.pause = self._settings.journal, self.pause
         attempt.queued = entries[0].queue_entry
         attempt.history.add(entries[-1])
-        if (
-            request_id in self._attempts
-        ):  # the dispatchers had given it up, and now it is opened again on the same replica
-            self._forget(self._attempts[request_id], fenced=True)
+        if older := self._attempts.get(request_id):  # given up by the dispatchers, and back here
+            self._forget(older, fenced=True)
+        if has_ended(entries):
+            attempt.close(fenced=True)
+            return attempt, entries
         self._attempts[request_id] = attempt
         self._announce(attempt, entries[-1])
         return attempt, entries
@@ -178,13 +182,9 @@ class JournalWriter:
         if request_id in self._attempts and self._attempts[request_id].epoch >= epoch:
             raise Fenced(f"{request_id} is already worked on here")
 
-    def abandon(self, attempt: Attempt) -> None:
-        """The attempt cannot continue: append nothing more. A later epoch takes over."""
-        self._forget(attempt, fenced=True)
-
-    def _mark(self, attempt: Attempt) -> None:
-        if attempt.request_id not in self._aside:
-            self._dirty[attempt.request_id] = attempt
+    def _mark(self, attempt: AttemptLog) -> None:
+        if attempt not in self._backoff:
+            self._dirty[attempt] = None
             self._something_to_do.set()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -199,12 +199,12 @@ class JournalWriter:
             try:
                 connection = await self._shared.get()
                 if self._due:
-                    await self._restore(connection, list(self._aside.values()))
+                    await self._restore(connection, list(self._backoff))
                 refused = await self._flush(connection)
                 self._failures = 0
                 if refused:
                     outage.failed(refused)
-                elif not self._aside:
+                elif not self._backoff:
                     outage.over()
                     self._refusals = 0
             except RedisUnavailable as error:
@@ -220,31 +220,24 @@ class JournalWriter:
         messages, self._messages = self._messages, []
         commands: list[Command] = [("PUBLISH", *message) for message in messages]
         batch = []
-        for attempt in self._dirty.values():
+        for attempt in self._dirty:
             if (entry := attempt.take()) is not None:
                 batch.append((attempt, entry))
+                commands.append(self._appending(attempt, entry))
             elif attempt.packing is not None and attempt not in self._packing:
                 packing = self._pack(attempt, attempt.packing)
                 self._packing[attempt] = asyncio.create_task(packing, name="pack")
         self._dirty = {}
         self.pause.begin(len(batch))
-        others = len(commands)
-        for attempt, entry in batch:
-            commands.append(self._appending(attempt, entry))
-        try:
-            replies = await connection.ask(commands, self._within_s) if commands else []
-        except BaseException:
-            for attempt, _ in batch:
-                self._again(attempt)
-            raise
         refused = ""
         try:
-            for (attempt, entry), reply in zip(batch, replies[others:], strict=True):
+            replies = await connection.ask(commands, self._within_s) if commands else []
+            for (attempt, entry), reply in zip(batch, replies[len(messages) :], strict=True):
                 if not isinstance(reply, Exception):
                     self._settle(attempt, entry, mine=bool(reply))
                 elif is_refused_for_now(reply):
                     attempt.met_full = is_full(reply)
-                    self._put_aside(attempt)
+                    self._defer(attempt)
                     refused = f"refused for now: {reply}"
                     if is_demoted(reply):
                         connection.abort()  # the name may lead to the new primary by now
@@ -253,13 +246,13 @@ class JournalWriter:
                     written = attempt.ending[0] if entry.ends and attempt.ending else entry
                     mine = await self._was_ours(connection, attempt, written)
                     self._settle(attempt, entry, mine)
-        except BaseException:  # lost while reading back: nobody else would check the others again
+        except BaseException:  # nobody else would check again what is not settled
             for attempt, _ in batch:
-                self._again(attempt)
+                self._mark(attempt)
             raise
         return refused
 
-    async def _pack(self, attempt: Attempt, work: Callable[[], bytes | None]) -> None:
+    async def _pack(self, attempt: AttemptLog, work: Callable[[], bytes | None]) -> None:
         """Pack a long transcript where it keeps no other stream waiting."""
         packed = None
         try:
@@ -267,9 +260,9 @@ class JournalWriter:
         finally:
             del self._packing[attempt]
             attempt.packed(packed)
-            self._again(attempt)
+            self._mark(attempt)
 
-    def _appending(self, attempt: Attempt, entry: Entry) -> Command:
+    def _appending(self, attempt: AttemptLog, entry: Entry) -> Command:
         if entry.ends and attempt.ending:
             return by_worker(
                 self._settings,
@@ -279,10 +272,11 @@ class JournalWriter:
                 attempt.bytes,
                 attempt.queued,
             )
-        command = append_though_full if attempt.met_full and attempt.finished else append
+        stopping = attempt.state is AttemptState.STOPPING
+        command = append_though_full if attempt.met_full and stopping else append
         return command(attempt.key, entry)
 
-    def _settle(self, attempt: Attempt, entry: Entry, mine: bool) -> None:
+    def _settle(self, attempt: AttemptLog, entry: Entry, mine: bool) -> None:
         """An append was answered: either the entry is in the journal, or this attempt is fenced."""
         if not mine:
             self._forget(attempt, fenced=True)
@@ -294,17 +288,17 @@ class JournalWriter:
         elif entry.quit:
             self._forget(attempt, fenced=True)
         elif attempt.pending:
-            self._again(attempt)
+            self._mark(attempt)
 
     @property
     def _due(self) -> bool:
         """Whether it is time to try again what Redis has refused."""
-        return bool(self._aside) and self._retry is None
+        return bool(self._backoff) and self._retry is None
 
-    def _put_aside(self, attempt: Attempt) -> None:
+    def _defer(self, attempt: AttemptLog) -> None:
         """Redis refuses this attempt for now: look at it again later."""
-        self._aside[attempt.request_id] = attempt
-        self._dirty.pop(attempt.request_id, None)
+        self._backoff[attempt] = None
+        self._dirty.pop(attempt, None)
         if self._retry is None:
             self._refusals += 1
             pause_s = backoff(timings.APPEND_RETRY_S, self._refusals)
@@ -314,40 +308,29 @@ class JournalWriter:
         self._retry = None
         self._something_to_do.set()
 
-    def _again(self, attempt: Attempt) -> None:
-        if self._attempts.get(attempt.request_id) is attempt:
-            self._mark(attempt)
-
     async def _watch_silence(self) -> None:
         """Check whether the journals of silent attempts have been ended or have lost entries: an
         attempt that appends nothing would not find out. Reconnect for this if necessary.
         """
-        before: dict[str, EntryId] = {}
+        before: dict[AttemptLog, EntryId] = {}
         while True:
             await asyncio.sleep(timings.WRITER_SILENCE_S)
-            now = {
-                name: attempt.last_built
-                for name, attempt in self._attempts.items()
-                if not attempt.pending
-            }
-            silent = [
-                self._attempts[name] for name, built in now.items() if before.get(name) == built
-            ]
+            quiet = [attempt for attempt in self._attempts.values() if not attempt.pending]
+            now = {attempt: attempt.last_built for attempt in quiet}
+            silent = [attempt for attempt in quiet if before.get(attempt) == now[attempt]]
             before = now
-            if silent:
-                with suppress(RedisUnavailable):
-                    await self._look_at(await self._shared.get(), silent)
-
-    async def _look_at(self, connection: RespConnection, attempts: Sequence[Attempt]) -> None:
-        lasts = await self._last_entries(connection, attempts)
-        for attempt, last in zip(attempts, lasts, strict=True):
-            if isinstance(last, Exception) or attempt.closed.done():
+            if not silent:
                 continue
-            if standing(attempt, last) is Standing.FENCED:
-                self._forget(attempt, fenced=True)
+            with suppress(RedisUnavailable):
+                lasts = await self._last_entries(await self._shared.get(), silent)
+                for attempt, last in zip(silent, lasts, strict=True):
+                    if isinstance(last, Exception):
+                        continue
+                    if standing(attempt, last) is Standing.FENCED:
+                        self._forget(attempt, fenced=True)
 
     async def _last_entries(
-        self, connection: RespConnection, attempts: Sequence[Attempt]
+        self, connection: RespConnection, attempts: Sequence[AttemptLog]
     ) -> list[Entry | Exception | None]:
         """The last entry of each attempt's journal, in one round trip; None if the journal is gone,
         an exception if Redis answered with an error.
@@ -358,7 +341,9 @@ class JournalWriter:
             for raw in await connection.ask(commands, self._within_s)
         ]
 
-    async def _was_ours(self, connection: RespConnection, attempt: Attempt, entry: Entry) -> bool:
+    async def _was_ours(
+        self, connection: RespConnection, attempt: AttemptLog, entry: Entry
+    ) -> bool:
         """Redis rejected an append: was it a retry of our own, or are we fenced? The same nonce
         (and kind) means our own.
         """
@@ -372,7 +357,7 @@ class JournalWriter:
 
     # -- after an entry ---------------------------------------------------------------------------
 
-    def _announce(self, attempt: Attempt, entry: Entry) -> None:
+    def _announce(self, attempt: AttemptLog, entry: Entry) -> None:
         if attempt.channel and entry.needed_by_readers:
             wake = wake_of(
                 attempt.request_id,
@@ -397,11 +382,11 @@ class JournalWriter:
                 self._messages.append((channel, message))
                 self._something_to_do.set()
 
-    def _forget(self, attempt: Attempt, fenced: bool) -> None:
+    def _forget(self, attempt: AttemptLog, fenced: bool) -> None:
         if self._attempts.get(attempt.request_id) is attempt:
             del self._attempts[attempt.request_id]
-            self._dirty.pop(attempt.request_id, None)
-            self._aside.pop(attempt.request_id, None)
+        self._dirty.pop(attempt, None)
+        self._backoff.pop(attempt, None)
         attempt.close(fenced)
 
     # -- connection -------------------------------------------------------------------------------
@@ -415,7 +400,7 @@ class JournalWriter:
             raise
         return connection
 
-    async def _restore(self, connection: RespConnection, attempts: Sequence[Attempt]) -> None:
+    async def _restore(self, connection: RespConnection, attempts: Sequence[AttemptLog]) -> None:
         """After a reconnect or a refusal, append again what Redis lacks: it may have come back with
         older data.
         """
@@ -426,26 +411,23 @@ class JournalWriter:
             if is_demoted(last):
                 raise RedisUnavailable(f"reading {attempt.request_id}: {last}")
             if isinstance(last, Exception):
-                self._put_aside(attempt)
+                self._defer(attempt)
                 continue
-            self._aside.pop(attempt.request_id, None)
+            self._backoff.pop(attempt, None)
             # entries may have been accepted although the answer was lost: readers must check
             attempt.announced = ""
-            self._restore_one(attempt, last)
-
-    def _restore_one(self, attempt: Attempt, last: Entry | None) -> None:
-        stands = standing(attempt, last)
-        if last is None or stands is Standing.FENCED:
-            self._forget(attempt, fenced=True)
-        elif stands is Standing.ENDED:
-            self._announce(attempt, last)
-            self._forget(attempt, fenced=False)
-        else:
-            attempt.rewind(last.id)
-            if attempt.pending:
-                self._mark(attempt)  # the loop may sleep, so opening an attempt connects too
-            elif last.quit:  # it was accepted, and only the answer was lost
+            stands = standing(attempt, last)
+            if last is None or stands is Standing.FENCED:
                 self._forget(attempt, fenced=True)
+            elif stands is Standing.ENDED:
+                self._announce(attempt, last)
+                self._forget(attempt, fenced=False)
+            else:
+                attempt.rewind(last.id)
+                if attempt.pending:
+                    self._mark(attempt)  # the loop may sleep: opening an attempt connects, too
+                elif last.quit:  # it was accepted, and only the answer was lost
+                    self._forget(attempt, fenced=True)
 
 
 def _opening_questions(

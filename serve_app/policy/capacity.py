@@ -1,7 +1,7 @@
 """How many sequences may run at the same time, the share of one ingress, and what to claim from the
 queue. Pure.
 
-Each worker says how many sequences its engine may run (`workers/window.py`). Some of its slots are
+Each worker says how many sequences its engine may run (`workers/replica.py`). Some of its slots are
 spare: only urgent or predictedly short requests may take them (`serve_app/policy/order.py`).
 """
 

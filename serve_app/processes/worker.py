@@ -11,7 +11,7 @@ from serve_app.processes.foundation import Foundation
 from serve_app.settings import Settings
 from workers.engine import Engine
 from workers.loop_watch import LoopWatch
-from workers.replica import WorkerReplica
+from workers.replica import WorkerParts, WorkerReplica
 
 log = logging.getLogger("hermes.worker")
 
@@ -55,16 +55,18 @@ class WorkerProcess:
         self.replica = WorkerReplica(
             name,
             cluster,
-            settings,
             engine,
             self._loop_watch,
-            self._writer,
-            base.store,
             Membership(base.lease_link, settings.namespace, clock=base.clock, loops=base.loops),
-            base.clock,
-            base.telemetry,
-            base.tracing,
-            base.loops,
+            WorkerParts(
+                settings,
+                self._writer,
+                base.store,
+                base.clock,
+                base.telemetry,
+                base.tracing,
+                base.loops,
+            ),
         )
         self._calls = CallServer(self.replica.begin, most_calls(settings))
         self._writer.wake = self._calls.wake

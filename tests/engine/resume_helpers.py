@@ -14,7 +14,7 @@ import msgspec
 
 from serve_app.clock import RedisClock
 from serve_app.contract import State
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
 from serve_app.journal.ids import EntryId
@@ -22,8 +22,8 @@ from serve_app.journal.pause import Pause
 from serve_app.journal.reader import JournalReader
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import load_settings
-from workers import recorder as recording
-from workers.recorder import Recorder
+from workers import attempt as recording
+from workers.attempt import Attempt
 from workers.replay import recorded
 from workers.vllm_engine import VllmEngine
 
@@ -47,7 +47,7 @@ class EngineThread:
     """
 
     loop: asyncio.AbstractEventLoop
-    generated_tokens: Counter[Recorder | None]
+    generated_tokens: Counter[Attempt | None]
     priorities: dict[str, list[Any]]
     """`{request id of the engine: the priorities that it was given}`."""
     pauses: WeakSet[Pause]
@@ -73,7 +73,7 @@ class EngineThread:
             return
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.generated_tokens = Counter[Recorder | None]()
+        self.generated_tokens = Counter[Attempt | None]()
         self.priorities, self.pauses = {}, WeakSet()
         self.engine.progress.on_step = self._stepped
         self.run(self.engine.start(), 600)
@@ -118,7 +118,7 @@ class Written:
     that the engine generated for it.
     """
 
-    def __init__(self, entries: list[Entry], recorder: Recorder, generated_tokens: int) -> None:
+    def __init__(self, entries: list[Entry], recorder: Attempt, generated_tokens: int) -> None:
         self.entries = entries
         self.recorder = recorder
         self.generated_tokens = generated_tokens
@@ -175,19 +175,18 @@ async def attempt(
         Entry(EntryId(epoch, 0), {b"n": b"nonce", b"m": msgspec.json.encode(opened)}),
     ]
 
-    def write(one: Attempt) -> None:
+    def write(one: AttemptLog) -> None:
         while (entry := one.take()) is not None:
             entries.append(entry)
             one.accepted(entry)
 
-    one = Attempt(request_id, "key", epoch, b"nonce", "", write, pause())
+    one = AttemptLog(request_id, "key", epoch, b"nonce", "", write)
+    one.pause = pause()
     world.pauses.add(one.pause)
     facts = msgspec.json.decode(journal[0].fields[b"m"], type=RequestFacts)
     line = msgspec.json.decode(journal[0].fields[b"r"], type=RequestLine)
-    part = recorded(entries)
-    if epoch > 1:
-        one.continue_from(part.last, part.body, part.events, part.head)
-    recorder = Recorder(one, facts, opened, world.telemetry, RedisClock(), part)
+    part = recorded(entries) if epoch > 1 else None
+    recorder = Attempt(one, facts, opened, world.telemetry, RedisClock(), part)
     recording.current.set(recorder)
     try:
         await world.engine.serve(request_id, line, journal[0].body, recorder)
@@ -195,9 +194,9 @@ async def attempt(
         if recorder.failure is None:
             raise
     if recorder.failure is not None:
-        recorder.refuse(recorder.failure)
+        recorder.stop(State.FAILED, recorder.failure)
     else:
-        recorder.end(State.FAILED if recorder.lost else State.COMPLETED, None, None)
+        recorder.stop(State.COMPLETED)
     return Written(
         [entry for entry in entries if not entry.terminal],
         recorder,

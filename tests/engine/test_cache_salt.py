@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 
 from serve_app.settings import DEFAULT_TENANT
-from workers import recorder as recording
+from workers import attempt as recording
 from workers.engine import Progress
 from workers.resumable import RecordingClient, _salted
 
@@ -63,7 +63,7 @@ async def test_a_prompt_for_embeddings_has_the_tenants_salt() -> None:
     """Those that an engine answers with text are in test_resume.py."""
     engine: Any = Listening()
     client = RecordingClient(engine, Progress(), rerun_tokens=0)
-    recorder: Any = SimpleNamespace(tenant="acme", next_generation=lambda: 0)
+    recorder: Any = SimpleNamespace(facts=SimpleNamespace(tenant="acme"), next_generation=lambda: 0)
     recording.current.set(recorder)
     async for _ in client.encode({"type": "token", "prompt_token_ids": [1]}, None, "req_1"):
         pass

@@ -16,7 +16,7 @@ from vllm.v1.engine import async_llm
 
 from serve_app.journal.pause import Pause
 from workers import collector
-from workers.recorder import current
+from workers.attempt import current
 
 
 def output(token: int, index: int = 0, finished: bool = False) -> RequestOutput:

@@ -15,12 +15,12 @@ pytest.importorskip("vllm")
 import vllm.utils
 
 from serve_app.clock import RedisClock
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.facts import AttemptFacts, RequestFacts
 from serve_app.observability.metrics import Telemetry
 from tests.tables import each
 from workers import determinism
-from workers.recorder import Recorder, current
+from workers.attempt import Attempt, current
 
 SERVERS = (
     "vllm.entrypoints.openai.api_server",
@@ -53,11 +53,11 @@ def reads(source: str) -> set[str]:
     return (calls & ({"random_uuid"} | chosen)) | known - {"time.perf_counter", "time.monotonic"}
 
 
-def recorder() -> Recorder:
+def recorder() -> Attempt:
     """Of an attempt at one request."""
-    attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
+    attempt = AttemptLog("req", "key", 1, b"nonce", "", lambda _: None)
     facts = RequestFacts("standard", "t", "s", "m", True, 1, 2, "")
-    return Recorder(attempt, facts, AttemptFacts("r", "e", 1), Telemetry(), RedisClock())
+    return Attempt(attempt, facts, AttemptFacts("r", "e", 1), Telemetry(), RedisClock())
 
 
 def test_every_answer_gets_its_time_and_ids_from_its_request() -> None:

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from serve_app.admission.transaction import accept
 from serve_app.contract import State
 from serve_app.endings import Endings
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry, entry_from_redis
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.followers import Follower, Followers
@@ -58,7 +58,7 @@ def events(first: int, last: int) -> bytes:
     return b"".join(event(number) for number in range(first, last + 1))
 
 
-def add(attempt: Attempt, *numbers: int) -> None:
+def add(attempt: AttemptLog, *numbers: int) -> None:
     """Append the events of these numbers."""
     for n in numbers:
         head = HEAD if n == 1 else None
@@ -66,19 +66,19 @@ def add(attempt: Attempt, *numbers: int) -> None:
         attempt.append([[0, str(n), [n], None, None, None]], [event(n)], n, head, used)
 
 
-async def added(attempt: Attempt, number: int) -> None:
+async def added(attempt: AttemptLog, number: int) -> None:
     """Append the n-th event, and wait until Redis has accepted it."""
     add(attempt, number)
     await eventually(lambda: not attempt.pending)
 
 
-def finish(attempt: Attempt) -> None:
+def finish(attempt: AttemptLog) -> None:
     """Complete the request."""
     attempt.append([], [], attempt._events, HEAD)
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
 
 
-async def complete(attempt: Attempt) -> None:
+async def complete(attempt: AttemptLog) -> None:
     """Complete the request, and wait until Redis has accepted that."""
     finish(attempt)
     await attempt.closed
@@ -185,17 +185,17 @@ class World:
 
     async def opened(
         self, writer: JournalWriter, epoch: int = 1, nonce: bytes = b"nonce-1"
-    ) -> Attempt:
+    ) -> AttemptLog:
         """Open attempt `epoch` of `req_1`."""
         attempt, _ = await writer.open("req_1", epoch, nonce, OPENED)
         return attempt
 
-    async def started(self, **admission: Any) -> Attempt:
+    async def started(self, **admission: Any) -> AttemptLog:
         """Accept `req_1` and open its first attempt."""
         await self.admit(**admission)
         return await self.opened(await self.writer())
 
-    async def followed(self) -> tuple[Follower, Attempt]:
+    async def followed(self) -> tuple[Follower, AttemptLog]:
         """The same, with a follower from before it is accepted."""
         follower = (await self.hub()).follow_new("req_1")
         return follower, await self.started()

@@ -19,7 +19,7 @@ from serve_app.contract import AttemptResult, CallResult, Cause, CompletionStats
 from serve_app.dispatch import attempts
 from serve_app.dispatch.retries import StallReason
 from serve_app.errors import Fenced
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import seal_id
@@ -40,7 +40,7 @@ class Dispatch(StillIngress):
     def __init__(self, w: World, writer: JournalWriter) -> None:
         self.w = w
         self.replicas = Replicas()
-        self.opened: asyncio.Queue[tuple[str, Attempt]] = asyncio.Queue()
+        self.opened: asyncio.Queue[tuple[str, AttemptLog]] = asyncio.Queue()
         self._writer = writer
         self.replicas.serving(REPLICAS)
         self.replicas.leased(REPLICAS)

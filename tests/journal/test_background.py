@@ -110,7 +110,7 @@ async def test_a_response_repeats_what_it_was_asked_in_every_state(
         head = Head(200, [("content-type", "application/json")])
         attempt.append([], [msgspec.json.encode(OF_VLLM)], 0, head)
         summary = Summary(decode_facts(entries[0], RequestFacts), OPENED, 1, 1)
-        attempt.finish(State.COMPLETED, None, summary, 1)
+        attempt.stop(State.COMPLETED, None, summary, 1)
         await attempt.closed
 
     async def wait(at: Door, request_id: str) -> None:

@@ -112,7 +112,7 @@ async def test_a_body_leaves_with_the_end_of_its_request(w: World, end: State | 
     (entry,) = await w.queue().claim(1)
     attempt = await w.opened(await w.writer())
     add(attempt, 1)
-    attempt.finish(end, None, SUMMARY, 1 if end is State.COMPLETED else None)
+    attempt.stop(end, None, SUMMARY, 1 if end is State.COMPLETED else None)
     await attempt.closed
     await w.queue().acknowledge(entry)
     assert not await body_is_there(w)

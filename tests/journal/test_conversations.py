@@ -71,7 +71,7 @@ class Service:
         attempt.append([], [body], int(streamed), head)
         facts = decode_facts(entries[0], RequestFacts)
         summary = Summary(facts, OPENED, 1, facts.admitted_ms)
-        attempt.finish(state, None, summary, 1)
+        attempt.stop(state, None, summary, 1)
         await attempt.closed
         return response_id
 

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.ids import TERMINAL_ID, seal_id
 from serve_app.journal.reader import JournalReader
 from tests.journal.cable import UNANSWERED, Cable
@@ -21,7 +21,7 @@ SEAL = str(seal_id(1))
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 
 
-async def is_fenced(attempt: Attempt) -> None:
+async def is_fenced(attempt: AttemptLog) -> None:
     """The attempt learns that it has lost its journal."""
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(Fenced):

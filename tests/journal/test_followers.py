@@ -12,7 +12,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.journal import followers
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import encode_wakes, wake_of
 from serve_app.journal.facts import Head
 from serve_app.journal.followers import Follower, Followers
@@ -187,7 +187,7 @@ async def test_an_answer_larger_than_a_subscribers_buffer_costs_no_subscription(
     step = timings.ENTRY_BYTES
     pieces = [secrets.token_bytes(step) for _ in range(40)]  # as embeddings: barely compressible
     attempt.append([], pieces, 0, Head(200, [("content-type", "application/json")]))
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     await attempt.closed
     assert await everything(follower) == b"".join(pieces)
     assert hub._connection is subscription
@@ -205,7 +205,7 @@ async def test_a_journal_that_is_gone_is_reported_at_once(w: World) -> None:
 # -- Redis dies ----------------------------------------------------------------------------------
 
 
-async def stream(attempt: Attempt, first: int, last: int) -> None:
+async def stream(attempt: AttemptLog, first: int, last: int) -> None:
     """Events that arrive while other tasks may wait for Redis."""
     for number in range(first, last + 1):
         add(attempt, number)

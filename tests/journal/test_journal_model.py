@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry, has_ended
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.ids import TERMINAL_ID, seal_id
@@ -60,7 +60,7 @@ class Held:
     far as it knows.
     """
 
-    attempt: Attempt
+    attempt: AttemptLog
     worker: int
     events: int
 
@@ -202,7 +202,7 @@ class JournalWorld(RuleBasedStateMachine):
             self.zombies.remove(zombie)
         assert has_ended(entries) == bool(model.ending)
         if model.ending:
-            self.workers[worker].writer.abandon(attempt)
+            assert attempt.closed.done()
             return True
         part = recorded(entries)
         assert part.body == b"".join(model.accepted)
@@ -376,7 +376,7 @@ class JournalMachine(JournalWorld):
         if held := await self._held():
             self._will_be_cut(held.worker, cuts)
             self.model.accepted += self._produce(held, many)
-            held.attempt.finish(state, None, SUMMARY, 1 if state is State.COMPLETED else None)
+            held.attempt.stop(state, None, SUMMARY, 1 if state is State.COMPLETED else None)
             await held.attempt.closed
             self.model.ending, self.model.terminal, self.holder = state, True, None
 
@@ -386,7 +386,7 @@ class JournalMachine(JournalWorld):
         if held := await self._held():
             self._will_be_cut(held.worker, cuts)
             self.model.accepted += self._produce(held, many)
-            held.attempt.quit(Cause.ENGINE_FAILED)
+            held.attempt.stop(Cause.ENGINE_FAILED)
             with pytest.raises(Fenced):
                 await held.attempt.closed
             self.holder = None
@@ -405,7 +405,7 @@ class JournalMachine(JournalWorld):
         worker.cable.cut("EVAL" if finishing else "XADD", HANGING)
         produced = self._produce(held, many)
         if finishing:
-            held.attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+            held.attempt.stop(State.COMPLETED, None, SUMMARY, 1)
         await worker.cable.hung.wait()
         await worker.writer.stop()
         self.holder = None
@@ -437,7 +437,7 @@ class JournalMachine(JournalWorld):
     async def _refused(self, zombie: Held, many: int, finishing: bool) -> None:
         self._produce(zombie, many)
         if finishing:
-            zombie.attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+            zombie.attempt.stop(State.COMPLETED, None, SUMMARY, 1)
         with pytest.raises(Fenced):
             await zombie.attempt.closed
 
@@ -477,7 +477,7 @@ class JournalMachine(JournalWorld):
         before = await self._read()
         produced = self._produce(held, many)
         if finishing:
-            held.attempt.finish(State.COMPLETED, None, SUMMARY, None)
+            held.attempt.stop(State.COMPLETED, None, SUMMARY, None)
         counts = await self.world.store.end(model.request_id, *CANCELLED, before) is not None
         await self._settled(held)
         stands = produced[0] in b"".join(entry.body for entry in await self._read())

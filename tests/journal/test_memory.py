@@ -77,7 +77,7 @@ async def test_no_entry_is_larger_than_a_redis_can_be_told_to_take(
             attempt, _ = await writer.open(name, 1, b"nonce", OPENED)
             attempt.append([], [os.urandom(size) for size in pieces], 0, HEAD)
             await eventually(lambda: not attempt.pending)  # noqa: B023
-            attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+            attempt.stop(State.COMPLETED, None, SUMMARY, 1)
             await attempt.closed
             compacted = await w.compacted(name)
             assert compacted == (number == 1), "its transcript is as large as one can be"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from serve_app.contract import Reason, State
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import Head, RequestFacts, Summary
 from tests.journal.in_process import door, in_process, settings_of
@@ -93,7 +93,7 @@ async def test_a_worker_keeps_nothing_of_what_was_cancelled(redis_url: str, name
 
 def _attempts() -> list[str]:
     """The requests of which a worker's state is in memory."""
-    return [one.request_id for one in gc.get_objects() if isinstance(one, Attempt)]
+    return [one.request_id for one in gc.get_objects() if isinstance(one, AttemptLog)]
 
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.EVENT_LOOP_BLOCKED])
@@ -117,7 +117,7 @@ async def test_a_part_of_a_whole_answer_is_no_answer(
         else:
             facts = decode_facts(entries[0], RequestFacts)
             summary = Summary(facts, OPENED, 1, facts.admitted_ms)
-            attempt.finish(State.FAILED, reason, summary, None)
+            attempt.stop(State.FAILED, reason, summary, None)
             await attempt.closed
         again = await d.http.get(f"/v1/requests/{request_id}/response")
         for answer in (await asked, again):

@@ -214,7 +214,7 @@ async def answers(
     """A worker writes this and ends the request, and its queue entry is gone."""
     attempt, _ = await (await w.writer()).open(request_id, 1, b"nonce-1", OPENED)
     attempt.append([], [text], 1, HEAD, Usage(output=42))
-    attempt.finish(state, reason, SUMMARY_OF_42, 1 if state is State.COMPLETED else None)
+    attempt.stop(state, reason, SUMMARY_OF_42, 1 if state is State.COMPLETED else None)
     await attempt.closed
 
 

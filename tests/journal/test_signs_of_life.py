@@ -197,7 +197,7 @@ async def answered_slowly(
     await sent.more(beats)
     after.append([], [numbered(len(first) + 1, rest)], len(first) + len(rest))
     facts = decode_facts(entries[0], RequestFacts)
-    after.finish(State.COMPLETED, None, Summary(facts, OPENED, 2, facts.admitted_ms), 1)
+    after.stop(State.COMPLETED, None, Summary(facts, OPENED, 2, facts.admitted_ms), 1)
     assert (await asked).strip() == TEXT
     await eventually(lambda: not d.ingress.followers.request_ids)
     return request_id

@@ -56,7 +56,7 @@ async def finished(w: World) -> bytes:
     attempt = await w.opened(await w.writer())
     facts = decode_facts((await w.entries())[0], RequestFacts)
     attempt.append([], [whole], EVENTS, HEAD)
-    attempt.finish(State.COMPLETED, None, Summary(facts, None, 1, 9), 1)
+    attempt.stop(State.COMPLETED, None, Summary(facts, None, 1, 9), 1)
     await attempt.closed
     await eventually(lambda: w.compacted())
     return whole
@@ -101,7 +101,7 @@ class Stored:
         facts = decode_facts(entries[0], RequestFacts)
         head = Head(200, [("content-type", "application/json")])
         attempt.append([], [json.dumps(answer).encode()], 0, head)
-        attempt.finish(State.COMPLETED, None, Summary(facts, OPENED, 1, facts.admitted_ms), 1)
+        attempt.stop(State.COMPLETED, None, Summary(facts, OPENED, 1, facts.admitted_ms), 1)
         await attempt.closed
         return request_id
 
@@ -274,7 +274,7 @@ async def test_a_follower_whose_client_does_not_read_leaves_the_rest_in_the_stre
         await late.catch_up()
     assert max(pages) <= timings.FIRST_PAGE_ENTRIES * 11_000
     assert max(pages[1:]) <= timings.PAGE_BYTES
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     await attempt.closed
     got = await everything(follower)
     assert got.startswith(event(1))

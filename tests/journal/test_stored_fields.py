@@ -62,23 +62,23 @@ async def test_the_fields_of_a_journal(w: World) -> None:
     await accepted(w, "req_1")
     attempt = await opened("req_1", 1)
     append(attempt, 1)
-    attempt.quit(Cause.LOST)
+    attempt.stop(Cause.LOST)
     await eventually(attempt.closed.done)
     for epoch in (2, 3):
         attempt = await opened("req_1", epoch)
         attempt.continue_from(EntryId(1, 1), event(1), 1, HEAD)
         append(attempt, epoch)
         if epoch == 2:
-            attempt.quit(Cause.LOST)
+            attempt.stop(Cause.LOST)
         else:
-            attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
+            attempt.stop(State.FAILED, Reason.INTERNAL, SUMMARY, None)
         await eventually(attempt.closed.done)
     await look("req_1")
     # One that completes, one that nobody has worked on, and one that ends from outside.
     await accepted(w, "req_2")
     attempt = await opened("req_2", 1)
     append(attempt, 1)
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     await attempt.closed
     await accepted(w, "req_3")
     await opened("req_3", 1)

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
-from serve_app.journal import attempt
+from serve_app.journal import attempt_log
 from serve_app.journal.entries import compress, decode_wakes
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.writer import JournalWriter
@@ -73,7 +73,7 @@ async def test_the_end_of_a_long_answer_keeps_no_other_stream_waiting(
             go_on.wait(PATIENCE_S)
         return compress(*args)
 
-    monkeypatch.setattr(attempt, "compress", packing)
+    monkeypatch.setattr(attempt_log, "compress", packing)
     long = await w.started()
     writer = w._started[-1]
     assert isinstance(writer, JournalWriter)
@@ -146,7 +146,7 @@ async def test_a_journal_that_failed_or_was_cancelled_keeps_its_entries(
     if outside:
         await w.store.end("req_1", *CANCELLED, await w.entries())
     else:
-        attempt.finish(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
+        attempt.stop(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
         await attempt.closed
     await eventually(lambda: expires_soon(w))
     assert await w.ids() == ["0-1", "1-0", "1-1", *([] if outside else [SEAL]), TERMINAL]

@@ -37,7 +37,7 @@ PURE = (
     "serve_app.cluster.members",
     *(
         f"serve_app.journal.{name}"
-        for name in "ids facts entries events ending reader attempt pause".split()
+        for name in "ids facts entries events ending reader attempt_log pause".split()
     ),
     *(
         f"serve_app.ingress.validation.{name}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serve_app import timings
 from serve_app.contract import State
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import REQUEST_ID, EntryId
@@ -41,8 +41,8 @@ class Redis:
         self.streamed = streamed
         self.journal = [REQUEST]
         self.epoch = 0
-        self.holder: Attempt | None = None
-        self.zombies: list[Attempt] = []
+        self.holder: AttemptLog | None = None
+        self.zombies: list[AttemptLog] = []
         self.tokens: dict[int, int] = {}
         self.lost = False
 
@@ -51,7 +51,7 @@ class Redis:
         if self.holder is not None:
             self.zombies.append(self.holder)
         self.epoch += 1
-        self.holder = attempt = Attempt(
+        self.holder = attempt = AttemptLog(
             "req", "key", self.epoch, b"%d" % self.epoch, "", lambda _: None
         )
         facts = msgspec.json.encode(AttemptFacts("r", "e", 0))
@@ -81,7 +81,7 @@ class Redis:
         if self.zombies:
             self._append(self.zombies[-1], silent)
 
-    def _append(self, attempt: Attempt, silent: bool) -> None:
+    def _append(self, attempt: AttemptLog, silent: bool) -> None:
         """As a part of a character a token makes no bytes yet."""
         self.tokens[attempt.epoch] = token = self.tokens[attempt.epoch] + 1
         body, events = [], attempt._events
@@ -91,7 +91,7 @@ class Redis:
         head = STREAM if body and events == 1 else None
         attempt.append([[0, "x", [token], None, None, None]], body, events, head)
 
-    def write(self, attempt: Attempt, before_the_end: int | None = None) -> None:
+    def write(self, attempt: AttemptLog, before_the_end: int | None = None) -> None:
         """All that it has, or so many entries of it before its end; refused is fenced."""
         left = before_the_end
         while left != 0 and (entry := attempt.take()) is not None:
@@ -137,10 +137,10 @@ class Redis:
         self.write(self.holder)
         return b"".join([self.holder._older, *(entry.body for entry in self.holder.history)])
 
-    def _end(self, attempt: Attempt) -> None:
+    def _end(self, attempt: AttemptLog) -> None:
         body = [] if self.streamed else [b"whole, of ", b"attempt %d" % self.epoch, b"." * 30]
         attempt.append([], body, attempt._events, STREAM if self.streamed else WHOLE)
-        attempt.finish(State.COMPLETED, None, SUMMARY, None)
+        attempt.stop(State.COMPLETED, None, SUMMARY, None)
 
 
 def body_events(body: bytes) -> int:

@@ -11,14 +11,14 @@ import pytest
 from scripts.simulation import virtual_time
 from serve_app.clock import RedisClock
 from serve_app.contract import State
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
 from serve_app.journal.pause import Pause
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from workers import simulated_engine
-from workers.recorder import Recorder
+from workers.attempt import Attempt
 from workers.replay import recorded
 
 TOKENS = 7
@@ -41,24 +41,23 @@ async def answer(journal: list[Entry], pause: Pause) -> tuple[list[Entry], list[
     epoch = 1 + sum(entry.id.opens for entry in entries)
     entries.append(Entry.opening(epoch, b"nonce", OPENED))
 
-    def write(attempt: Attempt) -> None:
+    def write(attempt: AttemptLog) -> None:
         while (entry := attempt.take()) is not None:
             entries.append(entry)
             came_ms.append(round(loop.time() * 1e3))
             attempt.accepted(entry)
 
-    attempt = Attempt("req", "key", epoch, b"nonce", "", write, pause)
-    part = recorded(entries)
-    if epoch > 1:
-        attempt.continue_from(part.last, part.body, part.events, part.head)
-    recorder = Recorder(attempt, FACTS, OPENED, Telemetry(), RedisClock(), part)
+    log = AttemptLog("req", "key", epoch, b"nonce", "", write)
+    log.pause = pause
+    part = recorded(entries) if epoch > 1 else None
+    attempt = Attempt(log, FACTS, OPENED, Telemetry(), RedisClock(), part)
     engine = simulated_engine.SimulatedEngine(Settings.model_validate(SETTINGS))
     await engine.start()
     body = {"stream": True, "max_tokens": TOKENS, "prompt": "Hello"}
     line = RequestLine("POST", "/v1/completions", "", [])
-    await engine.serve("req", line, msgspec.json.encode(body), recorder)
+    await engine.serve("req", line, msgspec.json.encode(body), attempt)
     await engine.stop()
-    recorder.end(State.COMPLETED, None, None)
+    attempt.stop(State.COMPLETED)
     return entries, came_ms
 
 

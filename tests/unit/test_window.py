@@ -15,7 +15,7 @@ from scripts.simulation.service import Cluster, Outcome, simulate
 from scripts.simulation.workloads import Kind, Lengths, open_loop, poisson
 from serve_app.contract import EngineReport
 from tests.unit.virtual_order import seeds
-from workers.window import Window
+from workers.replica import Window
 
 KV, MOST = 10_000, 128
 WARM_S = 15.0

@@ -5,22 +5,25 @@ silent after a failure.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
 from serve_app.clock import RedisClock
-from serve_app.contract import Reason, State
+from serve_app.contract import Cause, Reason, State
 from serve_app.errors import RequestRefused
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.ending import Ending
 from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
 from serve_app.journal.ids import EntryId
 from serve_app.journal.usage import Usage
 from serve_app.observability.metrics import Telemetry
+from serve_app.settings.sections import JournalSettings
+from tests.tables import each
 from tests.transcripts import transcript
-from workers.recorder import Recorder
+from workers.attempt import Attempt
 from workers.replay import AnswerTooLarge, Recorded, recorded
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")
@@ -28,54 +31,53 @@ OPENED = AttemptFacts("replica-1", "engine-1", 5)
 
 
 class Scene:
-    """A recorder on an attempt whose entries can be inspected."""
+    """An attempt whose entries can be inspected."""
 
-    def __init__(self, recorded: Recorded | None = None, **more: int) -> None:
-        self.attempt = Attempt("req", "key", 1, b"nonce", "", lambda _: None)
+    def __init__(self, recorded: Recorded | None = None, **settings: int) -> None:
+        self.journal = AttemptLog("req", "key", 1, b"nonce", "", lambda _: None)
+        self.journal.settings = JournalSettings().model_copy(update=settings)
         self.telemetry = Telemetry()
-        self.recorder = Recorder(
-            self.attempt, FACTS, OPENED, self.telemetry, RedisClock(), recorded, **more
-        )
+        self.attempt = Attempt(self.journal, FACTS, OPENED, self.telemetry, RedisClock(), recorded)
 
     async def start(
         self, content_type: str = "text/event-stream; charset=utf-8", status: int = 200
     ) -> None:
         headers = [(b"Content-Type", content_type.encode()), (b"x-secret", b"1")]
-        await self.recorder.send(
+        await self.attempt.send(
             {"type": "http.response.start", "status": status, "headers": headers}
         )
 
     async def body(self, body: bytes, more: bool = True) -> None:
-        await self.recorder.send({"type": "http.response.body", "body": body, "more_body": more})
+        await self.attempt.send({"type": "http.response.body", "body": body, "more_body": more})
 
     def output(
         self, text: str, token: int, finish: str | None = None, cached: int | None = None
     ) -> None:
-        self.recorder.record(0, text, [token], finish, None, cached)
+        self.attempt.record(0, text, [token], finish, None, cached)
 
     async def recorded(self, text: str = "a", token: int = 1, cached: int | None = None) -> None:
         """An output, its bytes, and that the next output is pulled."""
         self.output(text, token, cached=cached)
         await self.body(b"data: %b\n\n" % text.encode())
-        self.recorder.pulled()
+        self.attempt.flush_previous()
 
     def written(self) -> Entry:
         """The entry that is appended now."""
-        entry = self.attempt.take()
+        entry = self.journal.take()
         assert entry is not None
-        self.attempt.accepted(entry)
+        self.journal.accepted(entry)
         return entry
 
     def ended(self) -> tuple[Entry, Entry]:
         """Seal and terminal entry, which are appended together."""
         seal = self.written()
-        assert self.attempt.ending is not None
-        return seal, self.attempt.ending[0]
+        assert self.journal.ending is not None
+        return seal, self.journal.ending[0]
 
     @property
     def silent(self) -> bool:
         """Whether there is nothing to append."""
-        return self.attempt.take() is None
+        return self.journal.take() is None
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
     s.output("a", 1, cached=7)
     await s.body(b"data: a\n\n")
     assert s.silent
-    s.recorder.pulled()
+    s.attempt.flush_previous()
     entry = s.written()
     assert entry.body == b"id: 1\ndata: a\n\n"
     assert entry.events == 1
@@ -103,7 +105,7 @@ async def test_a_record_is_written_when_the_next_output_is_pulled(s: Scene) -> N
 
 async def test_an_entry_says_what_the_outputs_up_to_it_have_used(s: Scene) -> None:
     await s.start()
-    s.recorder.read(7, 3)
+    s.attempt.read(7, 3)
     await s.recorded("a", 1)
     await s.recorded("b", 2)
     s.output("c", 3)  # its record is not complete
@@ -118,7 +120,7 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     await s.body(b"data: b\n\n")
     await s.body(b"data: [DONE]\n\n", more=False)
     assert s.silent
-    s.recorder.end(State.COMPLETED, None, 1)
+    s.attempt.stop(State.COMPLETED)
     seal, terminal = s.ended()
     assert terminal.terminal
     assert seal.body == b"id: 2\ndata: b\n\nid: 3\ndata: [DONE]\n\n"
@@ -144,13 +146,13 @@ async def test_events_before_the_first_output_wait_for_it(s: Scene) -> None:
 async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     await s.start("application/json")
     s.output("a", 1)
-    s.recorder.pulled()
+    s.attempt.flush_previous()
     first = s.written()
     assert (first.body, first.head) == (b"", None)
     s.output("b", 2, "stop")
     await s.body(b'{"a": 1}\n\n', more=True)
     await s.body(b"{}", more=False)
-    s.recorder.end(State.COMPLETED, None, 1)
+    s.attempt.stop(State.COMPLETED)
     seal, terminal = s.ended()
     assert transcript(terminal) == seal.body == b'{"a": 1}\n\n{}'
     assert terminal.events == 0
@@ -161,11 +163,11 @@ async def test_nothing_is_sent_once_broken_but_what_was_pulled_before(s: Scene) 
     await s.recorded()
     s.output("b", 2)
     await s.body(b"data: b\n\n")
-    s.recorder.fail()
+    s.attempt.stop(Cause.ENGINE_FAILED)
     await s.body(b'data: {"error": "engine died"}\n\n')
     await s.body(b"data: [DONE]\n\n", more=False)
     s.output("c", 3)  # another sequence of the same request, whose engine does not know yet
-    s.recorder.pulled()
+    s.attempt.flush_previous()
     assert s.written().body == b"id: 1\ndata: a\n\n"
     assert s.silent
 
@@ -175,13 +177,13 @@ async def test_bytes_that_an_older_attempt_has_written_are_not_written_again() -
     s = Scene(Recorded(body=b"id: 1\ndata: a\n\n", events=1, head=head))
     await s.start()
     await s.body(b"data: a\n\ndata: b\n\n")
-    s.recorder.pulled()
+    s.attempt.flush_previous()
     assert s.written().body == b"id: 2\ndata: b\n\n"
 
 
 async def test_a_stream_that_an_older_version_began_goes_on_with_escapes() -> None:
     """That version wrote U+2028 as it is."""
-    old = Scene().attempt
+    old = Scene().journal
     head = Head(200, [("content-type", "text/event-stream")])
     output = [0, "\u2028", [1], None, None, None]
     old.append([output], ["id: 1\ndata: \u2028\n\n".encode()], 1, head)
@@ -192,14 +194,14 @@ async def test_a_stream_that_an_older_version_began_goes_on_with_escapes() -> No
     await s.start()
     await s.body("data: \u2028\n\n".encode())
     await s.body("data: \u2029\n\n".encode())
-    s.recorder.pulled()
-    assert s.recorder.lost is None
+    s.attempt.flush_previous()
+    assert s.attempt.lost is None
     assert s.written().body == b"id: 2\ndata: \\u2029\n\n"
 
 
 @pytest.mark.parametrize("already", [0, 80])
 async def test_a_stream_that_grows_too_large_ends_the_outputs_count_too(already: int) -> None:
-    s = Scene(Recorded(bytes=already), max_bytes=140)
+    s = Scene(Recorded(bytes=already), max_answer_bytes=140)
     await s.start()
     for _ in range(0 if already else 2):
         await s.recorded()
@@ -207,7 +209,7 @@ async def test_a_stream_that_grows_too_large_ends_the_outputs_count_too(already:
     s.output("b", 2)
     await s.body(b"data: %b\n\n" % (b"b" * 50))
     with pytest.raises(AnswerTooLarge):
-        s.recorder.pulled()
+        s.attempt.flush_previous()
     s.written()
     await s.body(b"data: more\n\n")
     assert s.silent
@@ -224,7 +226,7 @@ async def test_what_fails_before_anything_was_sent_has_the_failures_status_and_w
     await s.start(kind)
     await s.body(b"event: response.created\ndata: {}\n\n")
     await s.body(VLLMS)
-    s.recorder.refuse(REFUSED)
+    s.attempt.stop(State.FAILED, REFUSED)
     seal = s.written()
     assert seal.head == Head(400, [("content-type", "application/json")])
     assert (seal.events, seal.state, seal.reason) == (0, State.FAILED, REFUSED.reason)
@@ -240,8 +242,8 @@ async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_v
     s.output("b", 2)
     await s.body(VLLMS)
     await s.body(b"data: [DONE]\n\n")
-    assert not s.recorder.answered
-    s.recorder.refuse(REFUSED)
+    assert not s.attempt.answered
+    s.attempt.stop(State.FAILED, REFUSED)
     seal = s.written()
     assert (seal.body, seal.events, seal.state) == (b"", first.events, State.FAILED)
     assert (seal.head, seal.reason) == (first.head, REFUSED.reason), "what was sent stays true"
@@ -249,12 +251,44 @@ async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_v
     assert ending.message == "Too long."
 
 
-async def test_what_is_computed_again_is_counted_for_the_request_and_for_the_operator() -> None:
+async def test_what_is_count_recompute_is_counted_for_the_request_and_for_the_operator() -> None:
     """The metric counts what this worker does; the request, what all of its attempts did."""
     s = Scene(Recorded(usage=Usage(prompt=7, output=3, recomputed=5)))
-    s.recorder.restart()
-    assert s.recorder.usage == Usage(recomputed=15)
-    s.recorder.computed_again(4)
-    assert s.recorder.usage == Usage(recomputed=19)
+    s.attempt.restart()
+    assert s.attempt.usage == Usage(recomputed=15)
+    s.attempt.count_recompute(4)
+    assert s.attempt.usage == Usage(recomputed=19)
     registry = s.telemetry.registry
     assert registry.get_sample_value("hermes_recomputed_tokens_total") == 14
+
+
+@each(
+    "stops, last",
+    [
+        (((State.COMPLETED, None), (State.FAILED, REFUSED)), State.COMPLETED),
+        (((State.EXPIRED, Reason.DEADLINE), (Cause.ENGINE_FAILED, None)), State.EXPIRED),
+        (((State.FAILED, AnswerTooLarge()), (State.COMPLETED, None)), State.FAILED),
+        (((Cause.ENGINE_FAILED, None), (State.COMPLETED, None)), Cause.ENGINE_FAILED),
+    ],
+)
+async def test_the_first_stop_counts_and_what_comes_after_it_is_dropped(
+    stops: Any, last: State | Cause
+) -> None:
+    s = Scene()
+    await s.start()
+    await s.recorded("a")
+    for kind, why in stops:
+        s.attempt.stop(kind, why)
+        await s.recorded("b", 2)
+    entry = s.written()
+    assert (entry.state or entry.quit, s.attempt.stopped) == (last, last)
+    assert entry.body == b"id: 1\ndata: a\n\n"
+    assert s.silent
+
+
+async def test_a_fenced_attempt_ends_nothing(s: Scene) -> None:
+    s.journal.close(fenced=True)
+    s.attempt.stop(State.COMPLETED)
+    assert s.attempt.stopped is None
+    assert s.telemetry.registry.get_sample_value("hermes_requests_ended_total") is None
+    assert s.silent

@@ -1,4 +1,4 @@
-"""The writer's state of one attempt: what was produced, and what Redis has accepted. Pure."""
+"""What one attempt appends: what was produced, and what Redis has accepted of it. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import Enum, auto
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from serve_app.journal.events import events_in
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import MAX_ID_PART, EntryId
 from serve_app.journal.pause import Pause
+from serve_app.settings.sections import JournalSettings
 
 _Packable = list[tuple[int, int, dict[bytes, bytes]]]
 _OTHER_BYTES = 550
@@ -28,9 +30,29 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packable)
 
 
-class Attempt:
-    """The entries of one epoch, each in one of three states: buffered, built but not yet accepted,
-    or accepted.
+_End = tuple[State, Reason | None, Summary, int | None]
+"""Of a request; last the compression level of the transcript in it, None for no transcript."""
+
+
+class AttemptState(Enum):
+    """The life of an attempt on its worker: open, then stopping, then ended or fenced.
+
+    `AttemptLog.stop` leaves `OPEN`, once. `AttemptLog.close` leaves any state for one of the last
+    two, of which the first counts.
+    """
+
+    OPEN = auto()
+    """The engine's outputs and its server's bytes are recorded."""
+    STOPPING = auto()
+    """The last entry is decided, and Redis has not accepted it yet. Nothing more is recorded."""
+    ENDED = auto()
+    """Redis has accepted the end of the request."""
+    FENCED = auto()
+    """Another attempt goes on, or somebody else has ended the request."""
+
+
+class AttemptLog:
+    """The entries of one epoch, each buffered, built but not yet accepted, or accepted.
 
     Accepted entries are kept (`History`). `closed` ends with the request, or with `Fenced`.
     """
@@ -42,15 +64,16 @@ class Attempt:
         epoch: int,
         nonce: bytes,
         channel: str,
-        mark: Callable[[Attempt], None],
-        pause: Pause | None = None,
+        mark: Callable[[AttemptLog], None],
     ) -> None:
         self.request_id = request_id
         self.key = key
         self.epoch = epoch
         self.nonce = nonce
         self.channel = channel
-        self.pause = pause or Pause()
+        self.settings = JournalSettings()
+        self.pause = Pause()
+        self.state = AttemptState.OPEN
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.history = History()
         self.unaccepted: deque[Entry] = deque()
@@ -64,6 +87,8 @@ class Attempt:
         """Whether Redis was full when it refused an entry last."""
         self.bytes = 0
         """How much was appended: response bytes, and the engine's outputs once they are entries."""
+        self.head: Head | None = None
+        """Of the response, once it was appended, here or by an older attempt."""
         self._mark = mark
         self._seq = 0
         self._outputs: list[Any] = []
@@ -73,15 +98,12 @@ class Attempt:
         self._events_built = 0
         self._head: Head | None = None
         self._older = b""
-        self._last_head: Head | None = None
-        self._compression_level: int | None = None
-        self._ending: tuple[State, Reason | None, Summary] | None = None
+        self._last: Cause | _End | None = None
+        """What the last entry says, before that is built."""
         self._sealing: tuple[Entry, Summary] | None = None
         """The seal, and the summary in it, while the transcript is packed."""
         self.packing: Callable[[], bytes | None] | None = None
         """Packs a long transcript, in any thread; `packed` takes what it returns."""
-        self._finished = False
-        self._quit: Cause | None = None
         self._resumed_from: EntryId | None = None
 
     @property
@@ -92,15 +114,9 @@ class Attempt:
             or self._outputs
             or self._body
             or self._head
-            or self._ending
+            or self._last
             or self._sealing
-            or self._quit
         )
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing comes behind what waits to be appended."""
-        return self._finished
 
     @property
     def last_built(self) -> EntryId:
@@ -114,7 +130,7 @@ class Attempt:
         self._resumed_from = last
         self._older = body
         self._events = self._events_built = events
-        self._last_head = head
+        self.head = head
 
     def append(
         self,
@@ -134,38 +150,40 @@ class Attempt:
             head: status and headers, with the first bytes.
             used: what the request has used so far: the numbers of a `Usage`.
         """
-        if self._finished or self.closed.done():
+        if self.state is not AttemptState.OPEN:
             return
         self._outputs += outputs
         self._body += body
         for piece in body:
             self.bytes += len(piece)
         self._events = max(self._events, events)
-        self._head = head or self._head
+        if head is not None:
+            self.head = self._head = head
         self._used = used or self._used
         self._mark(self)
 
-    def finish(
-        self, state: State, reason: Reason | None, summary: Summary, compression_level: int | None
+    def stop(
+        self,
+        kind: State | Cause,
+        reason: Reason | None = None,
+        summary: Summary | None = None,
+        compression_level: int | None = None,
     ) -> None:
-        """End the request. The transcript goes into the terminal entry, unless `compression_level`
-        is None.
-        """
-        if self._finished or self.closed.done():
-            return
-        self._finished = True
-        self._ending = (state, reason, summary)
-        self._compression_level = compression_level
-        self._mark(self)
+        """Append the last entry. A `State` is the request's end; with a `Cause` the attempt is
+        given up, and another one continues the request.
 
-    def quit(self, cause: Cause) -> None:
-        """Give up the attempt with an entry that tells its dispatcher; another attempt will
-        continue the request.
+        Args:
+            summary: of the request, which has ended.
+            compression_level: of the transcript in the terminal entry; None: it has none.
         """
-        if self._finished or self.closed.done():
+        if self.state is not AttemptState.OPEN:
             return
-        self._finished = True
-        self._quit = cause
+        self.state = AttemptState.STOPPING
+        if isinstance(kind, State):
+            assert summary is not None
+            self._last = kind, reason, summary, compression_level
+        else:
+            self._last = kind
         self._mark(self)
 
     def take(self) -> Entry | None:
@@ -178,8 +196,10 @@ class Attempt:
 
     def _build(self) -> None:
         outputs, body = self._next_outputs(), self._next_body()
-        more = bool(self._outputs or self._body)
-        ending, given_up = (None, None) if more else (self._ending, self._quit)
+        last: Cause | _End | None = None
+        if not (self._outputs or self._body):
+            last, self._last = self._last, None
+        ending = last if isinstance(last, tuple) else None
         before = self._seq
         self._seq = MAX_ID_PART if ending else self._seq + 1
         entry = Entry.output(
@@ -190,22 +210,19 @@ class Attempt:
             body,
             self._events_built,
             self._resumed_from,
-            given_up,
+            last if isinstance(last, Cause) else None,
             encode_used(self._used) if ending or not self._outputs else b"",
         )
         if body is not None:
             self._resumed_from = None  # readers are only told of entries with bytes
-        self._last_head = self._head or self._last_head
         self._head = None
-        if not more:
-            self._quit = None
         if ending is None:
             self.unaccepted.append(entry)
             return
-        seal = entry.sealed(*ending, EntryId(self.epoch, before))
-        self._ending = None
-        self._sealing = seal, ending[2]
-        if (level := self._compression_level) is None:
+        state, reason, summary, level = ending
+        seal = entry.sealed(state, reason, summary, EntryId(self.epoch, before))
+        self._sealing = seal, summary
+        if level is None:
             self.packed(None)
             return
         bodies = chain((self._older,), self.history.bodies(), (entry.body,))
@@ -220,7 +237,7 @@ class Attempt:
             seal, summary = self._sealing
             self._sealing = None
             self.unaccepted.append(seal)
-            self.ending = seal.terminal_behind(transcript, self._last_head), summary
+            self.ending = seal.terminal_behind(transcript, self.head), summary
 
     def _next_outputs(self) -> bytes:
         """The outputs of the next entry as JSON. Of many, a part: bytes come behind all outputs
@@ -267,21 +284,20 @@ class Attempt:
         self.unaccepted.extendleft(reversed(lost))
 
     def close(self, fenced: bool) -> None:
-        """The terminal entry is accepted, or the attempt is fenced: append nothing more."""
+        """Redis has accepted the end of the request, or the attempt is fenced: forget the rest."""
+        if self.state in (AttemptState.ENDED, AttemptState.FENCED):
+            return
+        self.state = AttemptState.FENCED if fenced else AttemptState.ENDED
         self.unaccepted.clear()
-        self.ending = None
         self._outputs, self._body, self._older, self.history = [], [], b"", History()
-        self._head, self._ending, self._quit, self._finished = None, None, None, True
-        self._sealing = self.packing = None
-        if not self.closed.done():
-            if fenced:
-                self.closed.set_exception(
-                    Fenced(f"{self.request_id}: epoch {self.epoch} is fenced")
-                )
-                # retrieve the exception; a caller that awaits it still gets it
-                self.closed.exception()
-            else:
-                self.closed.set_result(None)
+        self.ending = self._head = self._last = self._sealing = self.packing = None
+        if self.closed.done():
+            return
+        if fenced:
+            self.closed.set_exception(Fenced(f"{self.request_id}: epoch {self.epoch} is fenced"))
+            self.closed.exception()  # retrieve it; a caller that awaits it still gets it
+        else:
+            self.closed.set_result(None)
 
 
 class History:

@@ -15,7 +15,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.attempt import Attempt
+from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import Head, Summary
 from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id, seal_id
@@ -28,24 +28,24 @@ SUMMARY = Summary(None, None, 1, 9)
 
 
 @pytest.fixture
-def marks() -> list[Attempt]:
+def marks() -> list[AttemptLog]:
     return []
 
 
 @pytest.fixture
-async def attempt(marks: list[Attempt]) -> Attempt:
+async def attempt(marks: list[AttemptLog]) -> AttemptLog:
     """An attempt of epoch 2."""
-    return Attempt("req", "ns:j:req", 2, b"nonce", "channel", marks.append)
+    return AttemptLog("req", "ns:j:req", 2, b"nonce", "channel", marks.append)
 
 
-def accept(attempt: Attempt) -> Entry:
+def accept(attempt: AttemptLog) -> Entry:
     entry = attempt.take()
     assert entry is not None
     attempt.accepted(entry)
     return entry
 
 
-def accept_end(attempt: Attempt) -> tuple[Entry, Entry]:
+def accept_end(attempt: AttemptLog) -> tuple[Entry, Entry]:
     """The seal and the terminal entry, which are appended together."""
     seal = attempt.take()
     assert seal is not None
@@ -56,7 +56,7 @@ def accept_end(attempt: Attempt) -> tuple[Entry, Entry]:
 
 
 async def test_what_comes_while_nothing_is_sent_becomes_one_entry(
-    attempt: Attempt, marks: list[Attempt]
+    attempt: AttemptLog, marks: list[AttemptLog]
 ) -> None:
     attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
     attempt.append([[0, "b", [2], None, None, None]], [b"y", b"z"], 3)
@@ -72,7 +72,7 @@ async def test_what_comes_while_nothing_is_sent_becomes_one_entry(
     assert marks == [attempt, attempt]
 
 
-async def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: Attempt) -> None:
+async def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: AttemptLog) -> None:
     attempt.append([], [b"x"], 1)
     first = attempt.take()
     attempt.append([], [b"y"], 2)
@@ -84,12 +84,12 @@ async def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: Attem
 
 
 async def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transcript(
-    attempt: Attempt,
+    attempt: AttemptLog,
 ) -> None:
     attempt.append([], [b"x"], 1, HEAD)
     accept(attempt)
     attempt.append([], [b"y"], 2)
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     seal, terminal = accept_end(attempt)
     assert seal.id == seal_id(2)
     assert (seal.body, seal.events, seal.state, seal.fields[b"p"]) == (b"y", 2, "completed", b"2-1")
@@ -101,10 +101,10 @@ async def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_
     assert not attempt.pending
 
 
-async def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt) -> None:
+async def test_the_end_waits_for_an_entry_that_is_underway(attempt: AttemptLog) -> None:
     attempt.append([], [b"x"], 1)
     first = attempt.take()
-    attempt.finish(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
+    attempt.stop(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
     assert attempt.take() is first
     assert attempt.pending
     assert first is not None
@@ -115,10 +115,10 @@ async def test_the_end_waits_for_an_entry_that_is_underway(attempt: Attempt) -> 
     assert found == (TERMINAL_ID, "engine_error", None)
 
 
-async def test_nothing_is_taken_in_after_the_end(attempt: Attempt) -> None:
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+async def test_nothing_is_taken_in_after_the_end(attempt: AttemptLog) -> None:
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     attempt.append([], [b"late"], 1)
-    attempt.finish(State.FAILED, Reason.INTERNAL, SUMMARY, None)
+    attempt.stop(State.FAILED, Reason.INTERNAL, SUMMARY, None)
     seal, terminal = accept_end(attempt)
     assert (seal.state, seal.body) == ("completed", b"")
     assert (terminal.state, transcript(terminal)) == ("completed", b"")
@@ -127,14 +127,14 @@ async def test_nothing_is_taken_in_after_the_end(attempt: Attempt) -> None:
 
 
 async def test_what_is_too_much_for_an_entry_goes_into_several_outputs_first(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    attempt: AttemptLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timings, "ENTRY_BYTES", 100)
     texts = [*"abcde", "f" * 200]
     outputs = [[0, text, [1], None, None, None] for text in texts]
     events = [b"id: %d\ndata: %b\n\n" % (n, text.encode()) for n, text in enumerate(texts, 1)]
     attempt.append(outputs, events, 6, HEAD)
-    attempt.quit(Cause.ENGINE_FAILED)
+    attempt.stop(Cause.ENGINE_FAILED)
     entries = [accept(attempt) for _ in range(5)]
     assert attempt.take() is None
     assert [len(json.loads(entry.outputs or "[]")) for entry in entries] == [3, 1, 1, 1, 0]
@@ -144,7 +144,7 @@ async def test_what_is_too_much_for_an_entry_goes_into_several_outputs_first(
 
 
 async def test_what_is_kept_of_a_long_answer_is_packed_and_still_restores_all_of_it(
-    attempt: Attempt,
+    attempt: AttemptLog,
 ) -> None:
     texts = [
         b"%d %b" % (n, hashlib.blake2b(b"%d" % n).hexdigest()[:6].encode()) for n in range(3000)
@@ -169,7 +169,7 @@ async def test_what_is_kept_of_a_long_answer_is_packed_and_still_restores_all_of
 
 
 async def test_what_would_hold_the_loop_is_not_packed_there(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    attempt: AttemptLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither large entries, nor a transcript at a level that takes long."""
     packed: list[int] = []
@@ -200,15 +200,15 @@ async def test_what_would_hold_the_loop_is_not_packed_there(
 async def test_a_transcript_is_packed_at_once_unless_its_level_takes_long(
     level: int, at_once: bool
 ) -> None:
-    attempt = Attempt("req_1", "j", 2, b"nonce", "", lambda _: None)
+    attempt = AttemptLog("req_1", "j", 2, b"nonce", "", lambda _: None)
     attempt.append([], [b"x" * timings.PACK_AT_ONCE_BYTES], 1, HEAD)
-    attempt.finish(State.COMPLETED, None, SUMMARY, level)
+    attempt.stop(State.COMPLETED, None, SUMMARY, level)
     assert (attempt.take() is not None) == at_once
     assert (attempt.packing is None) == at_once
 
 
 async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepted(
-    attempt: Attempt,
+    attempt: AttemptLog,
 ) -> None:
     opening = Entry(EntryId(2, 0), {b"n": b"nonce"})
     attempt.accepted(opening)
@@ -224,7 +224,9 @@ async def test_a_rewind_offers_again_what_was_lost_and_then_what_was_not_accepte
     assert [entry.id.seq for entry in attempt.history] == [0, 1, 2, 3, 4, 5]
 
 
-async def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(attempt: Attempt) -> None:
+async def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(
+    attempt: AttemptLog,
+) -> None:
     attempt.append([], [b"1"], 1)
     attempt.take()  # sent; Redis took it, but its answer was lost
     attempt.append([], [b"2"], 2)
@@ -233,11 +235,13 @@ async def test_a_rewind_that_finds_more_than_was_answered_repeats_nothing(attemp
     assert (following.id, following.body) == ((2, 2), b"2")
 
 
-async def test_a_fenced_attempt_offers_nothing_more(attempt: Attempt, marks: list[Attempt]) -> None:
+async def test_a_fenced_attempt_offers_nothing_more(
+    attempt: AttemptLog, marks: list[AttemptLog]
+) -> None:
     attempt.append([[0, "a", [1], None, None, 0]], [b"x"], 1, HEAD)
     attempt.take()
     attempt.append([], [b"y"], 2, HEAD)
-    attempt.finish(State.COMPLETED, None, SUMMARY, 1)
+    attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     marks.clear()
     attempt.close(fenced=True)
     attempt.close(fenced=False)  # too late: it stays fenced
@@ -269,7 +273,7 @@ def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
 async def test_the_last_entry_determines_the_owner_of_the_journal(
     last: Entry | None, expected: Standing
 ) -> None:
-    attempt = Attempt("req_1", "key", 2, b"ours", "", lambda _: None)
+    attempt = AttemptLog("req_1", "key", 2, b"ours", "", lambda _: None)
     for number in range(3):
         attempt.append([], [b"x"], number, None)
         accept(attempt)
