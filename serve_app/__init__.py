@@ -3,7 +3,7 @@
 ingress/app.py                receives HTTP; api_keys.py: which tenant
 ingress/validation/           refuses what is invalid: structure.py (size and shape of the JSON),
                               limits.py (every field and schema), bodies.py (types)
-ingress/submissions.py        decides class, session and deadline: a Submission
+ingress/inference.py          decides class, session and deadline: a Submission
 admission/admission.py        checks the limits; writes journal, body and queue entry together, and
                               only then is the request accepted
 request_queue/queue.py        the queue of each class, as Redis Streams
@@ -22,8 +22,8 @@ workers/attempt.py            engine outputs and response bytes become journal e
 workers/replay.py             reads what older attempts produced; continuation.py continues it
 journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
-ingress/answer.py             forwards the bytes to the client; signs_of_life.py: what a stream
-                              sends while it waits; http_protocol.py: the client's connection
+ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
+                              leaves; http_protocol.py: its connection
 endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;

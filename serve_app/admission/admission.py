@@ -10,26 +10,26 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from serve_app import timings
 from serve_app.admission.idempotency import Held, KeyedRequests, Outrun, digest
 from serve_app.admission.limits import AdmissionLimits
-from serve_app.admission.submission import Expect, Receipt, Submission
 from serve_app.admission.transaction import accept
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.kept import Kept
 from serve_app.journal.store import JournalStore
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
-from serve_app.policy.work import output_bytes
+from serve_app.policy.work import Work, output_bytes
 from serve_app.redis.connection import Command
-from serve_app.redis.link import RedisLink
 from serve_app.request_queue.queue import RequestQueue
+from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
@@ -42,15 +42,52 @@ that is done.
 """
 
 
+class Submission(NamedTuple):
+    """A validated request to be accepted, whatever its source."""
+
+    facts: RequestFacts
+    """What is decided about it so far."""
+    line: RequestLine
+    body: bytes
+    """As the client sent it."""
+    work: Work
+    idempotency_key: str = ""
+    """A tenant's submissions with the same key are one request; empty: it is one of its own."""
+    value: bytes = b""
+    """The body's meaning, for comparison under that key; empty if it is not known."""
+    seen: int = 0
+    """The number of the last event that the client has of the answer to its key; if it has any,
+    only an earlier request will do.
+    """
+    if_there_is_room: bool = False
+    """Whether it is accepted, and not kept, where too much is kept already."""
+
+
+class Receipt(NamedTuple):
+    """The accepted request. Whoever wants its answer follows its journal from now on: what was
+    written meanwhile is read from there.
+    """
+
+    request_id: str
+    facts: RequestFacts
+    begun: Callable[[], None]
+    """Call it when a worker has started the request, or when none will. Until then the request
+    counts against the limits on waiting requests.
+    """
+    repeat: bool = False
+    """Whether the request was accepted earlier, under the same idempotency key."""
+    ended: bool = False
+    """Whether a repeated request has ended already."""
+
+
 class Admission:
-    """Accepts the requests of one process."""
+    """Accepts the requests of one process, with or without a connection that waits for them."""
 
     def __init__(
         self,
+        settings: Settings,
         store: JournalStore,
         queue: RequestQueue,
-        link: RedisLink,
-        keyed: KeyedRequests,
         limits: AdmissionLimits,
         clock: RedisClock,
         telemetry: Telemetry,
@@ -58,17 +95,15 @@ class Admission:
     ) -> None:
         self._store = store
         self._queue = queue
-        self._keyed = keyed
+        self._keyed = KeyedRequests(settings, store, queue.link)
         self._limits = limits
         self._clock = clock
         self._telemetry = telemetry
         self._unsure = unsure
-        self._send: Send = partial(accept, link)
+        self._send: Send = partial(accept, queue.link)
         self._kept_of: dict[str, tuple[float, Kept]] = {}
 
-    async def submit(
-        self, submission: Submission, expect: Expect = lambda _: lambda: None
-    ) -> Receipt:
+    async def submit(self, submission: Submission) -> Receipt:
         """Accept a submission, or find the tenant's earlier request with the same idempotency key.
 
         If this is cancelled after the request was sent, or if Redis does not answer, the request is
@@ -80,15 +115,12 @@ class Admission:
                 there.
             RedisUnavailable: Redis cannot be reached.
         """
-        facts = submission.facts
         if submission.idempotency_key:
-            return await self._submit_keyed(submission, facts, expect)
+            return await self._submit_keyed(submission, submission.facts)
         request_id = f"req_{secrets.token_hex(16)}"
-        return await self._accept(request_id, submission, facts, expect, self._send)
+        return await self._accept(request_id, submission, submission.facts, self._send)
 
-    async def _submit_keyed(
-        self, submission: Submission, facts: RequestFacts, expect: Expect
-    ) -> Receipt:
+    async def _submit_keyed(self, submission: Submission, facts: RequestFacts) -> Receipt:
         """Accept one of several simultaneous repeats; the others find it when they look again."""
         where = (submission.line.path.encode(), submission.line.query.encode())
         facts = msgspec.structs.replace(
@@ -116,7 +148,7 @@ class Admission:
                 )
             send = partial(self._keyed.accept, held, facts)
             try:
-                return await self._accept(held.request_id, submission, facts, expect, send)
+                return await self._accept(held.request_id, submission, facts, send)
             except Outrun:
                 pass
             except RequestRefused:  # which a repeat is not, however many requests wait
@@ -126,12 +158,7 @@ class Admission:
         raise RedisUnavailable("the requests of this key keep changing")
 
     async def _accept(
-        self,
-        request_id: str,
-        submission: Submission,
-        facts: RequestFacts,
-        expect: Expect,
-        send: Send,
+        self, request_id: str, submission: Submission, facts: RequestFacts, send: Send
     ) -> Receipt:
         if facts.kept:
             facts = await self._kept(facts, submission)
@@ -140,21 +167,16 @@ class Admission:
         size = len(submission.body), writes_bytes, work.sequences
         place = self._limits.enter(facts.tenant, facts.request_class, *size)
         begun = partial(self._limits.leave, place)
-        forget = expect(request_id)
         try:
             await send(
-                self._queue.enqueueing(request_id, facts, submission.work),
+                self._queue.enqueueing(request_id, facts, work),
                 self._store.first_entry(request_id, submission.line, submission.body, facts),
             )
-        except (
-            AnswerLost,
-            asyncio.CancelledError,
-        ):  # Redis may have received it nevertheless, or may still receive it
-            forget()
+        except (AnswerLost, asyncio.CancelledError):
+            # Redis may have received it nevertheless, or may still receive it.
             self._unsure(request_id, facts, begun)
             raise
         except BaseException:
-            forget()
             begun()
             raise
         finally:

@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.admission.memory_limit import MemoryLimit
@@ -22,17 +21,19 @@ from serve_app.loops import jittered
 from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.settings import Settings
 
+log = logging.getLogger("hermes.ingress")
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
-    """One waiting request. Two requests with the same idempotency key have the same id until one of
-    them is accepted.
-    """
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """What one waiting request uses of the limits."""
 
     request_class: str
     tenant: str
     body_bytes: int
     sequences: int
+    output_bytes: int = 0
+    redis_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -52,12 +53,12 @@ class WaitingLimits:
         self._most_at_once = settings.workers.max_running_requests
         self._ingresses = 1
         self._most_bytes = math.inf
-        self._inside: set[Ticket] = set()
+        self.inside: set[Place] = set()
         self._by_class: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._by_tenant: defaultdict[tuple[str, str], _Sum] = defaultdict(_Sum)
 
     def __len__(self) -> int:
-        return len(self._inside)
+        return len(self.inside)
 
     def divide(self, ingresses: int, room_bytes: float) -> None:
         """Divide the limits among this many ingresses; no class may use more than half of Redis's
@@ -66,19 +67,17 @@ class WaitingLimits:
         self._ingresses = max(1, ingresses)
         self._most_bytes = room_bytes / 2
 
-    def enter(self, tenant: str, request_class: str, body_bytes: int, sequences: int = 1) -> Ticket:
-        """Count a request that is about to be admitted. Pass the result to `leave`.
-
-        Args:
-            sequences: of the request; no more count than an engine runs at a time.
+    def enter(self, tenant: str, request_class: str, body_bytes: int, sequences: int = 1) -> Place:
+        """Count a request that is about to be admitted; of its sequences no more count than an
+        engine runs at a time.
 
         Raises:
             RequestRefused: `queue_full`, or `tenant_limit` if other tenants may still submit.
         """
         share = self._queue.max_tenant_share
-        bound_bytes = (
-            min(self._queue.max_waiting_bytes(request_class), self._most_bytes) / self._ingresses
-        )
+        most_bytes = min(self._queue.max_waiting_bytes(request_class), self._most_bytes)
+        bound_bytes = most_bytes / self._ingresses
+        of_class = self._by_class[request_class]
         of_tenant = self._by_tenant.get((request_class, tenant), _Sum())
         sequences = min(sequences, self._most_at_once)
         if self._tenants_differ and of_tenant.sequences:
@@ -92,7 +91,6 @@ class WaitingLimits:
                     "wait for some of them.",
                     retry_after_s=timings.RETRY_AFTER_S,
                 )
-        of_class = self._by_class[request_class]
         if of_class.sequences and of_class.bytes + body_bytes > bound_bytes:
             raise RequestRefused(
                 Reason.QUEUE_FULL,
@@ -100,36 +98,26 @@ class WaitingLimits:
                 "please try again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        ticket = Ticket(request_class, tenant, body_bytes, sequences)
-        self._inside.add(ticket)
+        place = Place(request_class, tenant, body_bytes, sequences)
+        self.inside.add(place)
         for one in (of_class, self._by_tenant[request_class, tenant]):
             one.sequences += sequences
             one.bytes += body_bytes
-        return ticket
+        return place
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, place: Place) -> None:
         """A worker has started the request, or it has ended, or nobody knows it any more. A second
         call changes nothing.
         """
-        if ticket not in self._inside:
+        if place not in self.inside:
             return
-        self._inside.discard(ticket)
-        of_tenant = self._by_tenant[ticket.request_class, ticket.tenant]
-        for one in (self._by_class[ticket.request_class], of_tenant):
-            one.sequences -= ticket.sequences
-            one.bytes -= ticket.body_bytes
+        self.inside.discard(place)
+        of_tenant = self._by_tenant[place.request_class, place.tenant]
+        for one in (self._by_class[place.request_class], of_tenant):
+            one.sequences -= place.sequences
+            one.bytes -= place.body_bytes
         if not of_tenant.sequences:
-            del self._by_tenant[ticket.request_class, ticket.tenant]
-
-
-log = logging.getLogger("hermes.ingress")
-
-
-class Place(NamedTuple):
-    """What one request uses of the limits."""
-
-    ticket: Ticket
-    redis_bytes: int
+            del self._by_tenant[place.request_class, place.tenant]
 
 
 class AdmissionLimits:
@@ -142,7 +130,6 @@ class AdmissionLimits:
         self._kept_share = settings.journal.max_retained_share
         self._tenants_differ = settings.auth.required
         self._depths: Mapping[str, Depth] = {}
-        self._outputs_bytes: dict[Ticket, int] = {}
 
     @property
     def unclaimed(self) -> int:
@@ -182,10 +169,8 @@ class AdmissionLimits:
         output_bytes: int = 0,
         sequences: int = 1,
     ) -> Place:
-        """Count a request that is about to be written to Redis, until `answered` and `leave`.
-
-        Args:
-            output_bytes: what its answer may take there.
+        """Count a request that is about to be written to Redis, and what its answer may take there,
+        until `answered` and `leave`.
 
         Raises:
             RequestRefused: `queue_full`, `tenant_limit`, `storage_full`.
@@ -198,14 +183,13 @@ class AdmissionLimits:
                 "again later.",
                 retry_after_s=timings.RETRY_AFTER_S,
             )
-        ticket = self.waiting.enter(tenant, request_class, body_bytes, sequences)
+        place = self.waiting.enter(tenant, request_class, body_bytes, sequences)
+        place.output_bytes = self.memory.most_of_one(output_bytes)
         try:
-            output_bytes = self.memory.most_of_one(output_bytes)
-            place = Place(ticket, self.memory.take(body_bytes, output_bytes))
+            place.redis_bytes = self.memory.take(body_bytes, place.output_bytes)
         except RequestRefused:
-            self.waiting.leave(ticket)
+            self.waiting.leave(place)
             raise
-        self._outputs_bytes[ticket] = output_bytes
         return place
 
     def answered(self, place: Place) -> None:
@@ -214,8 +198,7 @@ class AdmissionLimits:
 
     def leave(self, place: Place) -> None:
         """The request no longer waits. A second call changes nothing."""
-        self._outputs_bytes.pop(place.ticket, None)
-        self.waiting.leave(place.ticket)
+        self.waiting.leave(place)
 
     async def watch(
         self,
@@ -224,12 +207,9 @@ class AdmissionLimits:
         running: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         """Keep the limits up to date, forever. Requests admitted between two reads are few compared
-        with the limits.
-
-        Args:
-            ingresses: how many ingresses fill these queues, and how many use this Redis: those of
-                other models do as well.
-            running: what the answers take of the requests that this ingress has started.
+        with the limits. `ingresses`: how many fill these queues, and how many use this Redis, as
+        those of other models do. `running`: what the answers take of the requests that this ingress
+        has started.
         """
         while True:
             try:
@@ -237,7 +217,8 @@ class AdmissionLimits:
                 self._depths, memory = await depths.look()
                 started = map(self.memory.most_of_one, running())
                 of_queues, in_all = ingresses()
-                self.memory.told(memory, in_all, [*self._outputs_bytes.values(), *started])
+                waiting = [place.output_bytes for place in self.waiting.inside]
+                self.memory.told(memory, in_all, [*waiting, *started])
                 self.waiting.divide(of_queues, self.memory.room_bytes)
             except RedisUnavailable as error:
                 log.debug("cannot read the queues' depths: %s", error)

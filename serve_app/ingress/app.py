@@ -1,8 +1,11 @@
-"""The HTTP application: the routes, and every error in OpenAI's format."""
+"""The HTTP application: the guard, the routes, and every error in OpenAI's format."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,24 +13,28 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.guard import Guard
+from serve_app.ingress.exchange import refusal_answer
 from serve_app.ingress.inference import InferenceEndpoint
-from serve_app.ingress.refusals import (
-    internal,
-    note_refusal,
-    refusal_answer,
-    refusal_of,
-)
 from serve_app.ingress.slow_readers import SlowReaders
+from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.bodies import INFERENCE_PATHS
+from serve_app.ingress.validation.headers import check_headers, check_host
+from serve_app.journal.ending import MESSAGES
+from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 
+log = logging.getLogger("hermes.ingress")
+
+_OPEN_PATHS = (*PROBES, *docs_page.OPEN_PATHS)
+"""Paths that need no API key: probes have none, and a browser's address bar cannot send one."""
+_METRICS_PATH = "/metrics"
 _EXPOSED = (
     "x-request-id",
     "x-client-request-id",
@@ -44,8 +51,99 @@ _EXPOSED = (
 )
 """Headers that web pages may read."""
 
-_Handler = Callable[[Request, Exception], Awaitable[Response]]
-"""Starlette awaits a coroutine function, and no other function that returns a coroutine."""
+
+class Guard:
+    """The outermost layer: checks limits and API keys before anything is parsed, and answers
+    refusals from all layers. A path means the same with a slash at its end, and HEAD the same as
+    GET. It sets `tenant` and `key` in `scope["state"]` to the request's caller.
+
+    Inference requests go straight to their endpoint, because every layer of the framework wraps
+    `send`, and each token would pass them all.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        inference: InferenceEndpoint,
+        api_keys: ApiKeys,
+        connections: ConnectionLimit,
+        slow_readers: SlowReaders,
+        max_header_bytes: int,
+        telemetry: Telemetry,
+        let_in: Callable[[], bool],
+    ) -> None:
+        self._app = app
+        self._inference = inference
+        self._api_keys = api_keys
+        self._connections = connections
+        self._slow_readers = slow_readers
+        self._max_header_bytes = max_header_bytes
+        self._telemetry = telemetry
+        self._let_in = let_in
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = _as_routed(scope)
+        state = scope["state"]
+        try:
+            await self._pass(scope, receive, send)
+        except (RequestRefused, RedisUnavailable, Unreadable) as error:
+            if state["begun"] and not isinstance(error, RequestRefused):
+                raise
+            # Its traceback has this frame, and those that hold the request's body.
+            refusal = refusal_of(error).with_traceback(None)
+            self.note(refusal, state)
+            await refusal_answer(refusal)(scope, receive, send)
+        except Exception as error:
+            self._note_defect(error)
+            if state["begun"]:  # the server ends the connection, and a client may reconnect
+                raise
+            await refusal_answer(_internal())(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_headers(scope["headers"], self._max_header_bytes)
+        check_host(scope["http_version"], scope["headers"])
+        authorization = next(
+            (v for k, v in scope["headers"] if k.lower() == b"authorization"), b""
+        ).decode("latin-1")
+        path = scope["path"]
+        if path == _METRICS_PATH:
+            self._api_keys.check_scraper(authorization)
+        elif path not in _OPEN_PATHS:
+            tenant, key = self._api_keys.caller(authorization)
+            scope["state"].update(tenant=tenant, key=key)
+            if not self._let_in():
+                raise RedisUnavailable("the namespace is another service's")
+            if path in INFERENCE_PATHS and scope["method"] == "POST":  # others are short
+                with self._connections.hold(tenant):
+                    await self._slow_readers.paced(self._inference, scope, receive, send)
+                return
+        scope["state"]["begun"] = True  # the framework answers a defect, and raises it afterwards
+        await self._slow_readers.paced(self._app, scope, receive, send)
+
+    def note(self, refusal: RequestRefused, state: dict[str, Any]) -> None:
+        """Count and log a refused request."""
+        self._telemetry.refused(refusal.reason)
+        log.info(
+            "request refused: %s: %s",
+            refusal.reason,
+            refusal.message,
+            extra=about("", state.get("tenant", ""), refusal.reason),
+        )
+
+    def _note_defect(self, error: Exception) -> None:
+        """Count and log a defect in our code."""
+        self._telemetry.refused(Reason.INTERNAL)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        log.error(
+            "request failed: internal: %r at %s:%d",
+            error,
+            where.filename,
+            where.lineno,
+            extra=about(reason=Reason.INTERNAL),
+        )
 
 
 def build_app(
@@ -66,7 +164,7 @@ def build_app(
         model: the name of the served model, for the documentation page.
         connections: the limit of connections to the inference paths.
         cors_origins: of the web pages that may call the service.
-        let_in: see `Guard`.
+        let_in: whether this ingress may answer out of the namespace in Redis.
     """
     app = FastAPI(
         docs_url=None,  # `docs_page` has its own
@@ -79,19 +177,26 @@ def build_app(
     for path in INFERENCE_PATHS:
         app.router.routes.append(Route(path, inference, methods=["POST"]))
     docs_page.add_docs(app, model)
-    handle = _error_handler(telemetry)
-    for kind in (
-        HTTPException,
-        RequestValidationError,
-        RequestRefused,
-        RedisUnavailable,
-        Unreadable,
-        Exception,
-    ):
-        app.add_exception_handler(kind, handle)
     guard = Guard(
         app, inference, api_keys, connections, slow_readers, max_header_bytes, telemetry, let_in
     )
+
+    async def handle(request: Request, error: Exception) -> Response:
+        match error:
+            case HTTPException():
+                return refusal_answer(_unknown(request, error.status_code), error.headers)
+            case RequestValidationError():
+                return refusal_answer(_invalid(error))
+            case RequestRefused() | RedisUnavailable() | Unreadable():
+                refusal = refusal_of(error)
+                guard.note(refusal, request.scope.get("state", {}))
+                return refusal_answer(refusal)
+            case _:  # the guard counts and logs it
+                return refusal_answer(_internal())
+
+    ours = (RequestRefused, RedisUnavailable, Unreadable)
+    for kind in (HTTPException, RequestValidationError, *ours, Exception):
+        app.add_exception_handler(kind, handle)
     if not cors_origins:
         return guard
     return CORSMiddleware(
@@ -103,21 +208,36 @@ def build_app(
     )
 
 
-def _error_handler(telemetry: Telemetry) -> _Handler:
-    async def handle(request: Request, error: Exception) -> Response:
-        match error:
-            case HTTPException():
-                return refusal_answer(_unknown(request, error.status_code), error.headers)
-            case RequestValidationError():
-                return refusal_answer(_invalid(error))
-            case RequestRefused() | RedisUnavailable() | Unreadable():
-                refusal = refusal_of(error)
-                note_refusal(telemetry, refusal, request.scope.get("state", {}).get("tenant", ""))
-                return refusal_answer(refusal)
-            case _:  # the guard counts and logs it
-                return refusal_answer(internal())
+def _as_routed(scope: Scope) -> Scope:
+    """The request as the routes know it; the HTTP server sends no body in answer to a HEAD."""
+    path, method = scope["path"].rstrip("/") or "/", scope["method"]
+    state = {**scope.get("state", {}), "head": method == "HEAD", "begun": False}
+    return {
+        **scope,
+        "path": path,
+        "method": "GET" if method == "HEAD" else method,
+        "state": state,
+    }
 
-    return handle
+
+def _internal() -> RequestRefused:
+    return RequestRefused(Reason.INTERNAL, "The service failed on this request.")
+
+
+def refusal_of(error: RequestRefused | RedisUnavailable | Unreadable) -> RequestRefused:
+    """The refusal of a query about a request, also while Redis cannot be reached, and if what it
+    holds of the request cannot be decoded.
+    """
+    if isinstance(error, RequestRefused):
+        return error
+    if isinstance(error, Unreadable):
+        log.error("a journal cannot be read: %s", error)
+        return RequestRefused(Reason.JOURNAL_LOST, MESSAGES[Reason.JOURNAL_LOST])
+    return RequestRefused(
+        Reason.JOURNAL_UNAVAILABLE,
+        "The journal cannot be reached at the moment; please try again.",
+        retry_after_s=1,
+    )
 
 
 def _unknown(request: Request, status: int) -> RequestRefused:

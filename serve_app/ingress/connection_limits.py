@@ -1,24 +1,30 @@
-"""What one ingress holds of connections and uploads, in total and from one tenant."""
+"""What one ingress holds of connections, uploads and answers, in total and from one tenant.
+
+A client may announce a large body and never send the rest. What it has sent occupies memory until
+the request is accepted (from then on the body is in Redis) or refused. A body that comes in one
+small piece is complete at once and does not count.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+from starlette.types import Receive
 
 from serve_app import timings
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.settings import Settings
 
+_SMALL_BYTES = 64 * 1024
+
 
 class ConnectionLimit:
-    """A limit for one kind of connection, or for what connections hold.
-
-    Args:
-        what: the kind as an error message names it, such as `connections`.
-        most: how many all tenants together may hold.
-        most_of_tenant: how many one tenant may hold.
+    """A limit for one kind of connection, or for what connections hold. `what`: the kind as an
+    error message names it, such as `connections`.
     """
 
     def __init__(self, what: str, most: int, most_of_tenant: int) -> None:
@@ -80,17 +86,126 @@ class ConnectionLimits:
     def __init__(self, settings: Settings) -> None:
         ingress = settings.ingress
         share = ingress.max_tenant_share if settings.auth.required else 1.0
-        self.requests = ConnectionLimit(
-            "connections", ingress.max_connections, int(share * ingress.max_connections)
-        )
-        self.event_readers = ConnectionLimit(
-            "readers of events", ingress.max_readers, int(share * ingress.max_readers)
-        )
-        self.unread = ConnectionLimit(
-            "bytes of answers that wait to be read",
-            ingress.max_buffered_response_bytes,
-            int(share * ingress.max_buffered_response_bytes),
+
+        def limit(what: str, most: int) -> ConnectionLimit:
+            return ConnectionLimit(what, most, int(share * most))
+
+        self.requests = limit("connections", ingress.max_connections)
+        self.event_readers = limit("readers of events", ingress.max_readers)
+        self.unread = limit(
+            "bytes of answers that wait to be read", ingress.max_buffered_response_bytes
         )
         """What answers above `timings.LARGE_BYTES` take until their clients have them. Whoever
         finds any room has one answer, of whatever size.
         """
+
+
+class Uploads:
+    """The bodies that one ingress holds for requests that are not accepted yet."""
+
+    def __init__(self, settings: Settings) -> None:
+        ingress = settings.ingress
+        share = ingress.max_tenant_share if settings.auth.required else 1.0
+        self.max_body_bytes = ingress.max_body_bytes
+        self.stalled_s = ingress.stalled_client_timeout_s
+        self.within_s = ingress.request_timeout_s
+        # The largest body always fits.
+        most = max(ingress.max_buffered_request_bytes, ingress.max_body_bytes)
+        of_tenant = max(int(share * most), ingress.max_body_bytes)
+        self.held = ConnectionLimit("bytes for large requests", most, of_tenant)
+
+    @contextmanager
+    def of(self, tenant: str) -> Iterator[Upload]:
+        """The body of one request; it counts while the `with` block runs."""
+        upload = Upload(self, tenant)
+        try:
+            yield upload
+        finally:
+            if upload.counted:
+                self.held.release(tenant, upload.counted)
+
+
+class Upload:
+    """The body of one request."""
+
+    def __init__(self, uploads: Uploads, tenant: str) -> None:
+        self._uploads = uploads
+        self._tenant = tenant
+        self.counted = 0
+
+    async def body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        """Receive the whole body. `headers`: by lower-case name.
+
+        Raises:
+            RequestRefused: `body_too_large`, `client_disconnected`, `upload_timeout` (nothing came
+                for long, or too slowly), and as `ConnectionLimit.take`.
+        """
+        self._check_length(headers.get("content-length", "0"))
+        piece, more = await self._next(receive)
+        if not more and len(piece) <= _SMALL_BYTES:
+            return piece
+        self._take(piece)
+        if not more:
+            return piece
+        body = bytearray(piece)
+        try:
+            async with asyncio.timeout(self._uploads.within_s):
+                while more:
+                    piece, more = await self._next(receive)
+                    self._take(piece)
+                    body += piece
+        except TimeoutError:
+            raise self._never_came() from None
+        return bytes(body)
+
+    def grew(self, size: int) -> None:
+        """Count what was put before the body, which has so many bytes now.
+
+        Raises:
+            RequestRefused: as `ConnectionLimit.take`.
+        """
+        more = size - self.counted
+        if size > _SMALL_BYTES and more > 0:
+            self._uploads.held.take(self._tenant, more)
+            self.counted += more
+
+    def _check_length(self, announced: str) -> None:
+        if (
+            announced.isascii()
+            and announced.isdigit()
+            and (len(announced) > 18 or int(announced) > self._uploads.max_body_bytes)
+        ):
+            raise self._too_large()
+
+    def _take(self, piece: bytes) -> None:
+        if self.counted + len(piece) > self._uploads.max_body_bytes:
+            raise self._too_large()
+        self._uploads.held.take(self._tenant, len(piece))
+        self.counted += len(piece)
+
+    async def _next(self, receive: Receive) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether more follow."""
+        try:
+            async with asyncio.timeout(self._uploads.stalled_s):
+                message = await receive()
+        except TimeoutError:
+            raise self._never_came() from None
+        if message["type"] == "http.disconnect":
+            raise RequestRefused(
+                Reason.CLIENT_DISCONNECTED, "The client left before its request was complete."
+            )
+        return message.get("body", b""), message.get("more_body", False)
+
+    def _never_came(self) -> RequestRefused:
+        uploads = self._uploads
+        return RequestRefused(
+            Reason.UPLOAD_TIMEOUT,
+            f"The rest of the request did not come: nothing for {uploads.stalled_s:g} s, or "
+            f"not all of it in {uploads.within_s:g} s.",
+        )
+
+    def _too_large(self) -> RequestRefused:
+        return RequestRefused(
+            Reason.BODY_TOO_LARGE,
+            f"The request body is longer than {self._uploads.max_body_bytes} bytes.",
+        )

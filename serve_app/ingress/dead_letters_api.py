@@ -12,10 +12,10 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from serve_app.admission.submission import Submission
-from serve_app.ingress.acceptance import Acceptance
+from serve_app.admission.admission import Submission
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
 from serve_app.ingress.objects_api import as_json
 from serve_app.journal.facts import RequestFacts
@@ -31,7 +31,7 @@ _SHOWN_BYTES = 60
 def routes(
     dead: DeadLetters,
     streams: EventStreams,
-    acceptance: Acceptance,
+    exchanges: Exchanges,
     api_keys: ApiKeys,
     again: Callable[[RequestFacts], RequestFacts],
 ) -> APIRouter:
@@ -84,10 +84,8 @@ def routes(
             work = work_of(letter.line.path, letter.body, msgspec.json.decode(letter.body))
             # Until it is deleted, a letter that is sent again twice is one request.
             key = f"dead-letter-{letter.entry_id}"
-            submission = Submission(
-                again(letter.facts), letter.line, letter.body, work, key, b"", 0, False
-            )
-            new_id, _ = await acceptance.accept_detached(submission)
+            submission = Submission(again(letter.facts), letter.line, letter.body, work, key)
+            new_id, _ = await exchanges.submit_detached(submission)
             await dead.remove(request_id)
             return {"id": request_id, "object": "dead_letter.redriven", "request_id": new_id}
 

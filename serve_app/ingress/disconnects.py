@@ -130,14 +130,14 @@ class Disconnects:
 
         settling.add_done_callback(over)
 
-    def left(self, follower: Follower, departed: bool) -> None:
-        """A reader has finished (or, if `departed`, has left before the end)."""
+    def left(self, follower: Follower, departed: bool) -> asyncio.Task[None] | None:
+        """A reader has finished (or, if `departed`, has left before the end). Returns what runs
+        until it is settled whether the request goes on, if anything does.
+        """
         self._followers.leave(follower)
         if departed and follower.reader.ending is None:
-            settling = self._look_after(follower.request_id)
-            settling.add_done_callback(lambda _: follower.begun())
-        else:
-            follower.begun()
+            return self._look_after(follower.request_id)
+        return None
 
     def _look_after(
         self, request_id: str, unsure: RequestFacts | None = None

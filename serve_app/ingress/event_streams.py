@@ -12,11 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app import timings
-from serve_app.errors import RequestRefused
-from serve_app.ingress.answer import Answer, Answering
-from serve_app.ingress.connection_limits import ConnectionLimit
-from serve_app.ingress.disconnects import Disconnects
-from serve_app.ingress.refusals import refusal_answer
+from serve_app.ingress.connection_limits import ConnectionLimits
+from serve_app.ingress.exchange import Exchange, Exchanges
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.ids import REQUEST_ID
 
@@ -39,15 +36,12 @@ class _Reading(Response):
 class EventStreams:
     """What one ingress needs to serve its readers."""
 
-    def __init__(
-        self, disconnects: Disconnects, answering: Answering, connections: ConnectionLimit
-    ) -> None:
-        self._disconnects = disconnects
-        self._answering = answering
-        self._unread = answering.unread
+    def __init__(self, exchanges: Exchanges, limits: ConnectionLimits) -> None:
+        self._exchanges = exchanges
+        self._unread = limits.unread
         self._making = asyncio.Lock()
         """One at a time: making 6 MB of JSON holds Python's lock for 10 ms again and again."""
-        self.connections = connections
+        self.connections = limits.event_readers
 
     def events(
         self,
@@ -57,23 +51,15 @@ class EventStreams:
         entries: list[Entry],
         as_events: bool = True,
     ) -> Response:
-        """The response of a request.
-
-        Args:
-            seen: the number of the last event that the reader has.
-            entries: the outline of the request's journal.
-            as_events: whether also an answer that was not streamed comes as an event.
+        """The response of a request after event `seen`. `entries`: the outline of its journal.
+        `as_events`: whether also an answer that was not streamed comes as an event.
         """
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             if has_ended(entries):
                 self._unread.check(tenant)
-            answer = await self.attach(request_id, seen, entries, as_events)
-            try:
-                await answer(scope, receive, send)
-            except RequestRefused as refusal:  # as the POST itself would have got it
-                refused = refusal_answer(refusal, answer.own_headers())
-                await refused(scope, receive, send)
+            exchange = await self.attach(request_id, seen, entries, as_events)
+            await exchange(scope, receive, send)
 
         return _Reading(self.connections.hold(tenant), run)
 
@@ -97,14 +83,6 @@ class EventStreams:
 
     async def attach(
         self, request_id: str, seen: int, entries: list[Entry], as_events: bool
-    ) -> Answer:
-        """The answer with the events after number `seen`.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
-        follower = await self._disconnects.attach(request_id, seen, has_ended(entries))
+    ) -> Exchange:
         path = decode_line(entries[0]).path if entries[0].id == REQUEST_ID else ""
-        facts = follower.reader.facts
-        streamed = as_events or (facts is not None and facts.streamed)
-        return Answer(self._answering, follower, path, facts, streamed, as_events)
+        return await self._exchanges.attach(request_id, path, seen, has_ended(entries), as_events)

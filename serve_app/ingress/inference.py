@@ -1,33 +1,58 @@
-"""The endpoint of all inference paths: read, validate, submit, answer."""
+"""The endpoint of all inference paths: read, validate, submit, answer. Headers and fields determine
+what is submitted.
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.contract import INPUT_TOKENS, RESPONSES
+from serve_app.admission.admission import Submission
+from serve_app.clock import RedisClock
+from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.acceptance import Acceptance
-from serve_app.ingress.answer import Answer, Answering
 from serve_app.ingress.api_keys import Caller
+from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.conversations import Conversations, goes_on
+from serve_app.ingress.exchange import Exchange, Exchanges
 from serve_app.ingress.objects_api import accepted, queued
-from serve_app.ingress.refusals import refusal_answer
-from serve_app.ingress.slow_readers import SlowReaders
-from serve_app.ingress.submissions import Submissions, in_background
-from serve_app.ingress.uploads import Uploads
-from serve_app.ingress.validation.headers import check_content_encoding, check_content_type
+from serve_app.ingress.validation.headers import (
+    check_content_encoding,
+    check_content_type,
+    last_event_id,
+    prefers_async,
+    seconds,
+)
+from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.ingress.validation.validator import Validator
+from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
+from serve_app.policy.affinity import session_key
+from serve_app.policy.classes import (
+    CLASSES,
+    CRITICAL,
+    DEFAULT_CLASS,
+    PUBLIC_CLASSES,
+    SERVICE_TIERS,
+)
+from serve_app.policy.work import work_of
+from serve_app.settings import Settings
 
 _NAMED, _NAME_CHARS = 8, 64
 """How many ignored fields an answer names, and how much of each name."""
 _UNSAFE = re.compile(r"[^!-+\--~]")
 """What is no printable ASCII, a space, or the comma between the names."""
+_KEPT_HEADERS = ("content-type", "accept")
+"""Those that the engine's server may need; credentials and cookies never enter the journal."""
+_STORED_PATHS = (RESPONSES, CHATS)
+_MAX_ID_CHARS = 128
+"""Of a client's own id for its request: it is in logs and in answers."""
 
 
 class InferenceEndpoint:
@@ -41,18 +66,14 @@ class InferenceEndpoint:
         validator: Validator,
         conversations: Conversations,
         submissions: Submissions,
-        acceptance: Acceptance,
-        answering: Answering,
-        slow_readers: SlowReaders,
+        exchanges: Exchanges,
         tracing: Tracing,
     ) -> None:
         self._uploads = uploads
         self._validator = validator
         self._conversations = conversations
         self._submissions = submissions
-        self._acceptance = acceptance
-        self._answering = answering
-        self._slow_readers = slow_readers
+        self._exchanges = exchanges
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,14 +81,12 @@ class InferenceEndpoint:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
-        what = {
-            "http.request.method": "POST",
-            "http.route": scope["path"],
-            "url.path": scope["path"],
-        }
-        caller = headers.get("traceparent", "")
-        with self._tracing.begin(f"POST {scope['path']}", caller, what, SERVER) as span:
-            answer, ignored = await self._accept(scope, receive, headers, span)
+        path = scope["path"]
+        what = {"http.request.method": "POST", "http.route": path, "url.path": path}
+        with self._tracing.begin(
+            f"POST {path}", headers.get("traceparent", ""), what, SERVER
+        ) as span:
+            answer, ignored = await self._submit(scope, receive, headers, span)
             if ignored:
                 send = _naming(ignored, send)
             if isinstance(answer, Response):
@@ -75,19 +94,18 @@ class InferenceEndpoint:
                 span.tell({"http.response.status_code": answer.status_code})
                 return
             try:
-                await self._slow_readers.serve(answer, scope, receive, send)
-                span.tell({"http.response.status_code": answer.status})
-            except RequestRefused as refusal:
-                span.refused(refusal.status, refusal.reason)
-                refused = refusal_answer(refusal, answer.own_headers())
-                await refused(scope, receive, send)
+                await answer(scope, receive, send)
             except Exception:
                 scope["state"]["begun"] = answer.status > 0
                 raise
+            if answer.refusal is not None:
+                span.refused(answer.refusal.status, answer.refusal.reason)
+            else:
+                span.tell({"http.response.status_code": answer.status})
 
-    async def _accept(
+    async def _submit(
         self, scope: Scope, receive: Receive, headers: dict[str, str], span: Span
-    ) -> tuple[Answer | Response, Sequence[str]]:
+    ) -> tuple[Exchange | Response, Sequence[str]]:
         """The answer, and the names of the fields that were left out of the request."""
         check_content_type(headers.get("content-type", ""))
         check_content_encoding(headers.get("content-encoding", ""))
@@ -104,19 +122,166 @@ class InferenceEndpoint:
             submission = self._submissions.of(
                 caller, path, query, headers, body, request, span.traceparent
             )
-            background = in_background(path, request)
-            facts = submission.facts
-            if facts.detached and not (background and facts.streamed):
-                request_id, facts = await self._acceptance.accept_detached(submission)
+            background = _in_background(path, request)
+            if submission.facts.detached and not (background and submission.facts.streamed):
+                request_id, facts = await self._exchanges.submit_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
                 if background:
                     return await queued(request_id, facts, body), ignored
                 return accepted(request_id, facts), ignored
-            follower, facts = await self._acceptance.accept(submission)
-        span.tell({"hermes.request_id": follower.request_id, "hermes.class": facts.request_class})
-        continued = facts.streamed and submission.seen > 0
-        answer = Answer(self._answering, follower, path, facts, facts.streamed, continued)
-        return answer, ignored
+            exchange = await self._exchanges.submit(submission)
+        assert exchange.facts is not None
+        told = {"hermes.request_id": exchange.follower.request_id}
+        span.tell({**told, "hermes.class": exchange.facts.request_class})
+        return exchange, ignored
+
+
+class Submissions:
+    """Creates the submissions of one ingress. `wake`: the channel on which it learns of new journal
+    entries.
+    """
+
+    def __init__(self, settings: Settings, wake: str, clock: RedisClock) -> None:
+        self._model = settings.model.name
+        self._ingress = settings.ingress
+        self._journal = settings.journal
+        self._critical_tenants = frozenset(settings.auth.critical_tenants)
+        self._wake = wake
+        self._clock = clock
+
+    def of(
+        self,
+        caller: Caller,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        request: Mapping[str, Any],
+        trace: str,
+    ) -> Submission:
+        """The submission of one validated request. `headers`: by lower-case name. `trace`: its
+        `traceparent`; empty if it is not traced.
+
+        Raises:
+            RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
+                class that the tenant may not use.
+        """
+        tenant, key_name = caller
+        key = headers.get("idempotency-key", "")
+        background = _in_background(path, request)
+        detached = background or prefers_async(headers.get("prefer", ""))
+        stored = self._stores(path, request, background)
+        now_ms = self._clock.now_ms()
+        facts = RequestFacts(
+            request_class=self._request_class(tenant, headers, request),
+            tenant=tenant,
+            session=session_key(headers, request),
+            model=self._model,
+            streamed=request.get("stream") is True,
+            admitted_ms=now_ms,
+            deadline_ms=now_ms + int(self._timeout_s(headers, detached) * 1000),
+            wake=self._wake,
+            client_request_id=headers.get("x-request-id", "")[:_MAX_ID_CHARS],
+            trace=trace,
+            key=key_name,
+            detached=detached,
+            retention_s=self._retention_s(headers) if detached or stored else 0.0,
+            body_bytes=len(body) if stored else 0,
+        )
+        kept = [(name, headers[name]) for name in _KEPT_HEADERS if name in headers]
+        return Submission(
+            facts,
+            RequestLine("POST", path, query, kept),
+            body,
+            work_of(path, body, request),
+            idempotency_key=key,
+            value=_meaning(body, request) if key else b"",
+            seen=last_event_id(headers.get("last-event-id")) if key else 0,
+            if_there_is_room=not detached and request.get("store") is None,
+        )
+
+    def again(self, earlier: RequestFacts) -> RequestFacts:
+        """The facts of a request that is sent again without a client, with as much time as it
+        had.
+
+        Raises:
+            RequestRefused: `model_not_found`, if it is for another service of the namespace.
+        """
+        if earlier.model != self._model:
+            message = f"The request is for '{earlier.model}'; '{self._model}' is served here."
+            raise RequestRefused(Reason.MODEL_NOT_FOUND, message, param="model")
+        now_ms = self._clock.now_ms()
+        return msgspec.structs.replace(
+            earlier,
+            admitted_ms=now_ms,
+            deadline_ms=now_ms + earlier.deadline_ms - earlier.admitted_ms,
+            wake=self._wake,
+            detached=True,
+            retention_s=earlier.retention_s or self._journal.background_retention_s,
+        )
+
+    def _stores(self, path: str, request: Mapping[str, Any], background: bool) -> bool:
+        """Whether a client wants its request and the answer stored."""
+        wanted = request.get("store")
+        if background and wanted is False:
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                "A response in the background is stored until somebody fetches it; leave out "
+                "'store', or 'background'.",
+                param="background",
+            )
+        usual = path == RESPONSES and self._journal.store_responses
+        return background or (
+            path in _STORED_PATHS and (usual if wanted is None else wanted is True)
+        )
+
+    def _request_class(
+        self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any]
+    ) -> str:
+        named = headers.get("x-hermes-class")
+        if named is None:
+            return SERVICE_TIERS.get(str(request.get("service_tier")), DEFAULT_CLASS)
+        if named not in CLASSES:
+            raise RequestRefused(
+                Reason.INVALID_REQUEST,
+                f"The header x-hermes-class must be one of {', '.join(PUBLIC_CLASSES)}, not "
+                f"'{named[:40]}'.",
+                param="x-hermes-class",
+            )
+        if named == CRITICAL and tenant not in self._critical_tenants:
+            raise RequestRefused(
+                Reason.KEY_NOT_PERMITTED,
+                f"Requests of the class '{CRITICAL}' are for the operators of this service; please "
+                f"use one of {', '.join(PUBLIC_CLASSES)}.",
+                param="x-hermes-class",
+            )
+        return named
+
+    def _timeout_s(self, headers: Mapping[str, str], detached: bool) -> float:
+        settings = self._ingress
+        usual_s, most_s = settings.request_timeout_s, settings.max_request_timeout_s
+        if detached:
+            usual_s = most_s = settings.background_timeout_s
+        return min(seconds(headers, "x-request-timeout-seconds") or usual_s, most_s)
+
+    def _retention_s(self, headers: Mapping[str, str]) -> float:
+        wanted_s = seconds(headers, "x-hermes-retention-seconds")
+        journal = self._journal
+        return min(wanted_s or journal.background_retention_s, journal.max_retention_s)
+
+
+def _in_background(path: str, request: Mapping[str, Any]) -> bool:
+    """Whether this is a response that goes on without its client, as OpenAI has it."""
+    return path == RESPONSES and request.get("background") is True
+
+
+def _meaning(body: bytes, request: Mapping[str, Any]) -> bytes:
+    """Equal for bodies that differ in spaces, in the order of fields or in how numbers and texts
+    are written; empty for a body of which the request may hold only a part.
+    """
+    if len(body) > PIECE_BYTES:
+        return b""
+    return msgspec.json.encode(request, order="deterministic")
 
 
 def _naming(ignored: Sequence[str], send: Send) -> Send:

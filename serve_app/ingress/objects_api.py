@@ -19,6 +19,7 @@ from serve_app.contract import CHATS, RESPONSES, Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, Unreadable
 from serve_app.field_errors import refusal_of
+from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.objects import (
     CHAT,
@@ -34,7 +35,6 @@ from serve_app.ingress.objects import (
     unanswered_response,
     wanted_page,
 )
-from serve_app.ingress.uploads import Uploads
 from serve_app.ingress.validation.bodies import Metadata
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.ingress.validation.structure import NotJson, read

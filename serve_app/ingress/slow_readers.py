@@ -1,82 +1,103 @@
-"""Disconnects clients that do not read their answer.
+"""Sends answers no faster than their clients take them, and disconnects clients that do not read.
 
-What such a client costs is bounded (`sending.py`), but it occupies a connection, and a reader's
-place. After `ingress.stalled_client_timeout_s` in which it has taken nothing it is disconnected and
-counts as a client that has left. One that takes a little all the time may take as long as it likes.
+uvicorn's `send` waits before it writes, until the socket's buffer has room, and returns right after
+that. So one large message would be in the buffer as a whole, for as long as a client that does not
+read likes, while nothing here waits any longer. In pieces (`timings.SEND_BYTES`), with an empty
+message behind the last, what such a client keeps there is bounded.
+
+But it occupies a connection, and a reader's place. After `ingress.stalled_client_timeout_s` in
+which it has taken nothing it is disconnected and counts as a client that has left. One that takes a
+little all the time may take as long as it likes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+import math
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
-from serve_app.ingress.answer import Answer
-from serve_app.ingress.sending import Paced
 from serve_app.loops import Loops
 
 log = logging.getLogger("hermes.ingress")
 
 
-class _Sending(Protocol):
-    """An answer that is being sent; see `Paced`."""
+class Paced:
+    """The `send` of one answer, in whose task it is made. It returns from the last message of a
+    large answer only when the client has taken nearly all of it.
+    """
 
-    sending_since_s: float
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._task = asyncio.current_task()
+        self.sending_since_s = math.inf
+        """Since when the client has taken nothing, in monotonic seconds; infinite while nothing is
+        sent.
+        """
+        self.was_cut = False
 
-    def cut(self) -> None: ...
+    def cut(self) -> None:
+        """The client no longer reads: cancel the answer."""
+        if self._task is not None and not self.was_cut:
+            self.was_cut = True
+            self._task.cancel()
+
+    async def __call__(self, message: Message) -> None:
+        body = message.get("body", b"")
+        if len(body) <= timings.SEND_BYTES:
+            await self._take(message)
+            return
+        for start in range(0, len(body), timings.SEND_BYTES):
+            piece = body[start : start + timings.SEND_BYTES]
+            await self._take({**message, "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a quick client takes all of it without a pause for others
+        if not message.get("more_body", False):
+            await self._take({**message, "body": b""})
+
+    async def _take(self, message: Message) -> None:
+        self.sending_since_s = SYSTEM.monotonic_s()
+        await self._send(message)
+        self.sending_since_s = math.inf
 
 
 class SlowReaders:
-    """Watches all answers of one ingress.
-
-    Args:
-        stalled_s: seconds without a byte after which a client is disconnected.
+    """Watches all answers of one ingress. `stalled_s`: seconds without a byte after which a client
+    is disconnected.
     """
 
     def __init__(self, stalled_s: float, loops: Loops) -> None:
         self._stalled_s = stalled_s
-        self._sending: set[_Sending] = set()
+        self._sending: set[Paced] = set()
         self._loops = loops
 
     async def start(self) -> None:
         self._loops.keep("stalled-readers", self._watch)
 
-    async def serve(self, answer: Answer, scope: Any, receive: Any, send: Send) -> None:
-        """Run an answer, which sends pieces by itself, to its end, or until its client is
-        disconnected.
-        """
-        with self._watched(answer):
-            await answer(scope, receive, send)
-
     async def paced(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run an application that may send messages of any size, in the same way."""
+        """Run an application, which may send messages of any size, to its end, or until its client
+        is disconnected.
+        """
         task, paced = asyncio.current_task(), Paced(send)
+        self._sending.add(paced)
         try:
-            with self._watched(paced):
-                await app(scope, receive, paced)
+            await app(scope, receive, paced)
         except asyncio.CancelledError:
             if not paced.was_cut or task is None:
                 raise
             task.uncancel()
             log.info("%s: the client does not read and is disconnected", scope["path"])
-
-    @contextmanager
-    def _watched(self, sending: _Sending) -> Iterator[None]:
-        self._sending.add(sending)
-        try:
-            yield
         finally:
-            self._sending.discard(sending)
+            self._sending.discard(paced)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(timings.STALLED_LOOK_AT_MOST_S, self._stalled_s / 4))
-            since_s = SYSTEM.monotonic_s() - self._stalled_s
-            for one in [one for one in self._sending if one.sending_since_s < since_s]:
-                one.cut()
+            self._cut_stalled()
+
+    def _cut_stalled(self) -> None:
+        since_s = SYSTEM.monotonic_s() - self._stalled_s
+        for one in [one for one in self._sending if one.sending_since_s < since_s]:
+            one.cut()

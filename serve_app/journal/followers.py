@@ -50,8 +50,6 @@ class Follower:
         )  # silence counts only once somebody waits, because the journal may not exist yet
         self.due_at: float | None = None
         """When to stop waiting for an answer from Redis, by the event loop's clock."""
-        self.on_begun: Callable[[], None] | None = None
-        """Called once, when a worker has started the request or none will."""
         self.push: Callable[[bytes], bool] | None = None
         """Sends bytes outside of the connection's task; False if that task must."""
         self.pushed_at = 0.0
@@ -80,12 +78,6 @@ class Follower:
         elif entry.id > reader.position:
             self.wake(stale=True)
 
-    def begun(self) -> None:
-        """The request no longer waits, or nobody is left to observe it."""
-        if self.on_begun is not None:
-            on_begun, self.on_begun = self.on_begun, None
-            on_begun()
-
     async def wait(self) -> None:
         """Wait until the reader may hold something new. If Redis is unreachable, this only takes
         longer.
@@ -98,10 +90,6 @@ class Follower:
             self._idle = False
         self._woken.clear()
         self.fed_at = SYSTEM.monotonic_s()
-        if self.on_begun is not None and (
-            self.reader.attempt is not None or self.reader.ending is not None
-        ):
-            self.begun()
         if self.stale and self.reader.ending is None:
             self.stale = False
             try:
@@ -186,7 +174,7 @@ class Followers:
         return list(self._followers)
 
     def follow_new(self, request_id: str) -> Follower:
-        """Follow a request that is about to be admitted here, whose first entry is known."""
+        """Follow a request that was just admitted here, whose first entry is known."""
         return self._add(request_id, JournalReader(position=REQUEST_ID))
 
     async def follow(self, request_id: str, seen: int) -> Follower:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.admission.admission import Admission
-from serve_app.admission.idempotency import KeyedRequests
 from serve_app.admission.limits import AdmissionLimits
 from serve_app.cluster.direct_calls import DirectCalls
 from serve_app.cluster.entrance import Entrance
@@ -25,19 +24,16 @@ from serve_app.ingress import (
     status,
     usage_api,
 )
-from serve_app.ingress.acceptance import Acceptance
-from serve_app.ingress.answer import Answering
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import build_app
-from serve_app.ingress.connection_limits import ConnectionLimits
+from serve_app.ingress.connection_limits import ConnectionLimits, Uploads
 from serve_app.ingress.conversations import Conversations
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.inference import InferenceEndpoint
+from serve_app.ingress.exchange import Exchanges, Parts
+from serve_app.ingress.inference import InferenceEndpoint, Submissions
 from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.status import MetricsPage, Readiness
-from serve_app.ingress.submissions import Submissions
-from serve_app.ingress.uploads import Uploads
 from serve_app.ingress.validation.validator import Validator
 from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
@@ -119,9 +115,9 @@ class IngressProcess:
             base.loops,
         )
         self.limits = AdmissionLimits(settings)
-        self.acceptance = self._build_acceptance()
-        self.submissions = Submissions(settings, self.followers.channel, base.clock)
         self.connections = ConnectionLimits(settings)
+        self.exchanges = self._build_exchanges()
+        self.submissions = Submissions(settings, self.followers.channel, base.clock)
         self.slow_readers = SlowReaders(settings.ingress.stalled_client_timeout_s, base.loops)
         self.uploads = Uploads(settings)
         self._validator = Validator(settings, base.telemetry)
@@ -165,20 +161,25 @@ class IngressProcess:
             OrderTelemetry(base.telemetry.registry),
         )
 
-    def _build_acceptance(self) -> Acceptance:
-        base = self.base
+    def _build_exchanges(self) -> Exchanges:
+        base, settings = self.base, self.settings
         admission = Admission(
+            settings,
             base.store,
             self.queue,
-            base.link,
-            KeyedRequests(self.settings, base.store, base.link),
             self.limits,
             base.clock,
             base.telemetry,
             self._disconnects.unsure,
         )
-        within_s = self.settings.redis.admission_timeout_s
-        return Acceptance(admission, self.followers, self._disconnects, self.redis_watch, within_s)
+        parts = Parts(
+            self._disconnects,
+            self._deadlines,
+            settings.ingress.heartbeat_s,
+            self.connections.unread,
+        )
+        within_s = settings.redis.admission_timeout_s
+        return Exchanges(admission, self.followers, parts, self.redis_watch, within_s)
 
     def _build_readiness(self) -> Readiness:
         return Readiness(
@@ -195,12 +196,6 @@ class IngressProcess:
     def app(self) -> Any:
         """The ASGI application that serves this ingress's HTTP."""
         base, settings = self.base, self.settings
-        answering = Answering(
-            self._disconnects,
-            self._deadlines,
-            settings.ingress.heartbeat_s,
-            self.connections.unread,
-        )
         inference = InferenceEndpoint(
             self.uploads,
             self._validator,
@@ -208,12 +203,10 @@ class IngressProcess:
                 base.store, settings.ingress.max_body_bytes, settings.redis.admission_timeout_s
             ),
             self.submissions,
-            self.acceptance,
-            answering,
-            self.slow_readers,
+            self.exchanges,
             base.tracing,
         )
-        streams = EventStreams(self._disconnects, answering, self.connections.event_readers)
+        streams = EventStreams(self.exchanges, self.connections)
         routers = [
             status.routes(
                 self._id,
@@ -227,7 +220,7 @@ class IngressProcess:
             objects_api.chat_routes(base.store, streams, self.uploads, settings.limits),
             usage_api.routes(settings.namespace, base.link, base.clock, streams, self._api_keys),
             dead_letters_api.routes(
-                self._dead, streams, self.acceptance, self._api_keys, self.submissions.again
+                self._dead, streams, self.exchanges, self._api_keys, self.submissions.again
             ),
         ]
         return build_app(
@@ -266,7 +259,7 @@ class IngressProcess:
         await self.dispatcher.stop()
         await self.calls.stop()
         await self.membership.leave()
-        await self.acceptance.stop()
+        await self.exchanges.stop()
         await self._disconnects.stop()
         await self.followers.stop()
         await self.base.stop()

@@ -7,11 +7,13 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from serve_app.clock import SystemClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
 from serve_app.ingress.api_keys import Caller
+from serve_app.ingress.exchange import Exchange
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.followers import Follower
 from serve_app.processes.ingress import IngressProcess
@@ -49,10 +51,10 @@ class StillIngress(IngressProcess):
         self.attempts = self.dispatcher._attempts
         self.disconnects = self._disconnects
 
-    async def post(
+    async def submit(
         self, key: str = "", body: bytes = b'{"prompt": "Hello"}', prefer: str = ""
-    ) -> tuple[Follower, RequestFacts]:
-        """Admit a client's request, or join it to an earlier one."""
+    ) -> Exchange:
+        """Submit a client's request, or join it to an earlier one."""
         headers = {"idempotency-key": key} if key else {}
         if prefer:
             headers["prefer"] = prefer
@@ -60,7 +62,13 @@ class StillIngress(IngressProcess):
         submission = self.submissions.of(
             Caller("tenant"), "/v1/completions", "", headers, body, request, ""
         )
-        return await self.acceptance.accept(submission)
+        return await self.exchanges.submit(submission)
+
+    async def post(self, *request: Any, **more: Any) -> tuple[Follower, RequestFacts]:
+        """The same; what reads its journal, and its facts."""
+        exchange = await self.submit(*request, **more)
+        assert exchange.facts is not None
+        return exchange.follower, exchange.facts
 
     async def quiet(self) -> None:
         """Wait until the grace periods of all clients that have left are over. It knows who lives

@@ -64,7 +64,7 @@ async def test_whoever_reads_it_and_leaves_does_not_cancel_it(
 ) -> None:
     async with door(redis_url, namespace, **LATER) as at:
         request_id = (await post(at)).headers["x-request-id"]
-        await at.ingress.acceptance.stop()  # as if another ingress had accepted it
+        await at.ingress.exchanges.stop()  # as if another ingress had accepted it
         reading = asyncio.create_task(at.http.get(f"/v1/requests/{request_id}/response"))
         await eventually(lambda: at.ingress.followers.request_ids)
         reading.cancel()

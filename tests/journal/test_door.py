@@ -15,7 +15,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.admission.memory_limit import MemoryLimit
-from serve_app.ingress.uploads import Upload
+from serve_app.ingress.connection_limits import Upload
 from serve_app.policy.classes import CLASSES
 from tests.journal.in_process import Door, door, in_process, settings_of
 from tests.journal.journal_helpers import OPENED, PrivateRedis, World

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.ingress.answer import Answer
+from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.docs_page import OPEN_PATHS
 from serve_app.ingress.event_streams import EventStreams
+from serve_app.ingress.exchange import Exchange
 from serve_app.ingress.status import PROBES, Readiness
-from serve_app.ingress.uploads import Uploads
 from tests.journal.in_process import (
     Door,
     door,
@@ -285,9 +285,9 @@ def broken(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "at", "begun"),
     [
-        ("POST", COMPLETIONS, (Answer, "_take"), True),
+        ("POST", COMPLETIONS, (Exchange, "_write"), True),
         ("POST", COMPLETIONS, (Uploads, "of"), False),
-        ("GET", "/v1/requests/{}/events", (Answer, "_take"), True),
+        ("GET", "/v1/requests/{}/events", (Exchange, "_write"), True),
         ("GET", "/v1/requests/{}/events", (EventStreams, "attach"), False),
         ("GET", "/readyz", (Readiness, "report"), False),
     ],

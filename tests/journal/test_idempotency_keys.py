@@ -58,11 +58,10 @@ async def test_after_a_failure_that_passes_a_repeat_is_a_new_request(
 
 
 async def test_a_repeat_takes_no_place_among_those_that_wait(its: StillIngress) -> None:
-    first, _ = await its.post(KEY)
-    again, _ = await its.post(KEY)
-    again.begun()
+    first, again = await its.submit(KEY), await its.submit(KEY)
+    again.leave(departed=False)
     assert len(its.limits.waiting) == 1
-    first.begun()
+    first.leave(departed=False)
     assert len(its.limits.waiting) == 0
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, State
-from serve_app.ingress import answer
-from serve_app.ingress.signs_of_life import sign_of_life
+from serve_app.ingress import exchange
+from serve_app.ingress.exchange import sign_of_life
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.ids import EntryId
@@ -148,7 +148,7 @@ class Sent:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.beats: list[bytes] = []
-        monkeypatch.setattr(answer, "sign_of_life", self._sign_of_life)
+        monkeypatch.setattr(exchange, "sign_of_life", self._sign_of_life)
         monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 0.05)
 
     def _sign_of_life(self, *about: Any) -> bytes:

@@ -17,11 +17,13 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import CHATS, RESPONSES, State
-from serve_app.ingress import answer, sending, slow_readers
+from serve_app.ingress import slow_readers
+from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import Head, RequestFacts, Summary
 from serve_app.journal.reader import _HOLD_BYTES
 from serve_app.journal.writer import JournalWriter
+from serve_app.processes import ingress
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import (
     HEAD,
@@ -176,20 +178,18 @@ async def connected(d: Door, request: bytes) -> AsyncIterator[socket.socket]:
 # -- who does not read ---------------------------------------------------------------------------
 
 
-class Looks(TurnedClock):
-    """The clock of who searches for clients that do not read; counts the searches."""
+class Looks(SlowReaders):
+    """Counts its searches for clients that do not read."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
-    def monotonic_s(self) -> float:
+    def _cut_stalled(self) -> None:
+        super()._cut_stalled()
         self.count += 1
-        return super().monotonic_s()
 
     async def later(self, by_s: float, clock: TurnedClock) -> None:
-        """Turn both clocks ahead, and wait for a search that has begun after that."""
-        self.now_s = clock.now_s = clock.now_s + by_s
+        """Turn the clock ahead, and wait for a search that has begun after that."""
+        clock.now_s += by_s
         before = self.count
         await eventually(lambda: self.count > before + 1)
 
@@ -199,10 +199,9 @@ async def test_only_clients_that_read_nothing_for_long_are_disconnected(
     w: World, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
     stalled_s = 1_000.0
-    looks, clock = Looks(), TurnedClock()
-    monkeypatch.setattr(slow_readers, "SYSTEM", looks)
-    monkeypatch.setattr(answer, "SYSTEM", clock)
-    monkeypatch.setattr(sending, "SYSTEM", clock)
+    clock = TurnedClock()
+    monkeypatch.setattr(slow_readers, "SYSTEM", clock)
+    monkeypatch.setattr(ingress, "SlowReaders", Looks)
     monkeypatch.setattr(timings, "STALLED_LOOK_AT_MOST_S", 0.01)
     whole, path = (await finished(w), PATH) if streamed else (b"", "")
     small = httpx.AsyncHTTPTransport(
@@ -218,6 +217,7 @@ async def test_only_clients_that_read_nothing_for_long_are_disconnected(
             whole = (await d.http.get(path)).content
         await clients.enter_async_context(connected(d, getting(path)))
         answers = d.ingress.slow_readers
+        assert isinstance(answers, Looks)
         await eventually(lambda: len(answers._sending) == 1)
         (stuck,) = answers._sending
         async with http.stream("GET", path) as reading:
@@ -227,12 +227,12 @@ async def test_only_clients_that_read_nothing_for_long_are_disconnected(
             waiting = d.posted("Nobody answers for a while.")
             await eventually(lambda: len(answers._sending) == 3)
             for _ in range(2):
-                await looks.later(0.6 * stalled_s, clock)
+                await answers.later(0.6 * stalled_s, clock)
                 while reader.sending_since_s < clock.now_s:
                     got += await anext(pieces)
             got += b"".join([piece async for piece in pieces])
             assert got == whole
-        await looks.later(2 * stalled_s, clock)
+        await answers.later(2 * stalled_s, clock)
         await eventually(lambda: len(d.ingress.connections.event_readers) == 0)
         assert not waiting.done(), "who waits for an answer is not one who does not take it"
 

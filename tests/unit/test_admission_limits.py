@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.admission.limits import AdmissionLimits, Ticket, WaitingLimits
+from serve_app.admission.limits import AdmissionLimits, Place, WaitingLimits
 from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
@@ -187,10 +187,10 @@ def test_a_tenants_share_of_the_line_is_in_sequences() -> None:
     found = room(max_waiting_standard=1_000, max_tenant_share=0.5)
     assert refused(found.enter, "acme", "standard", 10, 2_048) is None
     assert refused(found.enter, "acme", "standard", 10, 128) is None
-    ticket = found.enter("acme", "standard", 10, 240)
+    place = found.enter("acme", "standard", 10, 240)
     assert refused(found.enter, "acme", "standard", 10, 128) is Reason.TENANT_LIMIT
     assert refused(found.enter, "umbrella", "standard", 10, 128) is None
-    found.leave(ticket)
+    found.leave(place)
     assert refused(found.enter, "acme", "standard", 10, 128) is None
     assert refused(found.enter, "acme", "standard", 10, 117) is Reason.TENANT_LIMIT
     assert refused(found.enter, "acme", "standard", 10, 116) is None
@@ -203,12 +203,12 @@ def test_without_api_keys_only_the_class_is_bounded() -> None:
 
 def test_leaving_frees_capacity_only_once() -> None:
     found = room(required=False, max_waiting_bytes_standard=10 * MIB)
-    tickets: list[Ticket] = [found.enter("default", "standard", MIB) for _ in range(10)]
+    places: list[Place] = [found.enter("default", "standard", MIB) for _ in range(10)]
     for _ in range(3):
-        found.leave(tickets[0])
+        found.leave(places[0])
     assert fill(found, "default", MIB) == (1, Reason.QUEUE_FULL)
-    for ticket in tickets:
-        found.leave(ticket)
+    for place in places:
+        found.leave(place)
     assert len(found) == 1
 
 

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from serve_app import timings
-from serve_app.ingress.answer import Answer, Answering
+from serve_app.ingress.exchange import Exchange, Parts
 from serve_app.ingress.http_protocol import PUSH, HttpProtocol
 from serve_app.journal.entries import Entry, encode_wakes, wake_of
 from serve_app.journal.facts import AttemptFacts, Head, Summary
@@ -282,8 +282,8 @@ def test_an_answer_takes_one_write_for_each_entry_and_no_other(
             await send(message)
 
         follower = followers.follow_new("req_1")
-        parts = Answering(Nobody(), None, 1e9, None)  # type: ignore[arg-type]
-        answer = Answer(parts, follower, "/v1/completions", None, streamed)
+        parts = Parts(Nobody(), None, 1e9, None)  # type: ignore[arg-type]
+        answer = Exchange(parts, follower, "/v1/completions", None, streamed)
         await answer(scope, receive, counted)
 
     async def ask() -> None:

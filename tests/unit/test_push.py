@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from serve_app.ingress.answer import Answer, Answering
+from serve_app.ingress.exchange import Exchange, Parts
 from serve_app.ingress.http_protocol import PUSH
 from serve_app.journal.entries import Entry, encode_wakes, wake_of
 from serve_app.journal.events import COMMENT
@@ -81,8 +81,8 @@ class Client:
         self._sending = False
         self.follower = followers.follow_new(ID)
         # No deadline is looked at here, nor what is unread.
-        answering = Answering(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
-        answer = Answer(answering, self.follower, "/v1/completions", facts=None, streamed=True)
+        parts = Parts(Nobody(), None, 0.0, None)  # type: ignore[arg-type]
+        answer = Exchange(parts, self.follower, "/v1/completions", facts=None, streamed=True)
         scope = {"extensions": {PUSH: self._push}} if pushed else {}
         self.task = asyncio.ensure_future(answer(scope, None, self._send))
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from serve_app.admission.submission import Submission
+from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
-from serve_app.ingress.submissions import Submissions
+from serve_app.ingress.inference import Submissions
 from serve_app.settings import Settings
 
 

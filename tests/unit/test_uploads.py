@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.uploads import Uploads
+from serve_app.ingress.connection_limits import Uploads
 from serve_app.settings import Settings
 
 KIB = 1024

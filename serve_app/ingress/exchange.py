@@ -1,0 +1,519 @@
+"""One client's exchange: its request is submitted, waits, is answered from its journal, and ends or
+loses its client.
+
+    offered ──▶ waiting ──▶ streaming ──▶ over
+       │           ╰──────▶ passing ────────▲
+       ╰─ doubtful: its client left or got a 503, and Redis may still accept it (`Disconnects`)
+
+Submitting needs no connection (`Admission.submit`): an exchange attaches to what was accepted, here
+or at another ingress. The bytes go directly to ASGI's `send`, without a framework's response class,
+which runs a task group and a disconnect listener per response. Ray Serve cancels the task when the
+client leaves. While the task waits for the next bytes of a stream, the follower hands them to the
+connection itself, as long as the client takes everything. Otherwise it wakes the task, so the bytes
+always have one sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Send
+
+from serve_app import timings
+from serve_app.admission.admission import Admission, Receipt, Submission
+from serve_app.clock import SYSTEM
+from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, Reason, State
+from serve_app.dispatch.deadlines import Deadlines
+from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable, retry_headers
+from serve_app.ingress.connection_limits import ConnectionLimit
+from serve_app.ingress.disconnects import Disconnects
+from serve_app.ingress.http_protocol import PUSH, Push
+from serve_app.ingress.objects import unanswered_response
+from serve_app.journal.ending import MESSAGES
+from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
+from serve_app.journal.facts import Head, RequestFacts
+from serve_app.journal.followers import Follower, Followers
+from serve_app.loops import ended
+from serve_app.observability.logs import about
+from serve_app.redis.check import RedisWatch
+
+log = logging.getLogger("hermes.ingress")
+
+_EVENT_STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")])
+_NO_MORE = Head(204, [])
+"""After the last event: an `EventSource` connects again after every other answer."""
+
+
+class Stage(Enum):
+    """How far the answer is."""
+
+    WAITING = auto()
+    STREAMING = auto()
+    """Events have begun, or the answer was sent as a whole."""
+    PASSING = auto()
+    """A long answer that is not a stream is sent in pieces."""
+
+    @property
+    def begun(self) -> bool:
+        return self is not Stage.WAITING
+
+
+class _Overdue(Exception):
+    """The deadline has passed while Redis was unreachable."""
+
+
+class Parts(NamedTuple):
+    """What all exchanges of one ingress use."""
+
+    disconnects: Disconnects
+    deadlines: Deadlines
+    heartbeat_s: float
+    unread: ConnectionLimit
+
+
+class Exchange:
+    """An ASGI response.
+
+    Args:
+        path: the endpoint, which determines how a stream ends.
+        facts: of the request; None where they are not known.
+        as_events: answer with server-sent events whatever the engine's response is
+            (`/v1/requests/{id}/events`, and requests with `stream: true` after the first
+            heartbeat).
+        begun: called once, when a worker has started the request, or none will.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        follower: Follower,
+        path: str,
+        facts: RequestFacts | None,
+        streamed: bool,
+        as_events: bool = False,
+        begun: Callable[[], None] | None = None,
+    ) -> None:
+        self.follower = follower
+        self.facts = facts
+        self.status = 0
+        """HTTP status, once the response has begun."""
+        self.refusal: RequestRefused | None = None
+        """What the client was told instead of a response."""
+        self._disconnects, self._deadlines, self._heartbeat_s, self._unread = parts
+        self._path = path
+        self._streamed = streamed
+        self._as_events = as_events
+        self._begun = begun
+        self._stage = Stage.WAITING
+        self._overdue = False
+        self._unread_bytes = 0
+        self._tenant = facts.tenant if facts is not None else ""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._last_sent_s = SYSTEM.monotonic_s()
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        """Run until the request has ended, or until the client leaves (this task is then
+        cancelled).
+        """
+        try:
+            await self._answer(send, scope.get("extensions", {}).get(PUSH))
+        except RequestRefused as refusal:
+            self.refusal = refusal
+            await refusal_answer(refusal, self.own_headers())(scope, receive, send)
+
+    async def _answer(self, send: Send, push: Push | None) -> None:
+        departed = True
+        if self.facts is not None:
+            self._set_alarm(self._deadlines.due_in_s(self.facts.deadline_ms))
+        try:
+            await self._forward(send, push)
+            departed = False
+        except _Overdue:
+            departed = False
+            raise RequestRefused(Reason.DEADLINE, MESSAGES[Reason.DEADLINE]) from None
+        finally:
+            self.follower.push = None
+            if self._alarm is not None:
+                self._alarm.cancel()
+            if self._unread_bytes:
+                self._unread.release(self._tenant, self._unread_bytes)
+            self.leave(departed)
+
+    async def until_begun(self) -> None:
+        """Without a client: count among the requests that wait until a worker has started this
+        one.
+        """
+        try:
+            while self._begun is not None:
+                await self._wait()
+        finally:
+            self.leave(departed=False)
+
+    def leave(self, departed: bool) -> None:
+        """The client has its answer or, if `departed`, has left before the end."""
+        settling = self._disconnects.left(self.follower, departed)
+        if settling is None:
+            self._has_begun()
+        else:
+            settling.add_done_callback(lambda _: self._has_begun())
+
+    def _has_begun(self) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun()
+
+    async def _wait(self) -> None:
+        await self.follower.wait()
+        reader = self.follower.reader
+        if self._begun is not None and (reader.attempt or reader.ending) is not None:
+            self._has_begun()
+
+    # -- the deadline -----------------------------------------------------------------------------
+
+    def _set_alarm(self, in_s: float) -> None:
+        self.follower.due_at = asyncio.get_running_loop().time() + in_s
+        self._alarm = asyncio.get_running_loop().call_at(self.follower.due_at, self._ring)
+
+    def _ring(self) -> None:
+        # and `due_at` has passed: `_expire` comes before any other wait for Redis
+        self._overdue = True
+        self.follower.wake()
+
+    async def _expire(self) -> None:
+        """The deadline has passed and no other process has ended the request: end it here, whatever
+        it waits for.
+
+        Raises:
+            _Overdue: Redis does not answer, or nobody can read the journal, and the client has
+                received nothing yet.
+        """
+        self._overdue = False
+        try:
+            async with asyncio.timeout(timings.EXPIRE_WITHIN_S):
+                await self._deadlines.end(self.follower.request_id)
+                await self.follower.catch_up()
+        except (RedisUnavailable, Unreadable, TimeoutError):
+            if not self._stage.begun:
+                self._deadlines.owe(self.follower.request_id)
+                raise _Overdue from None
+        if self.follower.reader.ending is None:
+            # a part was sent, so its end must come from the journal
+            self._set_alarm(timings.EXPIRE_WITHIN_S)
+
+    # -- from the journal to the client -----------------------------------------------------------
+
+    async def _forward(self, send: Send, push: Push | None) -> None:
+        reader = self.follower.reader
+        held: list[bytes] = []  # the response is not a stream, so its status may still change
+        while True:
+            ended = reader.ending is not None  # set before sending: more bytes can arrive meanwhile
+            if ended:
+                self._count_unread(reader.memory_bytes + sum(map(len, held)))
+            body = reader.take()
+            if reader.streams and reader.head is not None:
+                if body:
+                    await self._send(send, reader.head, body)
+                    self.follower.push = push
+            elif body and reader.more and self._passes_on():
+                assert reader.head is not None
+                await self._send(send, reader.head, body)
+                self._stage = Stage.PASSING
+            elif body:
+                held.append(body)
+            if reader.more and ended:  # a long transcript: the next piece, once this one is sent
+                await asyncio.sleep(0)
+                continue
+            if ended:
+                whole = b"".join(held)
+                held.clear()
+                await self._finish(send, whole)
+                return
+            sent_s = max(self._last_sent_s, self.follower.pushed_at)
+            if self._streamed and SYSTEM.monotonic_s() - sent_s >= self._heartbeat_s:
+                last = max(reader.last_event, reader.seen)
+                sign = sign_of_life(
+                    self._path,
+                    self.follower.request_id,
+                    self.facts,
+                    last,
+                    self._stage.begun or last > 0,
+                )
+                await self._send(send, _EVENT_STREAM, sign)
+            if self._overdue:
+                await self._expire()
+            else:
+                await self._wait()
+
+    def _count_unread(self, size: int) -> None:
+        """Count so much that was read of a journal and not sent yet, unless it is little.
+
+        Raises:
+            RequestRefused: there is no room for it, and nothing has been sent.
+        """
+        if size > max(self._unread_bytes, timings.LARGE_BYTES):
+            if not (self._stage.begun or self._unread_bytes):
+                self._unread.check(self._tenant)
+            self._unread.count(self._tenant, size - self._unread_bytes)
+            self._unread_bytes = size
+
+    def _passes_on(self) -> bool:
+        """Whether a long answer that is not a stream can be sent before all of it is read."""
+        reader = self.follower.reader
+        complete = reader.ending is not None and reader.ending.state is State.COMPLETED
+        ours = self._as_events or self._stage is Stage.STREAMING
+        return complete and reader.head is not None and not ours
+
+    async def _finish(self, send: Send, held: bytes) -> None:
+        """Send the last bytes: of the engine's response, or an error of ours in a format that still
+        fits.
+        """
+        reader = self.follower.reader
+        ending, head = reader.ending, reader.head
+        assert ending is not None
+        completed = ending.state is State.COMPLETED
+        if self._stage is Stage.PASSING and head is not None:
+            if completed:
+                await self._send(send, head, held, more=False)
+            return  # otherwise the server ends the connection before the answer is complete
+        as_events = self._stage.begun or self._as_events
+        whole = head is not None and not head.streamed and (completed or held)
+        if head is not None and whole and not as_events:
+            await self._send(send, head, held, more=False)
+            return
+        if whole and (completed or not self._streamed):
+            last, tail, held = 0, body_event(held), b""
+        elif not completed:
+            if not as_events:
+                raise RequestRefused(ending.reason or Reason.INTERNAL, ending.message)
+            last, reason = reader.last_event, ending.reason or Reason.INTERNAL
+            tail = error_events(reason, ending.message, last, self._path)
+        else:
+            last, tail = reader.last_event, b""
+        end = last + tail.count(SEPARATOR)
+        if reader.seen > end:
+            message = f"Event {reader.seen} is not in the journal, which ends with event {end}."
+            if not self._stage.begun:
+                raise RequestRefused(Reason.JOURNAL_LOST, message)
+            tail = error_events(Reason.JOURNAL_LOST, message, end, self._path)
+        else:
+            tail = after_event(tail, last + 1, reader.seen)
+        if not tail and reader.seen and not self._stage.begun:
+            await self._send(send, _NO_MORE, b"")
+        elif tail or not self._stage.begun:
+            await self._send(send, _EVENT_STREAM if tail else head or _EVENT_STREAM, tail)
+        await self._write(send, b"", more=False)
+
+    async def _send(self, send: Send, head: Head, body: bytes, more: bool = True) -> None:
+        if not self._stage.begun:
+            self._stage = Stage.STREAMING
+            self.status = head.status
+            headers = self._headers(head)
+            if not more:
+                headers.append((b"content-length", str(len(body)).encode()))
+            await send({"type": "http.response.start", "status": head.status, "headers": headers})
+        await self._write(send, body, more)
+
+    async def _write(self, send: Send, body: bytes, more: bool) -> None:
+        self._last_sent_s = SYSTEM.monotonic_s()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
+        headers = [*head.headers, *self.own_headers().items()]
+        if head.streamed:
+            headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
+
+    def own_headers(self) -> dict[str, str]:
+        """Headers with what is known of the request so far."""
+        reader, facts = self.follower.reader, self.facts
+        headers = {"x-request-id": self.follower.request_id}
+        if facts is not None:
+            headers["x-hermes-class"] = facts.request_class
+            if facts.client_request_id and not self._as_events:
+                headers["x-client-request-id"] = facts.client_request_id
+        if reader.attempt is not None:
+            admitted_ms = facts.admitted_ms if facts is not None else 0
+            headers["x-hermes-replica"] = reader.attempt.replica
+            headers["x-hermes-engine"] = reader.attempt.engine
+            headers["x-hermes-attempts"] = str(reader.attempts)
+            headers["x-hermes-queue-ms"] = str(max(0, reader.attempt.opened_ms - admitted_ms))
+        if reader.ending is not None and reader.ending.reason:
+            headers["x-hermes-reason"] = reader.ending.reason
+            headers |= retry_headers(reader.ending.reason)
+        return headers
+
+
+class Exchanges:
+    """The exchanges of one ingress: with clients that submit a request or join an earlier one, and
+    the places of requests that go on without a client.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        followers: Followers,
+        parts: Parts,
+        redis: RedisWatch,
+        within_s: float,
+    ) -> None:
+        self._admission = admission
+        self._followers = followers
+        self._parts = parts
+        self._redis = redis
+        self._within_s = within_s
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        """No longer follow requests in the background; they go on."""
+        await ended(list(self._waiting))
+
+    async def submit(self, submission: Submission) -> Exchange:
+        """Submit a request, or join the earlier one that it repeats.
+
+        Raises:
+            RequestRefused: as `Admission.submit`, `body_too_large` if Redis takes no such value,
+                and `journal_unavailable`.
+        """
+        size_bytes = len(submission.body)
+        if size_bytes >= self._redis.sizes.refused_bytes:
+            raise _too_large(size_bytes)
+        try:
+            if self._redis.refused:
+                raise RedisUnavailable(self._redis.refused)
+            async with asyncio.timeout(self._within_s):
+                try:
+                    receipt = await self._admission.submit(submission)
+                    return await self._attached(submission, receipt)
+                except RedisUnavailable:
+                    if not await self._takes_no(size_bytes):
+                        raise
+            raise _too_large(size_bytes)
+        except (RedisUnavailable, TimeoutError) as error:
+            self._redis.doubt()
+            facts = submission.facts
+            log.warning(
+                "request refused: journal_unavailable: %s",
+                str(error) or f"not accepted in {self._within_s:g} s",
+                extra=about("", facts.tenant, Reason.JOURNAL_UNAVAILABLE, facts.trace),
+            )
+            raise RequestRefused(
+                Reason.JOURNAL_UNAVAILABLE,
+                "The service cannot accept requests at the moment; please try again.",
+                retry_after_s=timings.RETRY_AFTER_S,
+            ) from None
+
+    async def submit_detached(self, submission: Submission) -> tuple[str, RequestFacts]:
+        """The same for a request that goes on without its client: its id and facts.
+
+        Raises:
+            RequestRefused: as `submit`, and `idempotency_conflict` if the earlier request ends with
+                its client.
+        """
+        exchange = await self.submit(submission)
+        request_id, facts = exchange.follower.request_id, exchange.facts
+        if facts is None or not facts.detached:
+            exchange.leave(departed=True)
+            raise RequestRefused(
+                Reason.IDEMPOTENCY_CONFLICT,
+                "This Idempotency-Key was used for a request that waits for its answer; repeat it "
+                "without Prefer: respond-async.",
+                param="prefer",
+            )
+        task = asyncio.create_task(exchange.until_begun(), name=f"detached-{request_id}")
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return request_id, facts
+
+    async def attach(
+        self, request_id: str, path: str, seen: int, over: bool, as_events: bool
+    ) -> Exchange:
+        """The exchange with a client that reads any request after event `seen`. `over`: whether it
+        has ended.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        follower = await self._parts.disconnects.attach(request_id, seen, over)
+        facts = follower.reader.facts
+        streamed = as_events or (facts is not None and facts.streamed)
+        return Exchange(self._parts, follower, path, facts, streamed, as_events)
+
+    async def _attached(self, submission: Submission, receipt: Receipt) -> Exchange:
+        request_id, facts, begun, repeat, over = receipt
+        if repeat:
+            seen = submission.seen
+            follower = await self._parts.disconnects.attach(request_id, seen, over)
+        else:
+            follower = self._followers.follow_new(request_id)
+        continued = facts.streamed and submission.seen > 0
+        path = submission.line.path
+        return Exchange(self._parts, follower, path, facts, facts.streamed, continued, begun)
+
+    async def _takes_no(self, size_bytes: int) -> bool:
+        """Whether a request was not accepted because of its size, although all else works."""
+        if size_bytes <= timings.LARGE_BYTES or not self._redis.usable:
+            return False
+        return await self._redis.sizes.refuses(size_bytes)
+
+
+def _too_large(size_bytes: int) -> RequestRefused:
+    return RequestRefused(
+        Reason.BODY_TOO_LARGE,
+        f"The request body has {size_bytes:,} bytes, more than the service's storage takes at a "
+        "time; shorten the request.",
+    )
+
+
+def refusal_answer(
+    refusal: RequestRefused, more_headers: Mapping[str, str] | None = None
+) -> Response:
+    headers = {**(more_headers or {}), **refusal.headers()}
+    return Response(refusal.body(), refusal.status, headers, "application/json")
+
+
+def sign_of_life(
+    path: str, request_id: str, facts: RequestFacts | None, last_event: int, begun: bool
+) -> bytes:
+    """What a stream without news sends, so that no client takes it for dead: an event of the
+    client's own protocol that changes nothing, after a comment by which this project's own clients
+    know it. Clients give up after minutes without an event, and comments are no events to them.
+
+    It has no `id` and is in no journal, so it moves no reader's place, and a replay does not have
+    it. A response has OpenAI's own `keepalive`, with the sequence number of the last event: whoever
+    goes on after it misses nothing. Before the first event OpenAI's SDKs take `response.created`
+    and nothing else, so it is that one, once; it comes again with the answer. Chats and completions
+    have a chunk that adds nothing, other endpoints the comment alone.
+
+    Args:
+        last_event: number of the last event that the client has; 0 if it has none.
+        begun: whether it has an event, or a sign of life that stands for the first one.
+    """
+    if facts is None:
+        return COMMENT
+    if path == RESPONSES:
+        place = max(0, last_event - 1)
+        event: dict[str, Any] = {"type": "keepalive", "sequence_number": place}
+        if not begun:
+            response = msgspec.Raw(unanswered_response(request_id, facts, None, State.QUEUED))
+            event = {"type": "response.created", "sequence_number": 0, "response": response}
+        return COMMENT + b"event: %b\ndata: %b\n\n" % (
+            event["type"].encode(),
+            msgspec.json.encode(event),
+        )
+    made = {"created": facts.admitted_ms // 1000, "model": facts.model}
+    nothing: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
+    if path == CHATS:
+        chunk = {"id": f"chatcmpl-{request_id}", "object": "chat.completion.chunk", **made}
+        nothing["delta"] = {}
+    elif path == COMPLETIONS:
+        chunk = {"id": f"cmpl-{request_id}", "object": "text_completion", **made}
+        nothing["text"] = ""
+    else:
+        return COMMENT
+    return COMMENT + b"data: %b\n\n" % msgspec.json.encode({**chunk, "choices": [nothing]})
