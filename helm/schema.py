@@ -447,8 +447,7 @@ def rules() -> str:
     from serve_app.settings import vllm_names as vllm
     from serve_app.settings.presets import PRESETS
     from serve_app.settings.renamed import RENAMED
-    from serve_app.settings.sections import FORMS
-    from serve_app.settings.workers import AutoscalingSettings
+    from serve_app.settings.sections import FORMS, AutoscalingSettings
 
     tree = Settings.model_json_schema()
 

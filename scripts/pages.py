@@ -16,6 +16,7 @@ from serve_app.errors import ADVICE, RequestRefused, error_body
 from serve_app.ingress.validation.fields import WITHOUT_EFFECT
 from serve_app.settings import Settings
 from serve_app.settings.presets import PRESETS
+from serve_app.settings.sections import docstrings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -32,7 +33,8 @@ def settings(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[
             default = field.get_default(call_default_factory=True)
             as_yaml = default if isinstance(default, str) else json.dumps(default)
             shown = "" if default in (None, "") else f"`{as_yaml}`"
-            yield f"| `{prefix}{name}` | {shown} | {field.description or ''} |"
+            about = docstrings(section).get(name, field.description or "")
+            yield f"| `{prefix}{name}` | {shown} | {about} |"
 
 
 def presets() -> Iterator[str]:

@@ -22,7 +22,7 @@ from serve_app.clock import SYSTEM
 from serve_app.errors import SettingsError
 from serve_app.redis.check import Check, Finding
 from serve_app.settings import RedisSettings
-from serve_app.settings.ingress import IngressSettings
+from serve_app.settings.sections import IngressSettings
 
 MAX_BODY_BYTES = IngressSettings().max_body_bytes
 

@@ -18,7 +18,7 @@ from serve_app.cli import serve_api
 from serve_app.cli.console import fail, new_app
 from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
-from serve_app.settings.workers import no_place
+from serve_app.settings.sections import no_place
 
 IMPORT_PATH = "serve_app.deploy:build"
 CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")

@@ -276,7 +276,7 @@ def changes(
     """
     from serve_app.local.service import merged
     from serve_app.settings.renamed import by_new_names
-    from serve_app.settings.workers import SEQUENCES_OF_A_GPU, WorkerSettings
+    from serve_app.settings.sections import SEQUENCES_OF_A_GPU, WorkerSettings
 
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     # Two of them may share a Redis (--redis-url), and their folders' paths.

@@ -1,6 +1,5 @@
-"""Presets: one word for the settings that decide between short waits and high throughput.
-
-A preset only fills in what the configuration leaves out, before the tree is validated.
+"""Presets: one word for the settings that decide between short waits and high throughput. It fills
+in what the configuration leaves out, before the tree is validated.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ class Preset(NamedTuple):
     sequences: int
     """How many requests one engine runs at a time."""
     batched_tokens: int
-    """How many tokens one step of the engine computes at most: prompts in chunks, and one token
-    for each running request.
-    """
+    """How many tokens of prompts and answers one step of the engine computes at most."""
     memory_share: float
     """Share of a GPU's memory that the engine takes."""
     busy_share: float
-    """Share of what an engine may run that autoscaling aims for. The lower it is, the earlier
-    another replica starts; the higher, the less is idle.
+    """Share of what an engine may run that autoscaling aims for: the lower, the earlier another
+    replica starts; the higher, the less is idle.
     """
 
 
@@ -40,9 +37,8 @@ PRESETS: dict[PresetName, Preset] = {
 
 
 def fill_in(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the values of their preset, where they set none themselves.
-
-    A section that is malformed stays as it is: its own validation explains what is wrong.
+    """The settings with the values of their preset, where they set none themselves. A malformed
+    section stays as it is: its own validation explains what is wrong.
     """
     preset = PRESETS.get(args["preset"]) if isinstance(args.get("preset"), str) else None
     workers, engine = _section(args, "workers"), _section(args, "engine")

@@ -16,7 +16,7 @@ from serve_app.journal import attempt_log
 from serve_app.journal.entries import compress, decode_wakes
 from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
 from serve_app.journal.writer import JournalWriter
-from serve_app.settings.workers import EngineSettings
+from serve_app.settings.sections import EngineSettings
 from tests.journal.in_process import worker_process
 from tests.journal.journal_helpers import (
     HEAD,

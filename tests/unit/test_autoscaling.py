@@ -35,7 +35,7 @@ from serve_app.deploy import Worker, _worker_options
 from serve_app.policy.capacity import general_slots
 from serve_app.policy.scaling import load, per_engine, replicas_wanted
 from serve_app.settings import Settings, load_settings
-from serve_app.settings.workers import POLICY
+from serve_app.settings.sections import POLICY
 from tests.tables import each
 
 ID = DeploymentID("Worker", "hermes")

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.errors import SettingsError
 from serve_app.settings import Settings, load_settings
-from serve_app.settings.workers import WorkerSettings
+from serve_app.settings.sections import WorkerSettings
 from tests.tables import each
 
 TARGET_7 = {"target_ongoing_requests": 7}

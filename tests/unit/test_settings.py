@@ -21,19 +21,15 @@ def refusal(args: dict[str, Any]) -> str:
 @each(
     "args, words",
     [
-        # An unknown key is named with the near one, or with the known ones.
-        ({"worker": {}}, ("unknown key 'worker'", "did you mean 'workers'?")),
+        # An unknown key is named with its path.
+        ({"worker": {}}, ("'worker': ", "not permitted")),
         (
             {"workers": {"autoscaling": {"min_replica": 1}}},
-            ("unknown key 'workers.autoscaling.min_replica'", "did you mean 'min_replicas'?"),
+            ("'workers.autoscaling.min_replica': ", "not permitted"),
         ),
-        ({"journal": {"zzz": 1}}, ("retention_s, store_responses, transcript_compression_level",)),
         # A wrong value is named with its key and what it takes.
-        ({"ingress": {"heartbeat_s": "10s"}}, ("'ingress.heartbeat_s'", "seconds", "'10s'")),
-        (
-            {"ingress": {"max_body_bytes": "16MiB"}},
-            ("'ingress.max_body_bytes'", "plain number of bytes", "'16MiB'"),
-        ),
+        ({"ingress": {"heartbeat_s": "10s"}}, ("'ingress.heartbeat_s'", "valid number")),
+        ({"ingress": {"max_body_bytes": "16MiB"}}, ("'ingress.max_body_bytes'", "valid integer")),
         ({"journal": {"retention_s": -1}}, ("'journal.retention_s'", "greater than 0")),
         ({"namespace": "a:b"}, ("'namespace'", "takes letters, digits")),
         ({"telemetry": {"traces_endpoint": "collector:4317"}}, ("'telemetry.traces_endpoint'",)),
@@ -69,7 +65,11 @@ def test_a_mistake_is_named_with_its_key_and_its_fix(
 
 @each("args", ["hello", None])
 def test_args_are_a_mapping(args: Any) -> None:
-    assert refusal(args) == f"settings: 'args' takes a mapping, not {args!r}"
+    assert refusal(args).startswith("settings: Input should be a valid dictionary")
+
+
+def test_a_value_that_is_no_section_may_hold_a_password_and_is_not_shown() -> None:
+    assert "secret" not in refusal({"redis": "redis://:secret@here/0", "namespace": "secret:"})
 
 
 def test_all_mistakes_are_told_at_once() -> None:
