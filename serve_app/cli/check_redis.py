@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
@@ -29,18 +29,6 @@ MAX_BODY_BYTES = IngressSettings().max_body_bytes
 app = new_app()
 
 
-class Login(NamedTuple):
-    """One login to check. `name` begins the sentence; `namespace` is None for Ray's GCS; `service`
-    may be empty.
-    """
-
-    name: str
-    settings: RedisSettings
-    namespace: str | None
-    service: str = ""
-    max_body_bytes: int = MAX_BODY_BYTES
-
-
 class Found(NamedTuple):
     """What is wrong with a login, as a sentence, or else what its operator should know."""
 
@@ -49,10 +37,10 @@ class Found(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-Tell = Callable[[str], None]
+Tell = Callable[[str], object]
 
 
-def _told(line: str) -> None:
+def told(line: str) -> None:
     print(line, flush=True)
 
 
@@ -85,58 +73,46 @@ def check_redis(
     # The first process of a container ignores every signal that it does not handle, so Kubernetes
     # would wait for the whole grace period when it ends a pod that waits here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    tell = _silent if as_json else told
+    until_s = SYSTEM.monotonic_s() + wait_s
     try:
-        logins = _logins(namespace, service, ca_file, max_body_bytes)
+        settings = _settings("HERMES_REDIS_URL", redis_url() or RedisSettings().url, ca_file)
+        logins = {"Redis": Check(settings, namespace, max_body_bytes, service)}
+        if url := _url_of_gcs():
+            settings = _settings("HERMES_GCS_REDIS", url, ca_file)
+            logins["Redis, for Ray's GCS"] = Check(settings, None, max_body_bytes)
+        found: list[Found] = []
+        for name, check in logins.items():  # up to the first that cannot be used
+            found.append(asyncio.run(_wait_for(name, check, until_s, tell)))
+            if found[-1].problem:
+                break
     except (SettingsError, CommandFailed) as error:
         fail(str(error))
-    tell = _silent if as_json else _told
-    found = asyncio.run(_wait_for_all(logins, SYSTEM.monotonic_s() + wait_s, tell))
     if as_json:
         print(json.dumps([one._asdict() for one in found], indent=2))
     if problem := found[-1].problem:
         fail(problem)
 
 
-def problem_with(name: str, url: str, namespace: str, service: str, ca_file: str) -> str:
-    """Check one Redis of the service, wait for nothing, and print warnings.
-
-    Args:
-        name: where the URL stands, for the message.
-
-    Returns:
-        The sentence that says what is wrong; empty if nothing is.
-    """
-    return state_of(name, url, namespace, service, ca_file, _told).problem
-
-
 def state_of(
-    name: str,
-    url: str,
-    namespace: str,
-    service: str = "",
-    ca_file: str = "",
-    tell: Tell = _silent,
+    name: str, url: str, namespace: str, service: str = "", ca_file: str = "", tell: Tell = _silent
 ) -> Found:
-    """What one Redis of the service is like now. The arguments are those of `problem_with`."""
+    """What one Redis of the service is like now; `name`: where the URL stands, for the message."""
     try:
-        login = Login("Redis", _settings(name, url, ca_file), namespace, service)
+        check = Check(_settings(name, url, ca_file), namespace, MAX_BODY_BYTES, service)
     except SettingsError as error:
         return Found("Redis", str(error))
-    return asyncio.run(_wait_for(login, SYSTEM.monotonic_s(), tell))
+    return asyncio.run(_wait_for("Redis", check, SYSTEM.monotonic_s(), tell))
 
 
-def _logins(namespace: str, service: str, ca_file: str, max_body_bytes: int) -> list[Login]:
-    settings = _settings("HERMES_REDIS_URL", redis_url(), ca_file)
-    found = [Login("Redis", settings, namespace, service, max_body_bytes)]
-    if address := os.environ.get("HERMES_GCS_REDIS"):
-        scheme, slashes, host = address.rpartition("://")
-        user = os.environ.get("HERMES_GCS_REDIS_USER") or "ray"
-        password = os.environ.get("HERMES_GCS_REDIS_PASSWORD") or ""
-        login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-        url = f"{scheme or 'redis'}{slashes or '://'}{login}{host}/0"
-        settings = _settings("HERMES_GCS_REDIS", url, ca_file)
-        found.append(Login("Redis, for Ray's GCS", settings, None))
-    return found
+def _url_of_gcs() -> str:
+    """The login of Ray's GCS as a URL; empty if there is none."""
+    address = os.environ.get("HERMES_GCS_REDIS", "")
+    scheme, slashes, host = address.rpartition("://")
+    user = os.environ.get("HERMES_GCS_REDIS_USER") or "ray"
+    password = os.environ.get("HERMES_GCS_REDIS_PASSWORD") or ""
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
+    return address and f"{scheme or 'redis'}{slashes or '://'}{login}{host}/0"
 
 
 def _settings(variable: str, url: str, ca_file: str) -> RedisSettings:
@@ -147,28 +123,17 @@ def _settings(variable: str, url: str, ca_file: str) -> RedisSettings:
         raise SettingsError(f"{variable} {problem}") from None
 
 
-async def _wait_for_all(logins: Sequence[Login], until_s: float, tell: Tell) -> list[Found]:
-    """What each login is like, up to the first that cannot be used."""
-    found: list[Found] = []
-    for login in logins:
-        found.append(await _wait_for(login, until_s, tell))
-        if found[-1].problem:
-            break
-    return found
-
-
-async def _wait_for(login: Login, until_s: float, tell: Tell) -> Found:
+async def _wait_for(name: str, check: Check, until_s: float, tell: Tell) -> Found:
     said = ""
-    check = Check(login.settings, login.namespace, login.max_body_bytes, login.service)
     while isinstance(found := await check.run(), Finding):
-        sentence = f"{login.name}: {found}."
+        sentence = f"{name}: {found}."
         if not found.step.passes or SYSTEM.monotonic_s() >= until_s:
-            return Found(login.name, sentence)
+            return Found(name, sentence)
         if sentence != said:
             said = sentence
             tell(f"waiting: {sentence}")
         await asyncio.sleep(timings.REDIS_CHECK_RETRY_S)
     for warning in found:
-        tell(f"{login.name}: warning: {warning}")
-    tell(f"{login.name}: usable")
-    return Found(login.name, warnings=found)
+        tell(f"{name}: warning: {warning}")
+    tell(f"{name}: usable")
+    return Found(name, warnings=found)

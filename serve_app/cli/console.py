@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from serve_app.local.service import Service
 
 USUAL = "http://127.0.0.1:8000"
+DASHBOARD = "http://127.0.0.1:8265"
 KEY_HELP = "The API key is read from $HERMES_API_KEY, or $OPENAI_API_KEY."
 Url = Annotated[
     str,
@@ -44,11 +45,7 @@ class CommandFailed(Exception):
 def new_app(
     help_text: str = "", cls: type[TyperGroup] = TyperGroup, add_completion: bool = False
 ) -> typer.Typer:
-    """Create the commands. Tracebacks show no variables, which may hold passwords.
-
-    Args:
-        add_completion: whether it installs shell completion, which covers its subcommands.
-    """
+    """Create the commands. Tracebacks show no variables, which may hold passwords."""
     return typer.Typer(
         cls=cls,
         help=help_text or None,
@@ -77,11 +74,7 @@ def one_sentence(command: str) -> Iterator[None]:
 
 
 def running_service() -> Service | None:
-    """The service in the usual folder; None if there is none, or it does not run.
-
-    Raises:
-        CommandFailed: the folder's file is damaged.
-    """
+    """The service in the usual folder; None if there is none, or it does not run."""
     if not STATE_DIR.exists():
         return None
     from serve_app.local.service import Service  # takes longer than the rest
@@ -93,23 +86,10 @@ def running_service() -> Service | None:
     return service if service is not None and service.running else None
 
 
-def service_url() -> str:
-    """The URL of the running service, otherwise the usual one. HERMES_URL, which goes before, is
-    the option's.
-    """
-    service = running_service()
-    return service.url if service is not None else USUAL
-
-
 def redis_url() -> str:
-    """HERMES_REDIS_URL, otherwise that of the running service, otherwise the setting's default."""
-    if url := os.environ.get("HERMES_REDIS_URL", ""):
-        return url
-    if service := running_service():
-        return service.redis_url
-    from serve_app.settings import RedisSettings  # the same
-
-    return RedisSettings().url
+    """HERMES_REDIS_URL, otherwise that of the running service; empty if there is none."""
+    service = None if os.environ.get("HERMES_REDIS_URL") else running_service()
+    return service.redis_url if service else os.environ.get("HERMES_REDIS_URL", "")
 
 
 _KEPT = "\n\t\u200c\u200d"

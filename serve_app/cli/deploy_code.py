@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
+from pydantic import BaseModel, Field, ValidationError
 
 from serve_app.cli import serve_api
-from serve_app.cli.console import fail, new_app
+from serve_app.cli.console import DASHBOARD, fail, new_app
 from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
 from serve_app.settings.sections import no_place
@@ -24,34 +24,21 @@ IMPORT_PATH = "serve_app.deploy:build"
 CARRIED = ("serve_app", "workers", "redis", "hiredis", "fastapi_offline")
 EXCLUDED = ["**/__pycache__", "*.pyc", "redoc.standalone.js", "direct_url.json"]
 
+_CONFIG = "Serve config file, such as cluster/local_cpu.yaml"
+_REPLACE = "remove the cluster's other Serve applications, which CONFIG lacks"
+_RENDER = "write a config for `serve deploy` to this file instead of deploying"
+
 app = new_app()
 
 
 @app.command("deploy")
 def deploy(
     config: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CONFIG",
-            exists=True,
-            dir_okay=False,
-            help="Serve config file, such as cluster/local_cpu.yaml",
-        ),
+        Path, typer.Argument(metavar="CONFIG", exists=True, dir_okay=False, help=_CONFIG)
     ],
-    address: Annotated[
-        str, typer.Option(help="address of the cluster's dashboard")
-    ] = "http://127.0.0.1:8265",
-    replace_all: Annotated[
-        bool,
-        typer.Option(help="remove the cluster's other Serve applications, which CONFIG lacks"),
-    ] = False,
-    render: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="write a config for `serve deploy` to this file instead of deploying",
-        ),
-    ] = None,
+    address: Annotated[str, typer.Option(help="address of the cluster's dashboard")] = DASHBOARD,
+    replace_all: Annotated[bool, typer.Option(help=_REPLACE)] = False,
+    render: Annotated[Path | None, typer.Option(metavar="FILE", help=_RENDER)] = None,
     timeout_s: Annotated[float, typer.Option(help="how long to wait until it runs")] = 600.0,
 ) -> None:
     """Deploy a Serve config file to a Ray cluster that has only Ray and vLLM installed.
@@ -88,27 +75,25 @@ def deploy(
         fail(str(error))
 
 
-def read(config: Path) -> dict[str, Any]:
-    """A Serve config file, with at least one application.
+class _Application(BaseModel):
+    name: str = "default"
 
-    Raises:
-        SettingsError: it is none; one line says why.
-    """
+
+class _Config(BaseModel):
+    applications: list[_Application] = Field(min_length=1)
+
+
+def read(config: Path) -> dict[str, Any]:
+    """A Serve config file, with at least one application; `SettingsError` if it is none."""
     try:
-        found = yaml.safe_load(config.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{config} is no YAML: {' '.join(str(error).split())}") from None
-    document: dict[str, Any] = found if isinstance(found, dict) else {}
-    applications = document.get("applications")
-    if not isinstance(applications, list) or not applications:
+        document: dict[str, Any] = yaml.safe_load(config.read_text())
+        _Config.model_validate(document)
+    except (yaml.YAMLError, UnicodeDecodeError, ValidationError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise SettingsError(
-            f"{config} names no application: list one in `applications`, as in "
-            "cluster/local_cpu.yaml (`serve shutdown` removes those that run)"
-        )
-    if not all(
-        isinstance(one, dict) and isinstance(one.get("name", ""), str) for one in applications
-    ):
-        raise SettingsError(f"{config}: every one of the `applications` is a mapping with a name")
+            f"{config}: `applications` must list what to deploy, as in cluster/local_cpu.yaml: "
+            + " ".join(str(why).split())
+        ) from None
     return document
 
 
@@ -119,10 +104,8 @@ def left_out(document: Mapping[str, Any], running: Iterable[str]) -> list[str]:
 
 
 def check_places(resource: str, address: str) -> None:
-    """Before anything is deployed, because Serve would wait for such a node without an end.
-
-    Raises:
-        SettingsError: no node offers the workers' resource.
+    """Raise `SettingsError` if no node offers the workers' resource: Serve would wait for one
+    without an end.
     """
     if resource and resource not in serve_api.offered(address):
         raise SettingsError(f"settings: {no_place(resource)}")
@@ -155,34 +138,26 @@ def _folder(name: str) -> Path:
 
 
 def _entry_points() -> Path:
-    """The folder with our entry points, by which vLLM finds its plug-in in every process of an
-    engine.
-    """
+    """The folder by which vLLM finds its plug-in in every process of an engine."""
     files = importlib.metadata.files("hermes-serve") or []
     (file,) = [file for file in files if file.name == "entry_points.txt"]
     return Path(str(file.locate())).parent
 
 
 def wait_running(address: str, name: str, timeout_s: float) -> None:
-    """Wait until Serve reports that the application of this name runs.
-
-    Raises:
-        RuntimeError: it failed or took too long.
+    """Wait until Serve reports that the application of this name runs; `RuntimeError` if it failed
+    or took too long.
     """
     deadline = time.monotonic() + timeout_s
-    console = Console(highlight=False)
     said = ""
-    with console.status("deploying"):
-        while True:
-            status = serve_api.applications(address).get(name, {})
-            line = f"{status.get('status', 'unknown')}"
-            if line != said:
-                console.print(f"  {line}")
-                said = line
-            if line == "RUNNING":
-                return
-            if line in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise RuntimeError(f"the deployment failed: {serve_api.failure(status)}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"not running after {timeout_s:.0f} s")
-            time.sleep(0.5)
+    while said != "RUNNING":
+        status = serve_api.applications(address).get(name, {})
+        line = str(status.get("status", "unknown"))
+        if line != said:
+            print(f"  {line}", flush=True)
+            said = line
+        if line in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise RuntimeError(f"the deployment failed: {serve_api.failure(status)}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not running after {timeout_s:.0f} s")
+        time.sleep(0.5)

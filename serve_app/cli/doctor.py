@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Annotated
@@ -11,12 +10,16 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.console import (
+    DASHBOARD,
     Url,
     columns,
     in_one_line,
     new_app,
     one_sentence,
     running_service,
+)
+from serve_app.cli.console import (
+    redis_url as its_redis_url,
 )
 from serve_app.clock import SYSTEM
 from serve_app.local import checks
@@ -46,7 +49,7 @@ def doctor(
     url: Url = "",
     address: Annotated[
         str, typer.Option(help="where `deploy` would find a Ray's dashboard")
-    ] = "http://127.0.0.1:8265",
+    ] = DASHBOARD,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Find what keeps a service from starting on this machine, or from working well.
@@ -62,9 +65,7 @@ def doctor(
             model,
             max_model_len,
             tensor_parallel_size,
-            redis_url
-            or os.environ.get("HERMES_REDIS_URL", "")
-            or (service.redis_url if service else ""),
+            redis_url or its_redis_url(),
             "--redis-url" if redis_url else "HERMES_REDIS_URL",
             url,
             service.url if service else "",

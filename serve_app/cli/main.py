@@ -45,9 +45,7 @@ class _Lazy(TyperGroup):
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 """httpx does without its own command line, and so without rich and pygments, which take 0.04 s."""
 
-app = new_app(
-    "Operate hermes-serve, an OpenAI-compatible LLM service.", cls=_Lazy, add_completion=True
-)
+app = new_app("Operate hermes-serve, an OpenAI-compatible LLM service.", _Lazy, True)
 _PASSED_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -94,10 +92,9 @@ def demo(context: typer.Context) -> None:
 def make_api_key(
     tenant: Annotated[str, typer.Argument(help="the tenant that the key belongs to")] = "",
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="create a key that opens /metrics and nothing else")
+        bool, typer.Option("--metrics", help="a key for /metrics and nothing else")
     ] = False,
 ) -> None:
-    """Print a new key to standard error and its line for the keys file to standard output."""
     try:
         api_key.show(api_key.METRICS if metrics and not tenant else tenant)
     except ValueError as error:

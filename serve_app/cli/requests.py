@@ -93,17 +93,13 @@ def cancel_request(request_id: RequestId, url: Url = "") -> None:
 def listed(
     api: ServiceApi, wanted: Mapping[str, str], at_most: float
 ) -> Iterator[Mapping[str, Any]]:
-    """The latest requests, page after page.
-
-    Raises:
-        CommandFailed: the service does not answer, or refuses.
-    """
+    """The latest requests, page after page."""
     after = ""
     while at_most > 0:
         page = api.ask("GET", "/v1/requests", limit=min(at_most, _PAGE), after=after, **wanted)
-        yield from page.get("data", [])
-        at_most -= len(page.get("data", []))
-        after = page.get("last_id") or ""
+        found, after = page.get("data", []), page.get("last_id") or ""
+        yield from found
+        at_most -= len(found)
         if not (page.get("has_more") and after):
             return
 
@@ -156,11 +152,10 @@ class AnswerText:
             found = json.loads(data)
         except ValueError:
             return ""  # a comment, or [DONE]
-        error = found if name == "error" else _get(found, "error")
-        if isinstance(error, dict):
+        if error := found if name == "error" else found.get("error"):
             self.failure = str(error.get("message") or "the answer failed")
             return ""
-        texts = list(_whole(found) if name == "response" else _delta(found))
+        texts = list(_texts(found))
         if name == "response" and not texts:  # embeddings, tokens, …
             texts = [(0, json.dumps(found, indent=2))]
         self.empty = self.empty and not any(text for _, text in texts)
@@ -176,35 +171,13 @@ class AnswerText:
         )
 
 
-def _delta(found: Any) -> Iterator[tuple[int, str]]:
-    if _get(found, "type") == "response.output_text.delta":
-        yield 0, str(_get(found, "delta"))
-    for choice in _list(found, "choices"):
-        yield _index(choice), _text(_get(choice, "delta")) or _text(choice)
-
-
-def _whole(found: Any) -> Iterator[tuple[int, str]]:
-    for choice in _list(found, "choices"):
-        yield _index(choice), _text(_get(choice, "message")) or _text(choice)
-    for item in _list(found, "output"):
-        for part in _list(item, "content"):
-            yield 0, _text(part)
-
-
-def _text(part: Any) -> str:
-    found = _get(part, "content") or _get(part, "text")
-    return found if isinstance(found, str) else ""
-
-
-def _index(choice: Any) -> int:
-    found = _get(choice, "index")
-    return found if isinstance(found, int) else 0
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    found = _get(value, name)
-    return found if isinstance(found, list) else []
-
-
-def _get(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
+def _texts(found: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """The texts in an event or in a whole answer, with the numbers of their choices."""
+    if found.get("type") == "response.output_text.delta":
+        yield 0, found["delta"]
+    for choice in found.get("choices") or ():
+        part = choice.get("delta") or choice.get("message") or choice
+        yield choice.get("index", 0), part.get("content") or part.get("text") or ""
+    for item in found.get("output") or ():
+        for part in item.get("content") or ():
+            yield 0, part.get("text") or ""

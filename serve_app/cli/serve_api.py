@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
 
 _TOKEN_FIX = "give the cluster's token in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -20,30 +19,25 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def dashboard(address: str) -> str:
     """The URL of a dashboard as a person writes it: with or without scheme and trailing slash. A
-    proxy is not asked for what is on this machine.
-
-    Raises:
-        RuntimeError: it is no address of a dashboard.
+    proxy is not asked for what is on this machine. `RuntimeError` if it is none.
     """
     url = address if "://" in address else f"http://{address}"
     try:
-        parts = urllib.parse.urlsplit(url)
+        parts = urlsplit(url)
         host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
     except ValueError:
         host = None
     if not host:
         raise RuntimeError(f"'{address}' is no address of a dashboard: http://<head>:8265 is one")
     if host in _LOOPBACK:
-        for name in ("no_proxy", "NO_PROXY"):  # for urllib and for Ray's client
+        for name in ("no_proxy", "NO_PROXY"):  # for httpx and for Ray's client
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), *_LOOPBACK)))
     return url.rstrip("/")
 
 
 def authorization() -> dict[str, str]:
-    """Ray's token as a header, from the places where Ray's own clients look for it.
-
-    Raises:
-        RuntimeError: there is none, or it cannot be a header.
+    """Ray's token as a header, from the places where Ray's own clients look for it; `RuntimeError`
+    if it cannot be one.
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return {}
@@ -65,23 +59,28 @@ class DashboardFails(ConnectionError):
     """The dashboard is there, and fails at what it is asked (500)."""
 
 
-def ask(url: str, timeout_s: float) -> Any:
-    """Request a page of the dashboard; returns the open response.
+def _send(method: str, url: str, timeout_s: float, **what: Any) -> httpx.Response:
+    verify = url.startswith("https:")  # else it loads CA certificates for nothing
+    given = {"headers": authorization(), "timeout": timeout_s, "verify": verify, **what}
+    try:
+        return httpx.request(method, url, follow_redirects=True, **given)
+    except httpx.HTTPError as error:
+        raise ConnectionError(f"{url} does not answer: {error}") from None
+
+
+def ask(url: str, timeout_s: float = 30) -> httpx.Response:
+    """Request a page of the dashboard.
 
     Raises:
         OSError: nobody answers, or somebody who is no dashboard of Ray or wants another token;
             `DashboardFails` if it answers 500.
     """
-    request = urllib.request.Request(url, headers=authorization())
-    try:
-        return urllib.request.urlopen(request, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        if error.code == 500:
-            said = error.read().decode(errors="replace").strip()[-2000:]
-            raise DashboardFails(f"{url} answers 500: {said}") from None
-        raise ConnectionError(_refusal(url, error.code)) from None
-    except urllib.error.URLError as error:
-        raise ConnectionError(f"{url} does not answer: {error.reason}") from None
+    response = _send("GET", url, timeout_s)
+    if response.status_code == 500:
+        raise DashboardFails(f"{url} answers 500: {response.text.strip()[-2000:]}")
+    if not response.is_success:
+        raise ConnectionError(_refusal(url, response.status_code))
+    return response
 
 
 def _refusal(url: str, status: int) -> str:
@@ -91,16 +90,14 @@ def _refusal(url: str, status: int) -> str:
 
 
 def _value(url: str, *names: str) -> Any:
-    """A value in the JSON of a page of the dashboard, by the names that lead to it.
-
-    Raises:
-        OSError: as `ask`, and if there is no such value.
+    """A value in the JSON of a page of the dashboard, by the names that lead to it; raises as `ask`
+    does.
     """
-    with ask(url, timeout_s=30) as response:
-        try:
-            return reduce(operator.getitem, names, json.load(response))
-        except (ValueError, LookupError, TypeError):
-            raise ConnectionError(_refusal(url, response.status)) from None
+    response = ask(url)
+    try:
+        return reduce(operator.getitem, names, response.json())
+    except (ValueError, LookupError, TypeError):
+        raise ConnectionError(_refusal(url, response.status_code)) from None
 
 
 def ray_version(dashboard_url: str) -> str:
@@ -138,26 +135,14 @@ def with_scaling(application: dict[str, Any]) -> None:
 
 
 def deploy(dashboard_url: str, document: Mapping[str, Any]) -> None:
-    """Do what `serve deploy` does, without its start-up time.
-
-    Raises:
-        RuntimeError: Serve rejected the config; the message is its answer.
+    """Do what `serve deploy` does, without its start-up time; `RuntimeError` says why Serve refuses
+    the config.
     """
-    request = urllib.request.Request(
-        f"{dashboard_url}/api/serve/applications/",
-        data=json.dumps(document).encode(),
-        headers={"content-type": "application/json", **authorization()},
-        method="PUT",
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=120):
-            pass
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403, 404):
-            raise RuntimeError(_refusal(dashboard_url, error.code)) from None
-        raise RuntimeError(
-            f"Serve refused the config: {error.read().decode(errors='replace')[-2000:]}"
-        ) from None
+    response = _send("PUT", f"{dashboard_url}/api/serve/applications/", 120, json=document)
+    if response.status_code in (401, 403, 404):
+        raise RuntimeError(_refusal(dashboard_url, response.status_code))
+    if not response.is_success:
+        raise RuntimeError(f"Serve refused the config: {response.text[-2000:]}")
 
 
 def applications(dashboard_url: str) -> dict[str, Any]:
@@ -170,7 +155,7 @@ def applications(dashboard_url: str) -> dict[str, Any]:
 
 
 def application_status(dashboard_url: str) -> dict[str, Any]:
-    """The same for the first application, of a cluster that has one."""
+    """The same for the first application."""
     return next(iter(applications(dashboard_url).values()), {})
 
 

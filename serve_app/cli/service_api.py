@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import typer
 
-from serve_app.cli.console import USUAL, CommandFailed, in_one_line, service_url
+from serve_app.cli.console import USUAL, CommandFailed, in_one_line, running_service
 from serve_app.client import ReconnectingTransport
 from serve_app.client.transports import EventSplitter
 
@@ -22,17 +22,14 @@ _SILENCE = httpx.Timeout(60.0, connect=10.0)
 
 
 class ServiceApi:
-    """A client of one service, with the API key of the environment. Use it in a `with`.
-
-    Args:
-        url: its address; if it is empty, that of the service that runs on this machine.
-
-    Raises:
-        CommandFailed: the address or the key cannot be one.
+    """A client of one service (`url`; if it is empty, the one that runs on this machine), with the
+    API key of the environment. Use it in a `with`. What asks raises `CommandFailed` if the service
+    does not answer, or refuses.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = _address(url or service_url())
+        service = None if url else running_service()
+        self.url = _address(url or (service.url if service else USUAL))
         # CA certificates take 0.02 s to load; no redirect leads from HTTP to where they are needed.
         inner = httpx.HTTPTransport(verify=self.url.startswith("https:"))
         self._http = httpx.Client(
@@ -49,45 +46,23 @@ class ServiceApi:
         self._http.close()
 
     def ask(self, method: str, path: str, **params: Any) -> dict[str, Any]:
-        """The JSON object that the service answers; empty parameters are left out.
-
-        Raises:
-            CommandFailed: it does not answer, or refuses.
-        """
+        """The JSON object that the service answers; empty parameters are left out."""
         given = {name: value for name, value in params.items() if value not in ("", None, [])}
-        with self._failures():
-            return self._content(self._http.request(method, path, params=given))
+        return self._content(self._send(method, path, params=given))
 
     def readiness(self) -> dict[str, Any]:
-        """What `/readyz` says, ready or not.
-
-        Raises:
-            CommandFailed: it does not answer, or is no such service.
-        """
-        with self._failures():
-            response = self._http.get("/readyz")
-        try:
-            found = response.json()
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) and "ready" in found else self._content(response)
+        """What `/readyz` says, ready or not."""
+        response = self._send("GET", "/readyz")
+        found = _object(response)
+        return found if "ready" in found else self._content(response)
 
     def metrics(self) -> str | None:
-        """The page `/metrics`; None if this API key does not open it.
-
-        Raises:
-            CommandFailed: it does not answer.
-        """
-        with self._failures():
-            response = self._http.get("/metrics")
+        """The page `/metrics`; None if this API key does not open it."""
+        response = self._send("GET", "/metrics")
         return response.text if response.is_success else None
 
     def events(self, request_id: str) -> Iterator[tuple[str, str]]:
-        """Name and data of each event of an answer, over as many connections as it needs.
-
-        Raises:
-            CommandFailed: they are refused, or cannot be reached for a minute.
-        """
+        """Name and data of each event of an answer, over as many connections as it needs."""
         splitter = EventSplitter()
         path = f"{path_of(request_id)}/events"
         with self._failures(), self._http.stream("GET", path) as response:
@@ -96,6 +71,10 @@ class ServiceApi:
                 self._content(response)
             for chunk in response.iter_raw():
                 yield from map(_named, splitter.feed(chunk))
+
+    def _send(self, method: str, path: str, **what: Any) -> httpx.Response:
+        with self._failures():
+            return self._http.request(method, path, **what)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -106,14 +85,10 @@ class ServiceApi:
             raise CommandFailed(f"{self.url} does not answer: {why}") from None
 
     def _content(self, response: httpx.Response) -> dict[str, Any]:
-        try:
-            found = response.json()
-        except ValueError:
-            found = None
-        if response.is_success and isinstance(found, dict):
+        found, status = _object(response), response.status_code
+        if found and response.is_success:
             return found
-        status = response.status_code
-        error = found.get("error") if isinstance(found, dict) else None
+        error = found.get("error")
         if not isinstance(error, dict):
             raise CommandFailed(
                 f"{self.url} answers {status} and is no such service: give its address in --url "
@@ -121,6 +96,15 @@ class ServiceApi:
             )
         fix = f" Give an API key in {_KEYS[0]}." if status == 401 else ""
         raise CommandFailed(in_one_line(str(error.get("message"))) + fix)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object in an answer; empty if there is none."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def path_of(request_id: str, below: str = "/v1/requests") -> str:

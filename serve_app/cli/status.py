@@ -14,13 +14,9 @@ from serve_app.cli.console import KEY_HELP, Url, age, columns, in_one_line, new_
 from serve_app.cli.service_api import ServiceApi
 
 _SAMPLE = re.compile(r'^hermes_queue_(\w+)\{class="([^"]+)"\} (\S+)$', re.MULTILINE)
-_SHOWN = {
-    "depth": "waiting",
-    "claimed": "claimed",
-    "limit": "limit",
-    "oldest_age_seconds": "oldest_s",
-}
-"""Gauges of `/metrics`, and what they are called here."""
+_SHOWN = {"depth": "waiting", "oldest_age_seconds": "oldest_s"}
+"""Gauges of `/metrics` that have another name here."""
+_REPLICAS = ("workers", "ingresses")
 _HELP = (
     "Show whether the service is ready, its replicas and its queues.\n\n"
     f"The exit status is 1 if it is not ready. {KEY_HELP} The queues are those of /metrics, for "
@@ -56,21 +52,18 @@ def queues(page: str | None) -> dict[str, dict[str, float]] | None:
 def described(found: Mapping[str, Any]) -> str:
     """Lines of a name and a value, and a table of the queues."""
     rows = [
-        ("service", str(found["url"])),
+        ("service", found["url"]),
         ("state", "ready" if found["ready"] else f"not ready: {found.get('problem')}"),
-        *(("warning", str(warning)) for warning in found.get("warnings") or ()),
-        *(
-            (name, f"{found.get(name)} of {found.get(f'{name}_wanted')}")
-            for name in ("workers", "ingresses")
-        ),
+        *(("warning", warning) for warning in found.get("warnings") or ()),
+        *((name, f"{found.get(name)} of {found.get(f'{name}_wanted')}") for name in _REPLICAS),
     ]
     if found["queues"] is None:
         rows.append(("queues", "unknown: this API key does not open /metrics"))
-    shown = columns([(name, in_one_line(value)) for name, value in rows])
+    shown = columns([(name, in_one_line(str(value))) for name, value in rows])
     if not found["queues"]:
         return shown
     table = [("class", "waiting", "limit", "claimed", "oldest waits")]
     for name, queue in found["queues"].items():
-        counts = (f"{queue.get(one, 0):,.0f}" for one in ("waiting", "limit", "claimed"))
-        table.append((in_one_line(name), *counts, age(queue.get("oldest_s", 0))))  # type: ignore[arg-type]
+        waiting, limit, claimed = (f"{queue.get(one, 0):,.0f}" for one in table[0][1:4])
+        table.append((in_one_line(name), waiting, limit, claimed, age(queue.get("oldest_s", 0))))
     return f"{shown}\n\n{columns(table, range(1, 5))}"

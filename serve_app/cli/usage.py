@@ -40,15 +40,11 @@ _SHOWN = (*(name for name in _COUNTS if not name.endswith("_ms")), State.FAILED)
 
 
 class By(StrEnum):
-    """The length of a period."""
-
     HOUR = "hour"
     DAY = "day"
 
 
 class Format(StrEnum):
-    """How to print."""
-
     TABLE = "table"
     CSV = "csv"
     JSONL = "jsonl"
@@ -63,9 +59,6 @@ app = new_app()
 def moment(text: str) -> int | None:
     """Unix seconds of an ISO date or time, which is in UTC unless it says otherwise, or of digits;
     None for an empty text.
-
-    Raises:
-        typer.BadParameter: it is neither.
     """
     if not text:
         return None
@@ -81,18 +74,12 @@ def moment(text: str) -> int | None:
 
 
 def groups(text: str) -> list[str]:
-    """The names in a list with commas.
-
-    Raises:
-        typer.BadParameter: one of them is unknown.
-    """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in GROUPS:
-            raise typer.BadParameter(
-                f"'{in_one_line(name)}' is none of {', '.join(GROUPS)}", param_hint="--group-by"
-            )
-    return list(dict.fromkeys(names))
+    """The names in a list with commas."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in set(names) - GROUPS.keys():
+        said = f"'{in_one_line(name)}' is none of {', '.join(GROUPS)}"
+        raise typer.BadParameter(said, param_hint="--group-by")
+    return names
 
 
 @app.command("usage", help=f"Show what requests have used, by day or hour (UTC).\n\n{KEY_HELP}")
@@ -130,11 +117,7 @@ def usage(
 def records(
     api: ServiceApi, path: str, asked: dict[str, Any], names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """A flat record for each group of each period, page after page.
-
-    Raises:
-        CommandFailed: the service does not answer, or refuses.
-    """
+    """A flat record for each group of each period, page after page."""
     asked = {**asked, "group_by": [GROUPS[name] for name in names]}
     page: str | None = ""
     while page is not None:

@@ -147,8 +147,8 @@ def _comes_up(pid: int, url: str) -> bool:
     failed = 0
     while processes.is_alive(pid) and time.monotonic() < deadline:
         try:
-            with ask(url, timeout_s=5):
-                return True
+            ask(url, timeout_s=5)
+            return True
         except DashboardFails:
             failed += 1
             if failed == _FAILS:

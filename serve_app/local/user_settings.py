@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_app.cli.check_redis import problem_with
+from serve_app.cli.check_redis import state_of, told
 from serve_app.errors import SettingsError
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.settings import Settings, load_settings
@@ -41,7 +41,7 @@ def problem(
         name, url = "HERMES_REDIS_URL", variables.get("HERMES_REDIS_URL")
     mine = settings.namespace, settings.service
     return _missing(settings) or (
-        problem_with(name, url, *mine, settings.redis.ca_file) if url else ""
+        state_of(name, url, *mine, settings.redis.ca_file, told).problem if url else ""
     )
 
 

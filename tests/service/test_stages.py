@@ -6,7 +6,6 @@ Hosts are network namespaces; the engine is simulated, because there are no GPUs
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import httpx
@@ -29,8 +28,7 @@ def reserved(nodes: Nodes, resource: str) -> list[float]:
     """How much of a resource each actor has reserved that has any."""
     alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
     url = f"{nodes.service.dashboard_url}/api/v0/actors?detail=true&{alive}"
-    with serve_api.ask(url, timeout_s=120) as answer:
-        actors = json.load(answer)["data"]["result"]["result"]
+    actors = serve_api.ask(url, timeout_s=120).json()["data"]["result"]["result"]
     required = [actor["required_resources"] or {} for actor in actors]
     return [one[resource] for one in required if resource in one]
 

@@ -62,8 +62,8 @@ OWNERS = {
     "starlette": ("serve_app.ingress",),
     "uvicorn": ("serve_app.ingress.http_protocol", "serve_app.deploy"),
     "hiredis": ("serve_app.redis",),
-    "httpx": ("serve_app.client", "serve_app.cli.service_api", "serve_app.demo"),
-    "rich": ("serve_app.cli", "serve_app.demo"),
+    "httpx": ("serve_app.client", "serve_app.cli", "serve_app.demo"),
+    "rich": ("serve_app.demo",),
     "redis": ("serve_app.demo.faults",),  # as an operator
     "xgrammar": ("workers.shapes",),
     "vllm": (

@@ -28,22 +28,15 @@ def somebody(status: int, page: bytes = b"<html>") -> Script:
     return sending(whole(status, page, "text/html"))
 
 
-@each(
-    "text, words",
-    [
-        ("", "names no application"),
-        ("applications: []", "names no application"),
-        ("- a", "names no application"),
-        ("applications: [hermes]", "is a mapping"),
-        ("applications: [{name: 5}]", "is a mapping with a name"),
-        ("a: [", "is no YAML"),
-    ],
-)
-def test_a_file_without_an_application_is_refused(text: str, words: str, tmp_path: Path) -> None:
+NO_CONFIGS = ["", "applications: []", "- a", "applications: [hermes]", "applications: [{name: 5}]"]
+
+
+@each("text", [*NO_CONFIGS, "a: ["])
+def test_a_file_without_an_application_is_refused(text: str, tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     config.write_text(text)
-    assert f"{config}" in (said := refusal(config, "127.0.0.1:1"))
-    assert words in said
+    said = refusal(config, "127.0.0.1:1")
+    assert said.startswith(f"{config}: `applications` must list what to deploy")
 
 
 @each("address", ["ray://h:10001", "http://", "http://h:port", "http://h:70000", "", "http://[h"])
