@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app import __version__
-from serve_app.ingress.validation.bodies import INFERENCE_PATHS, schema
+from serve_app.ingress.validation.fields import INFERENCE_PATHS, documented
 from serve_app.policy.classes import PUBLIC_CLASSES
 
 _PACKAGE = find_spec("fastapi_offline")
@@ -71,84 +71,61 @@ def add_docs(app: FastAPI, model: str) -> None:
 
 _KEYLESS = ("/healthz", "/readyz")
 
-_CHAT = [{"role": "user", "content": "Tell me a story about a lighthouse."}]
-# For each path: what it does, a body to try, and what its parser cannot describe.
-_PAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+_STORY = "Tell me a story about a lighthouse."
+_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": (
         "An answer to a conversation",
-        {"messages": _CHAT, "max_tokens": 64, "stream": False},
-        {},
+        {"messages": [{"role": "user", "content": _STORY}], "max_tokens": 64, "stream": False},
     ),
     "/v1/completions": (
         "The continuation of a prompt",
         {"prompt": "A lighthouse", "max_tokens": 64, "stream": False},
-        {"prompt": {"description": "a text, token ids, or a list of either"}},
     ),
     "/v1/responses": (
         "A response in OpenAI's Responses format",
-        {"input": "Tell me a story about a lighthouse.", "max_output_tokens": 64, "stream": False},
-        {},
+        {"input": _STORY, "max_output_tokens": 64, "stream": False},
     ),
     "/v1/responses/input_tokens": (
         "The number of tokens of a response's input",
-        {"input": "Tell me a story about a lighthouse."},
-        {},
+        {"input": _STORY},
     ),
-    "/v1/embeddings": (
-        "Embeddings, if the model supports them",
-        {"input": "A lighthouse"},
-        {"input": {"description": "a text, token ids, or a list of either"}},
-    ),
-    "/tokenize": (
-        "A prompt's or a conversation's token ids",
-        {"prompt": "A lighthouse"},
-        {"prompt": {"type": "string"}, "messages": {"type": "array", "items": {"type": "object"}}},
-    ),
-    "/detokenize": (
-        "The text of token ids",
-        {"tokens": [1, 2, 3]},
-        {"tokens": {"type": "array", "items": {"type": "integer"}}},
-    ),
+    "/v1/embeddings": ("Embeddings, if the model supports them", {"input": "A lighthouse"}),
+    "/tokenize": ("A prompt's or a conversation's token ids", {"prompt": "A lighthouse"}),
+    "/detokenize": ("The text of token ids", {"tokens": [1, 2, 3]}),
 }
-_HEADERS = {
+"""For each path: what it does, and a body to try."""
+_TEXT: dict[str, Any] = {"type": "string"}
+_SECONDS = {"type": "number", "exclusiveMinimum": 0}
+_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
     "x-session-id": (
+        _TEXT,
         "requests with the same value go to the replica that holds their KV cache",
-        {"type": "string"},
     ),
     "x-hermes-class": (
+        {**_TEXT, "enum": list(PUBLIC_CLASSES)},
         "the queue in which the request waits",
-        {"type": "string", "enum": list(PUBLIC_CLASSES)},
     ),
-    "x-request-timeout-seconds": (
-        "seconds after which the request expires",
-        {"type": "number", "exclusiveMinimum": 0},
-    ),
+    "x-request-timeout-seconds": (_SECONDS, "seconds after which the request expires"),
     "Prefer": (
+        _TEXT,
         "`respond-async`: answered at once with 202; the answer is at its `Location`, in /response",
-        {"type": "string"},
     ),
     "x-hermes-retention-seconds": (
+        _SECONDS,
         "how long the answer of such a request is kept after its end",
-        {"type": "number", "exclusiveMinimum": 0},
     ),
-    "Idempotency-Key": (
-        "a repeated POST with the same key joins the earlier request",
-        {"type": "string"},
-    ),
+    "Idempotency-Key": (_TEXT, "a repeated POST with the same key joins the earlier request"),
+}
+_MAYBE = {"type": ["string", "null"]}
+_ERROR_FIELDS = {
+    "message": {**_TEXT, "description": "what is wrong, and what to do"},
+    "type": _TEXT,
+    "param": _MAYBE,
+    "code": {**_MAYBE, "description": "one word of a closed set"},
 }
 _ERROR = {
     "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string", "description": "what is wrong, and what to do"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"], "description": "one word of a closed set"},
-            },
-        }
-    },
+    "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}},
 }
 
 
@@ -171,48 +148,37 @@ def description(app: FastAPI, model: str) -> dict[str, Any]:
     document["security"] = [{"key": []}]
     for path in _KEYLESS:
         document["paths"][path]["get"]["security"] = []
-    inference = {
-        path: {"post": _operation(path, model, components["schemas"])} for path in INFERENCE_PATHS
-    }
+    inference = {path: {"post": _operation(path, model)} for path in INFERENCE_PATHS}
     document["paths"] = {**inference, **document["paths"]}
     return document
 
 
-def _operation(path: str, model: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    summary, example, more = _PAGES[path]
-    body = schema(path)
-    schemas.update(body.pop("$defs", {}))
-    body["properties"] = {**body["properties"], **more}
-    body["required"] = ["model", *(name for name in body.get("required", []) if name != "model")]
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answer: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+def _operation(path: str, model: str) -> dict[str, Any]:
+    summary, example = _EXAMPLES[path]
+    body = documented(path)
+    answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in example:
         events = "with `stream`: server-sent events, each with an id"
-        answer["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+        answers["text/event-stream"] = {"schema": {**_TEXT, "description": events}}
+    responses = {
+        "200": {"description": "as OpenAI's, by vLLM's own server", "content": answers},
+        "202": {"description": "accepted; nobody waits for the answer (`Prefer`)"},
+    }
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for statuses, what in (
+        ("4XX", "refused; `x-hermes-reason` gives the reason in one word"),
+        ("5XX", "failed, or cannot be accepted now (`Retry-After`)"),
+    ):
+        responses[statuses] = {"description": what, "content": error}
+    shown = {"schema": body, "example": {"model": model, **example}}
     return {
         "tags": ["inference"],
         "summary": summary,
         "operationId": path.strip("/").replace("/", "_"),
         "parameters": [
             {"name": name, "in": "header", "description": about, "schema": kind}
-            for name, (about, kind) in _HEADERS.items()
+            for name, (kind, about) in _HEADERS.items()
         ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": body, "example": {"model": model, **example}}
-            },
-        },
-        "responses": {
-            "200": {"description": "as OpenAI's, by vLLM's own server", "content": answer},
-            "202": {"description": "accepted; nobody waits for the answer (`Prefer`)"},
-            "4XX": {
-                "description": "refused; `x-hermes-reason` gives the reason in one word",
-                "content": error,
-            },
-            "5XX": {
-                "description": "failed, or cannot be accepted now (`Retry-After`)",
-                "content": error,
-            },
-        },
+        "requestBody": {"required": True, "content": {"application/json": shown}},
+        "responses": responses,
     }

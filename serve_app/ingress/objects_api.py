@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import CHATS, RESPONSES, Reason, State
 from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, Unreadable
-from serve_app.field_errors import refusal_of
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.objects import (
@@ -35,9 +33,10 @@ from serve_app.ingress.objects import (
     unanswered_response,
     wanted_page,
 )
-from serve_app.ingress.validation.bodies import Metadata
+from serve_app.ingress.validation.fields import METADATA
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.ingress.validation.structure import NotJson, read
+from serve_app.ingress.validation.walker import check, compiled
 from serve_app.journal.entries import Entry, decode_line, has_ended
 from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.journal.ids import REQUEST_ID
@@ -46,6 +45,9 @@ from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES
 from serve_app.settings.limits import RequestLimits
 
+_UPDATE = compiled(
+    {"type": ["object"], "required": ["metadata"], "properties": {"metadata": METADATA}}
+)
 _A_LOOK = 50
 """Requests of which one round trip reads the state."""
 _LOOKED_AT = 500
@@ -55,10 +57,6 @@ _PAGE_BYTES = 8 << 20
 _Order = Literal["asc", "desc"]
 _Limit = Annotated[int, Query(ge=1, le=100)]
 _Id = Annotated[str, Query(max_length=200)]
-
-
-class _Update(BaseModel):
-    metadata: Metadata | None
 
 
 def as_json(
@@ -462,9 +460,8 @@ def _metadata_in(body: bytes, limits: RequestLimits) -> dict[str, str]:
     """The metadata that a chat completion shall have."""
     try:
         change = read(body, limits)
-        return _Update.model_validate(change).metadata or {}
     except NotJson as error:
         message = f"The body is not valid JSON: {error}."
         raise RequestRefused(Reason.MALFORMED_JSON, message) from None
-    except ValidationError as error:
-        raise refusal_of(error.errors(include_url=False), change) from None
+    check(change, _UPDATE, limits)
+    return change["metadata"] or {}

@@ -14,7 +14,8 @@ from serve_app.clock import RedisClock
 from serve_app.errors import RequestRefused
 from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.inference import Submissions
-from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.validator import check_context
 from serve_app.request_queue.entry import encode_entry
 from serve_app.settings import Settings

@@ -41,7 +41,7 @@ PURE = (
     ),
     *(
         f"serve_app.ingress.validation.{name}"
-        for name in "bodies structure limits effects headers".split()
+        for name in "bodies fields walker structure limits effects headers".split()
     ),
     *(module for module in MODULES if module.startswith("serve_app.policy.")),
 )

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from fastapi.openapi.models import OpenAPI
 
 from serve_app.ingress import docs_page
-from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.fields import INFERENCE_PATHS
 
 
 async def get(*paths: str) -> list[httpx.Response]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from serve_app.errors import RequestRefused
-from serve_app.ingress.validation.bodies import INFERENCE_PATHS
+from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.policy.affinity import session_key
 from serve_app.policy.prediction import LengthModel

@@ -11,8 +11,8 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
-from serve_app.ingress.validation.fields import OF_VLLM
+from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.fields import INFERENCE_PATHS, TABLE
 from serve_app.ingress.validation.structure import read
 from serve_app.ingress.validation.validator import Validator, check_context
 from serve_app.observability.metrics import Telemetry
@@ -213,7 +213,7 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
 
 def whole(path: str) -> dict[str, Any]:
     body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", "tokens": [1]}
-    return {name: value for name, value in body.items() if name in OF_VLLM[path]}
+    return {name: value for name, value in body.items() if name in TABLE[path]["properties"]}
 
 
 @each("path", INFERENCE_PATHS)

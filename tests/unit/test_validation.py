@@ -9,7 +9,8 @@ import pytest
 
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.validation.bodies import INFERENCE_PATHS, parse
+from serve_app.ingress.validation.bodies import parse
+from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_content_type, check_headers
 from tests.tables import each
 

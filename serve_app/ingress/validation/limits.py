@@ -6,8 +6,7 @@ enough to be expensive.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,42 +14,11 @@ import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.validation.fields import is_known, why_refused
 from serve_app.ingress.validation.structure import too_many
+from serve_app.ingress.validation.walker import check_repeats
 from serve_app.policy.work import prompts_in
 from serve_app.settings.limits import RequestLimits
 
-_LENGTHS = {
-    "messages": ("messages", "max_messages"),
-    "tools": ("tools", "max_tools"),
-    "stop": ("texts", "max_stop"),
-    "stop_token_ids": ("token ids", "max_stop_token_ids"),
-    "logit_bias": ("entries", "max_logit_bias"),
-    "allowed_token_ids": ("token ids", "max_allowed_token_ids"),
-    "logprob_token_ids": ("token ids", "max_stop_token_ids"),
-    "bad_words": ("texts", "max_bad_words"),
-    "choice": ("texts", "max_structured_choices"),
-}
-"""Lists and objects: what they contain, and which limit applies."""
-
-_CHARS = {
-    "stop": "max_stop_chars",
-    "bad_words": "max_bad_word_chars",
-    "regex": "max_regex_chars",
-    "whitespace_pattern": "max_regex_chars",
-    "pattern": "max_regex_chars",
-    "grammar": "max_grammar_chars",
-    "structural_tag": "max_grammar_chars",
-    "choice": "max_structured_choice_chars",
-    "cache_salt": "max_name_chars",
-    "prompt_cache_key": "max_name_chars",
-    "safety_identifier": "max_name_chars",
-    "session_id": "max_name_chars",
-    "user": "max_name_chars",
-}
-"""Texts, or lists of texts."""
-
-_EXPRESSIONS = ("regex", "whitespace_pattern", "pattern", "grammar")
 _SCHEMAS = (
     "response_format",
     "structured_outputs",
@@ -70,12 +38,6 @@ _COUNTS = {
     "minContains",
     "maxContains",
 }
-_REPEATS = re.compile(r"\{\s*+([0-9]*+)\s*+(?:,\s*+([0-9]*+)\s*+)?+\}")
-"""Matches `{n}` and `{n,m}`."""
-_MOST_DIGITS = 6
-_NAME_CHARS = 200
-_MOST_UNKNOWN = 100
-"""Fields of one request that nobody here knows; each is compared with all that are known."""
 _MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 
 
@@ -85,12 +47,6 @@ def check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -
     Raises:
         RequestRefused: `invalid_request`; the message names the field and the limit.
     """
-    _check_fields(request, limits)
-    _check_lengths(request, limits)
-    structured = request.get("structured_outputs")
-    if isinstance(structured, dict):
-        _check_lengths(structured, limits, "structured_outputs.")
-    _check_logprobs(request, limits)
     _check_sequences(path, request, limits)
     _check_schemas(request, limits)
     for name in ("messages", "input"):
@@ -101,26 +57,7 @@ def _refused(message: str, param: str) -> RequestRefused:
     return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
 
 
-def unknown_fields(path: str, request: Mapping[str, Any], limits: RequestLimits) -> Sequence[str]:
-    """The fields that nobody here knows, and that are left out.
-
-    Raises:
-        RequestRefused: `invalid_request`, for one that must not be left out, or too many.
-    """
-    found = [
-        name for name in request if not is_known(path, name) and name not in limits.allowed_fields
-    ]
-    if len(found) > _MOST_UNKNOWN:
-        raise too_many("fields that are not known here", _MOST_UNKNOWN)
-    for name in found:
-        if request[name] is not None and (why := why_refused(path, name[:_NAME_CHARS])):
-            raise _refused(why, name[:_NAME_CHARS])
-        if limits.refuse_unknown_fields and request[name] is not None:
-            raise _refused(f"Unknown parameter: '{name[:_NAME_CHARS]}'.", name[:_NAME_CHARS])
-    return found
-
-
-def _check_fields(request: Mapping[str, Any], limits: RequestLimits) -> None:
+def check_forbidden(request: Mapping[str, Any], limits: RequestLimits) -> None:
     kwargs = request.get("chat_template_kwargs")
     own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
     if own_template and "chat_template" not in limits.allowed_fields:
@@ -133,36 +70,6 @@ def _check_fields(request: Mapping[str, Any], limits: RequestLimits) -> None:
             "Set the priority with the header x-hermes-class or with service_tier.",
             "priority",
         )
-
-
-def _check_lengths(fields: Mapping[str, Any], limits: RequestLimits, place: str = "") -> None:
-    for name in _LENGTHS.keys() & fields.keys():
-        what, limit_name = _LENGTHS[name]
-        limit: int = getattr(limits, limit_name)
-        value = fields[name]
-        if isinstance(value, list | dict) and len(value) > limit:
-            raise too_many(what, limit, place + name)
-    for name in _CHARS.keys() & fields.keys():
-        limit = getattr(limits, _CHARS[name])
-        value = fields[name]
-        for text in value if isinstance(value, list) else (value,):
-            if isinstance(text, str) and len(text) > limit:
-                raise _refused(
-                    f"A text in '{place}{name}' is longer than {limit} characters.", place + name
-                )
-            if isinstance(text, str) and name in _EXPRESSIONS:
-                _check_repeats(text, place + name, limits)
-
-
-def _check_logprobs(request: Mapping[str, Any], limits: RequestLimits) -> None:
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-        value = request.get(name)
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and not 0 <= value <= limits.max_logprobs
-        ):
-            raise _refused(f"'{name}' must be from 0 to {limits.max_logprobs}.", name)
 
 
 def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -236,7 +143,7 @@ def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) ->
                     f"A pattern in '{place}' is longer than {limits.max_regex_chars} characters.",
                     place,
                 )
-            _check_repeats(pattern, place, limits)
+            check_repeats(pattern, place, limits.max_repeats)
         for name in _COUNTS & value.keys():
             count = value[name]
             if (
@@ -251,41 +158,29 @@ def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) ->
             _check_schema(item, place, limits, levels - 1)
 
 
-def _check_repeats(expression: str, place: str, limits: RequestLimits) -> None:
-    for counts in _REPEATS.findall(expression):
-        for count in counts:
-            digits = count.lstrip("0")
-            if len(digits) > _MOST_DIGITS or int(digits or 0) > limits.max_repeats:
-                raise too_many("repeats in an expression", limits.max_repeats, place)
-
-
-def _check_media(value: Any, place: str, limits: RequestLimits) -> None:
+def _check_media(value: Any, field: str, limits: RequestLimits) -> None:
     """Allow the engine's server to fetch only from the hosts that the settings list."""
-    for key, url in _media_urls(value):
-        if url[:5].lower() == "data:":
-            continue
-        host = _host(url)
-        if host not in limits.media_domains:
-            message = (
-                f"Media from '{host[:100] or url[:40]}' cannot be fetched here; send them as a "
-                "data: URL."
-            )
-            raise _refused(message, f"{place}.{key}")
-
-
-def _media_urls(value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict | list):
+                _check_media(item, field, limits)
+    elif isinstance(value, dict):
         for key, item in value.items():
             if key in _MEDIA:
                 url = item.get("url") if isinstance(item, dict) else item
                 if isinstance(url, str) and url:
-                    yield key, url
+                    _check_url(url, f"{field}.{key}", limits)
             elif isinstance(item, dict | list):
-                yield from _media_urls(item)
-    elif isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict | list):
-                yield from _media_urls(item)
+                _check_media(item, field, limits)
+
+
+def _check_url(url: str, place: str, limits: RequestLimits) -> None:
+    if url[:5].lower() != "data:" and (host := _host(url)) not in limits.media_domains:
+        raise _refused(
+            f"Media from '{host[:100] or url[:40]}' cannot be fetched here; send them as a data: "
+            "URL.",
+            place,
+        )
 
 
 def _host(url: str) -> str:
