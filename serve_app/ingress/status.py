@@ -21,8 +21,12 @@ from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops
-from serve_app.observability.metrics_pages import CONTENT_TYPE, merge_pages, queue_gauges
-from serve_app.observability.snapshots import Snapshots
+from serve_app.observability.metrics_pages import (
+    CONTENT_TYPE,
+    Snapshots,
+    merge_pages,
+    queue_gauges,
+)
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.depths import QueueDepths

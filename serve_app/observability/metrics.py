@@ -1,13 +1,14 @@
-"""Every metric, and the pages that show them. Owns prometheus_client.
-
-`/metrics` on any ingress replica is one page for the whole application: it merges the snapshots
-that every process writes to Redis, and labels each sample with its `replica`.
-"""
+"""The metrics of a process; `order_metrics.py` has those of the order of work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import accumulate
+from pathlib import Path
 
 from prometheus_client import (
     REGISTRY,
@@ -18,12 +19,69 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from serve_app import __version__
+from serve_app import __version__, timings
+from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import NotResumed, Reason, State
-from serve_app.observability.token_metrics import TokenTelemetry
+from serve_app.loops import Loops
 
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class TokenTelemetry(Collector):
+    """What is counted for every token: plain numbers, which become metrics when a page is made.
+    prometheus_client's own counters take locks and walk their buckets at each call, which was a
+    twelfth of the CPU time that a worker spends on a token. One thread counts.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._prompt = self._output = self._recomputed = 0
+        self._gaps = [0] * (len(_BOUNDS_S) + 1)
+        self._gaps_s = 0.0
+        registry.register(self)
+
+    def prompt(self, tokens: int) -> None:
+        self._prompt += tokens
+
+    def output(self, tokens: int, since_last_s: float | None) -> None:
+        """An engine output arrived. `since_last_s`: None for a request's first."""
+        self._output += tokens
+        if since_last_s is not None:
+            self._gaps[bisect_left(_BOUNDS_S, since_last_s)] += 1
+            self._gaps_s += since_last_s
+
+    def recomputed(self, tokens: int) -> None:
+        """Tokens that a request had before its engine died have to be computed again."""
+        self._recomputed += tokens
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, for prometheus_client."""
+        tokens = CounterMetricFamily(
+            "hermes_tokens",
+            "Tokens that engines have read (`prompt`) and generated (`output`).",
+            labels=["kind"],
+        )
+        tokens.add_metric(["prompt"], self._prompt)
+        tokens.add_metric(["output"], self._output)
+        yield tokens
+        yield CounterMetricFamily(
+            "hermes_recomputed_tokens",
+            "Prompt and output tokens that were computed again after an engine or worker died.",
+            value=self._recomputed,
+        )
+        upper = [*map(floatToGoString, _BOUNDS_S), "+Inf"]
+        yield HistogramMetricFamily(
+            "hermes_inter_token_time_seconds",
+            "Time between two engine outputs of a request; one may hold several tokens.",
+            buckets=list(zip(upper, accumulate(self._gaps), strict=True)),
+            sum_value=self._gaps_s,
+        )
 
 
 def _losses(counter: Callable[..., Counter]) -> Counter:
@@ -217,3 +275,76 @@ class Telemetry:
         milliseconds: call it in a thread.
         """
         return generate_latest(self.registry) + generate_latest(REGISTRY)
+
+
+_LAGS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_LOOP = "loop"
+_NAMES = {"loop-watch": "loop-watch", "validator_0": "validator"}
+"""Threads that are shown, by their Python name. Any other is part of `process_cpu_seconds_total`
+only, because libraries start threads of any number and name.
+"""
+
+
+class Activity:
+    """Samples the running loop and this process's threads, a few times a second."""
+
+    def __init__(self, registry: CollectorRegistry, loops: Loops, clock: Clock = SYSTEM) -> None:
+        self._loops = loops
+        self._clock = clock
+        self._lag = Histogram(
+            "hermes_event_loop_lag_seconds",
+            "How much later than due the process's asyncio event loop runs a timer.",
+            registry=registry,
+            buckets=_LAGS_S,
+        )
+        self._computed = Counter(
+            "hermes_thread_cpu_seconds",
+            "CPU time that a thread of the process has used.",
+            ["thread"],
+            registry=registry,
+        )
+        self._starved = Counter(
+            "hermes_thread_cpu_wait_seconds",
+            "Time that a runnable thread has waited for a free CPU (Linux).",
+            ["thread"],
+            registry=registry,
+        )
+        self._threads = Gauge(
+            "hermes_threads", "Python threads of this process.", registry=registry
+        )
+        self._seen_ns: dict[int, tuple[int, int]] = {}
+
+    async def start(self) -> None:
+        """Sample the running loop, in the thread that runs it."""
+        loop_thread = threading.get_native_id()
+        self._loops.keep("activity", partial(self._beat, loop_thread))
+
+    async def _beat(self, loop_thread: int) -> None:
+        while True:
+            due_s = self._clock.monotonic_s() + timings.ACTIVITY_LOOK_S
+            await asyncio.sleep(timings.ACTIVITY_LOOK_S)
+            self._lag.observe(max(0.0, self._clock.monotonic_s() - due_s))
+            self._look(loop_thread)
+
+    def _look(self, loop_thread: int) -> None:
+        threads = threading.enumerate()
+        self._threads.set(len(threads))
+        names = {one.native_id: _NAMES[one.name] for one in threads if one.name in _NAMES}
+        for thread, name in {**names, loop_thread: _LOOP}.items():
+            if thread is None or (now_ns := _scheduled_ns(thread)) is None:
+                continue
+            before_ns = self._seen_ns.get(thread, (0, 0))
+            self._computed.labels(name).inc(max(0, now_ns[0] - before_ns[0]) / 1e9)
+            self._starved.labels(name).inc(max(0, now_ns[1] - before_ns[1]) / 1e9)
+            self._seen_ns[thread] = now_ns
+
+
+def _scheduled_ns(thread: int) -> tuple[int, int] | None:
+    """A thread's time on a CPU and its time waiting for one; None if it has ended, or where the
+    system does not tell.
+    """
+    try:
+        words = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+        return int(words[0]), int(words[1])
+    except (OSError, ValueError, IndexError):
+        return None

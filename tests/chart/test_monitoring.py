@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from serve_app.contract import Reason
 from serve_app.loops import Loops
-from serve_app.observability.activity_metrics import Activity
-from serve_app.observability.metrics import Telemetry
+from serve_app.observability.metrics import Activity, Telemetry
 from serve_app.observability.metrics_pages import queue_gauges
 from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import CLASSES

@@ -20,8 +20,7 @@ from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
-from serve_app.observability.metrics_pages import merge_pages
-from serve_app.observability.snapshots import Snapshots
+from serve_app.observability.metrics_pages import Snapshots, merge_pages
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters, Unreadable
 from serve_app.request_queue.depths import QueueDepths
@@ -240,8 +239,8 @@ async def test_an_unreadable_member_hides_no_others(w: World, namespace: str) ->
 
 
 async def test_an_unreadable_metrics_page_hides_no_others(w: World, namespace: str) -> None:
-    one = Snapshots(w.redis, namespace, "one", Telemetry(), 60, Loops())
+    one = Snapshots(w.link, namespace, "one", Telemetry(), 60, Loops())
     await w.redis.set(metrics_key(namespace, "two"), b"no zlib")
     assert set(await one.pages(["two"])) == {"one"}
     page = merge_pages({"one": b"up 1\n", "two": b"\xff", "three": b"{{{ 1\n"}, CollectorRegistry())
-    assert b'up{replica="one"} 1.0' in page
+    assert b'up{replica="one"} 1\n' in page

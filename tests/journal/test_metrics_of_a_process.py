@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from serve_app.journal.writer import JournalWriter
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
-from serve_app.observability.snapshots import Snapshots
+from serve_app.observability.metrics_pages import Snapshots
 from serve_app.redis.keyspace import metrics_key
 from tests.journal.in_process import (
     WORKER,

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.loops import Loops
-from serve_app.observability.activity_metrics import Activity
+from serve_app.observability.metrics import Activity
 from tests.waiting import eventually
 
 COMPUTED_S = 0.2

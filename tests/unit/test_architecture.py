@@ -85,9 +85,7 @@ OWNERS = {
     "ray": ("serve_app.cli.deploy_code", "serve_app.deploy", "serve_app.cluster.serve_router"),
     "prometheus_client": (
         "serve_app.observability.metrics",
-        "serve_app.observability.token_metrics",
         "serve_app.observability.metrics_pages",
-        "serve_app.observability.activity_metrics",
         "serve_app.observability.order_metrics",
     ),
     "time": (
@@ -253,9 +251,7 @@ def test_a_file_can_be_read_in_one_sitting() -> None:
 # Bounds of sizes, and what others read (buckets, pictures), are no timings.
 TIMES = re.compile(r"^_?[A-Z][A-Z_]*_(S|MS)$")
 NOT_TIMINGS = {  # buckets
-    "serve_app.observability.metrics": ("_WAIT_S",),
-    "serve_app.observability.token_metrics": ("_BOUNDS_S",),
-    "serve_app.observability.activity_metrics": ("_LAGS_S",),
+    "serve_app.observability.metrics": ("_WAIT_S", "_BOUNDS_S", "_LAGS_S"),
 }
 
 
