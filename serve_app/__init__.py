@@ -24,7 +24,9 @@ journal/writer.py             fenced appends, group commit, wake-ups
 journal/followers.py          passes accepted entries to the connections; reader.py interprets them
 ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
                               leaves; http_protocol.py: its connection
-endings.py                    ends requests without a worker (cancelled, deadline passed, given up)
+requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
+                              them, signals.py adds what else happens then
+requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;
                               cluster/entrance.py: whose the namespace is

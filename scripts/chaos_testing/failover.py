@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.chaos_testing.sentinels import Sentinels
-from serve_app.admission.transaction import accept
 from serve_app.contract import State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
@@ -36,8 +35,10 @@ from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.local import ports, processes, surroundings
 from serve_app.local.environment import ROOT
-from serve_app.redis.keyspace import queue_key
+from serve_app.policy.work import Work
 from serve_app.redis.link import RedisLink
+from serve_app.requests.lifecycle import accept
+from serve_app.requests.signals import Accepted
 from serve_app.settings import Settings
 
 _STREAMS, _EVENTS_PER_S = 16, 50.0
@@ -89,7 +90,7 @@ class Load:
 
     def __init__(self, settings: Settings, events_per_s: float) -> None:
         self._period_s = 1 / events_per_s
-        self._queue = queue_key(settings.namespace, "m", "standard")
+        self._settings = settings
         self._link = RedisLink(settings.redis)
         self._store = JournalStore(settings, self._link)
         self._writer = JournalWriter(settings)
@@ -119,8 +120,7 @@ class Load:
         deadline_ms = now_ms + int(_DEADLINE_S * 1000)
         channel = self._hub.channel
         facts = RequestFacts("standard", "t", "s", "m", True, now_ms, deadline_ms, channel)
-        enqueueing = ("XADD", self._queue, "*", "r", name)
-        await accept(self._link, enqueueing, self._store.first_entry(name, _LINE, b"{}", facts))
+        await accept(self._link, self._settings, Accepted(name, _LINE, b"{}", facts, Work(1)))
 
     async def _keep_admitting(self) -> None:
         for number in count():

@@ -8,33 +8,32 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from serve_app import timings
-from serve_app.admission.idempotency import Held, KeyedRequests, Outrun, digest
 from serve_app.admission.limits import AdmissionLimits
-from serve_app.admission.transaction import accept
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
 from serve_app.journal.facts import RequestFacts, RequestLine
-from serve_app.journal.kept import Kept
-from serve_app.journal.store import JournalStore
+from serve_app.journal.store import JournalStore, Kept
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work, output_bytes
-from serve_app.redis.connection import Command
-from serve_app.request_queue.queue import RequestQueue
+from serve_app.redis.link import RedisLink
+from serve_app.requests.idempotency import Held, KeyedRequests, Outrun, digest
+from serve_app.requests.lifecycle import accept
+from serve_app.requests.signals import Accepted
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
 
-Send = Callable[[Command, Sequence[Command]], Awaitable[object]]
+Send = Callable[[Accepted], Awaitable[object]]
 Unsure = Callable[[str, RequestFacts, Callable[[], None]], None]
 """Called with the id and facts of a request that Redis may have accepted although its submitter was
 told otherwise; the callee must cancel it unless somebody reads it. Call the third argument when
@@ -87,20 +86,19 @@ class Admission:
         self,
         settings: Settings,
         store: JournalStore,
-        queue: RequestQueue,
+        link: RedisLink,
         limits: AdmissionLimits,
         clock: RedisClock,
         telemetry: Telemetry,
         unsure: Unsure,
     ) -> None:
         self._store = store
-        self._queue = queue
-        self._keyed = KeyedRequests(settings, store, queue.link)
+        self._keyed = KeyedRequests(settings, store, link)
         self._limits = limits
         self._clock = clock
         self._telemetry = telemetry
         self._unsure = unsure
-        self._send: Send = partial(accept, queue.link)
+        self._send: Send = partial(accept, link, settings)
         self._kept_of: dict[str, tuple[float, Kept]] = {}
 
     async def submit(self, submission: Submission) -> Receipt:
@@ -146,7 +144,7 @@ class Admission:
                     "There is no answer (any more) that this Idempotency-Key could continue; send "
                     "the request without Last-Event-ID.",
                 )
-            send = partial(self._keyed.accept, held, facts)
+            send = partial(self._keyed.accept, held)
             try:
                 return await self._accept(held.request_id, submission, facts, send)
             except Outrun:
@@ -168,10 +166,7 @@ class Admission:
         place = self._limits.enter(facts.tenant, facts.request_class, *size)
         begun = partial(self._limits.leave, place)
         try:
-            await send(
-                self._queue.enqueueing(request_id, facts, work),
-                self._store.first_entry(request_id, submission.line, submission.body, facts),
-            )
+            await send(Accepted(request_id, submission.line, submission.body, facts, work))
         except (AnswerLost, asyncio.CancelledError):
             # Redis may have received it nevertheless, or may still receive it.
             self._unsure(request_id, facts, begun)

@@ -16,7 +16,7 @@ from serve_app import timings
 from serve_app.admission.memory_limit import MemoryLimit
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
-from serve_app.journal.kept import Kept
+from serve_app.journal.store import Kept
 from serve_app.loops import jittered
 from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.settings import Settings

@@ -30,7 +30,6 @@ from serve_app.contract import (
 )
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.retries import Next, StallReason, StallTracker, after_loss
-from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
 from serve_app.journal.facts import AttemptFacts
@@ -44,6 +43,7 @@ from serve_app.policy.work import writes_tokens
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
+from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.dispatcher")
 

@@ -13,11 +13,11 @@ import logging
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
-from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage
 from serve_app.request_queue.depths import QueueDepths
+from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.ingress")
 

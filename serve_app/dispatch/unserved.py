@@ -15,7 +15,6 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
-from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
 from serve_app.journal.facts import AttemptFacts
@@ -29,6 +28,7 @@ from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.entry import decode_deadline
 from serve_app.request_queue.queue import deletion, text, with_fields
+from serve_app.requests.endings import Endings
 
 log = logging.getLogger("hermes.ingress")
 

@@ -18,7 +18,6 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
-from serve_app.endings import Endings
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import RequestFacts
@@ -29,6 +28,7 @@ from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import readers_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
+from serve_app.requests.endings import Endings
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.contract import CHATS, RESPONSES, Reason, State
-from serve_app.endings import Endings
 from serve_app.errors import RequestRefused, Unreadable
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.event_streams import EventStreams
@@ -43,6 +42,7 @@ from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.reader import having_read
 from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES
+from serve_app.requests.endings import Endings
 from serve_app.settings.limits import RequestLimits
 
 _UPDATE = compiled(

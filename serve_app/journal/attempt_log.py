@@ -19,7 +19,7 @@ from serve_app.errors import Fenced
 from serve_app.journal.entries import Entry, compress, encode_outputs, encode_used
 from serve_app.journal.events import events_in
 from serve_app.journal.facts import Head, Summary
-from serve_app.journal.ids import MAX_ID_PART, EntryId
+from serve_app.journal.ids import EntryId
 from serve_app.journal.pause import Pause
 from serve_app.settings.sections import JournalSettings
 
@@ -100,8 +100,8 @@ class AttemptLog:
         self._older = b""
         self._last: Cause | _End | None = None
         """What the last entry says, before that is built."""
-        self._sealing: tuple[Entry, Summary] | None = None
-        """The seal, and the summary in it, while the transcript is packed."""
+        self._closing: tuple[Entry, _End] | None = None
+        """The last output and how the request ends, while the transcript is packed."""
         self.packing: Callable[[], bytes | None] | None = None
         """Packs a long transcript, in any thread; `packed` takes what it returns."""
         self._resumed_from: EntryId | None = None
@@ -115,7 +115,7 @@ class AttemptLog:
             or self._body
             or self._head
             or self._last
-            or self._sealing
+            or self._closing
         )
 
     @property
@@ -190,7 +190,7 @@ class AttemptLog:
         """The one entry to append next: a built entry that is not accepted yet, otherwise
         everything buffered. None while `packing` is to be done.
         """
-        if not self.unaccepted and self.pending and self._sealing is None:
+        if not self.unaccepted and self.pending and self._closing is None:
             self._build()
         return self.unaccepted[0] if self.unaccepted else None
 
@@ -200,8 +200,7 @@ class AttemptLog:
         if not (self._outputs or self._body):
             last, self._last = self._last, None
         ending = last if isinstance(last, tuple) else None
-        before = self._seq
-        self._seq = MAX_ID_PART if ending else self._seq + 1
+        self._seq += 1
         entry = Entry.output(
             self.last_built,
             self.nonce,
@@ -219,9 +218,8 @@ class AttemptLog:
         if ending is None:
             self.unaccepted.append(entry)
             return
-        state, reason, summary, level = ending
-        seal = entry.sealed(state, reason, summary, EntryId(self.epoch, before))
-        self._sealing = seal, summary
+        self._closing = entry, ending
+        *_, level = ending
         if level is None:
             self.packed(None)
             return
@@ -233,11 +231,18 @@ class AttemptLog:
     def packed(self, transcript: bytes | None) -> None:
         """The transcript is packed (None: not kept as one), so the end can be appended."""
         self.packing = None
-        if self._sealing is not None:  # otherwise it was fenced meanwhile
-            seal, summary = self._sealing
-            self._sealing = None
-            self.unaccepted.append(seal)
-            self.ending = seal.terminal_behind(transcript, self.head), summary
+        if self._closing is not None:  # otherwise it was fenced meanwhile
+            entry, (state, reason, summary, _) = self._closing
+            self._closing = None
+            self.unaccepted.append(entry)
+            how = state, reason, summary, transcript, self.head
+            self.ending = entry.terminal_behind(*how), summary
+
+    def ends_with(self, entry: Entry) -> bool:
+        """Whether this is the last output, which is appended together with the terminal entry, so
+        that a newer epoch fences both.
+        """
+        return self.ending is not None and entry is self.unaccepted[-1]
 
     def _next_outputs(self) -> bytes:
         """The outputs of the next entry as JSON. Of many, a part: bytes come behind all outputs
@@ -290,7 +295,7 @@ class AttemptLog:
         self.state = AttemptState.FENCED if fenced else AttemptState.ENDED
         self.unaccepted.clear()
         self._outputs, self._body, self._older, self.history = [], [], b"", History()
-        self.ending = self._head = self._last = self._sealing = self.packing = None
+        self.ending = self._head = self._last = self._closing = self.packing = None
         if self.closed.done():
             return
         if fenced:

@@ -5,28 +5,28 @@ One Redis Stream per request, `{ns}:j:<request_id>`; `ids.py` defines its ids.
 Fields (one letter each, since they are stored with every entry), and the entries that have them;
 k-i stands for k-1, k-2, ...:
 
-    n  nonce of the writer                            k-0, k-i, k-max, max-max
+    n  nonce of the writer                            k-0, k-i, max-max
     r  request line and headers                       0-1
        JSON {method, path, query, headers}
     m  facts, JSON                                    0-1 (`RequestFacts`), k-0 (`AttemptFacts`),
-                                                      k-max, max-max (`Summary`)
+                                                      max-max (`Summary`)
     i  id of the request's queue entry                0-1
-    h  head of the response, JSON {status, headers}   k-i, k-max: the first that has one; max-max
-                                                      beside `z`
-    o  engine outputs, JSON                           k-i, k-max
+    h  head of the response, JSON {status, headers}   k-i: the first that has one; max-max beside
+                                                      `z`
+    o  engine outputs, JSON                           k-i
        [[index, text, token ids, finish reason, stop reason, cached tokens or null], ...];
        what few requests have follows (`Output` in workers/replay.py)
-    b  response bytes that came of the outputs up to  k-i, k-max
+    b  response bytes that came of the outputs up to  k-i
        here: server-sent events with their `id:`
        lines. Of a response that is no stream, parts
-       that count only with the attempt's seal
-    e  number of the last event so far; 0 where       k-i, k-max, max-max
+       that count only with its end
+    e  number of the last event so far; 0 where       k-i, max-max
        the response is no stream
-    u  what the request has used so far (`Usage`)     k-i, k-max, max-max
-    k  state in which the request ended               k-max, max-max
-    w  reason of the end                              k-max, max-max
-    p  id of the entry before                         k-max, max-max
-    f  id of the last output of older epochs that     k-i, k-max of k > 1: up to the first bytes
+    u  what the request has used so far (`Usage`)     k-i, max-max
+    k  state in which the request ended               max-max
+    w  reason of the end                              max-max
+    p  id of the entry before                         max-max
+    f  id of the last output of older epochs that     k-i of k > 1: up to the first bytes
        still counts
     q  why the attempt was given up; the request      k-i: the last of such an attempt
        goes on
@@ -34,7 +34,8 @@ k-i stands for k-1, k-2, ...:
        if they fit into an entry; the entries before
        are trimmed
 
-Journals of other versions may have a `c`, which nobody reads.
+Earlier versions gave the last output of an attempt that ended its request the id k-max, and `m`,
+`k`, `w` and `p` as in max-max, which they wrote with it; and entries a `c`, which nobody reads.
 """
 
 from __future__ import annotations
@@ -115,24 +116,28 @@ class Entry(NamedTuple):
             fields[b"q"] = given_up.value.encode()
         return cls(entry_id, fields)
 
-    def sealed(
-        self, state: State, reason: Reason | None, summary: Summary, before: EntryId
+    def terminal_behind(
+        self,
+        state: State,
+        reason: Reason | None,
+        summary: Summary,
+        packed: bytes | None,
+        head: Head | None,
     ) -> Entry:
-        """This last output as the attempt's seal, which ends the request."""
-        ending = _ending(state, reason, summary)
-        return Entry(self.id, {**self.fields, **ending, b"p": str(before).encode()})
-
-    def terminal_behind(self, packed: bytes | None, head: Head | None) -> Entry:
-        """The terminal entry after this seal. With the packed transcript and the response's head it
-        replaces all earlier entries.
+        """The terminal entry after this last output of a worker. With the packed transcript and the
+        response's head it replaces all earlier entries.
         """
-        same = (b"n", b"e", b"u", b"k", b"w", b"m")
-        fields = {name: self.fields[name] for name in same if name in self.fields}
+        fields = {name: self.fields[name] for name in (b"n", b"e", b"u") if name in self.fields}
+        fields |= _ending(state, reason, summary)
         if packed is not None:
             fields[b"z"] = packed
             if head is not None:
                 fields[b"h"] = _json.encode(head)
         return Entry(TERMINAL_ID, {**fields, b"p": str(self.id).encode()})
+
+    def after_output(self, last: Entry) -> Entry:
+        """This terminal entry with what the last output has for readers: one wake-up tells both."""
+        return self._replace(fields={**last.fields, **self.fields})
 
     @classmethod
     def terminal_from_outside(

@@ -12,22 +12,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import CHATS, Cause, CompletionStats, Reason, State
+from serve_app.contract import Cause, CompletionStats, Reason, State
 from serve_app.errors import Unreadable
 from serve_app.journal.entries import (
     Entry,
     decode_facts,
     entry_from_redis,
-    flatten,
     has_ended,
     openings,
 )
-from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine, Summary
-from serve_app.journal.finish import append, from_outside
+from serve_app.journal.facts import AttemptFacts, RequestFacts, Summary
 from serve_app.journal.ids import (
     BEGINNING,
     REQUEST_ID,
@@ -36,13 +34,13 @@ from serve_app.journal.ids import (
     opening_id,
     seal_id,
 )
-from serve_app.journal.kept import Kept, keeping, kept, size_of
 from serve_app.journal.usage import Usage, Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     body_key,
     chats_key,
     journal_key,
+    kept_key,
     metadata_key,
     requests_key,
 )
@@ -54,24 +52,9 @@ from serve_app.redis.replies import (
     is_id_taken,
     is_of_another_type,
 )
+from serve_app.requests.lifecycle import append, end
+from serve_app.requests.signals import Ended, retaining
 from serve_app.settings import Settings
-
-
-def listing(settings: Settings, request_id: str, path: str, facts: RequestFacts) -> list[Command]:
-    """The commands that list a request; the oldest ones beyond `journal.listed_requests` go."""
-    keys = [requests_key(settings.namespace, facts.tenant)]
-    if path == CHATS and facts.stored:
-        keys.append(chats_key(settings.namespace, facts.tenant))
-    ingress, journal = settings.ingress, settings.journal
-    longest_s = max(ingress.max_request_timeout_s, ingress.background_timeout_s)
-    commands: list[Command] = []
-    for key in keys:
-        commands += [
-            ("ZADD", key, facts.admitted_ms, request_id),
-            ("ZREMRANGEBYRANK", key, 0, -1 - journal.listed_requests),
-            ("PEXPIRE", key, int((longest_s + journal.max_retention_s) * 1000)),
-        ]
-    return commands
 
 
 async def listed(
@@ -138,6 +121,13 @@ def written(last: Entry) -> CompletionStats | None:
     return CompletionStats(used.output, whole, summary.attempts > 0, used.prompt)
 
 
+class Kept(NamedTuple):
+    """Bytes of answers that are kept because nobody waited for them."""
+
+    of_tenant: int
+    in_all: int
+
+
 class JournalStore:
     """Journals, by request id. What asks Redis raises `RedisUnavailable` if it cannot be
     reached.
@@ -162,28 +152,6 @@ class JournalStore:
 
     def body_key(self, request_id: str) -> str:
         return body_key(self._settings.namespace, request_id)
-
-    def keep_ms(self, facts: RequestFacts) -> int:
-        """How long to keep a journal that nobody ends: a late ending must still find it."""
-        retention_s = facts.retention_s or self._settings.journal.retention_s
-        retention_s = max(retention_s, timings.ENDED_WITHIN_S)
-        return facts.deadline_ms - facts.admitted_ms + int(retention_s * 1000)
-
-    def first_entry(
-        self, request_id: str, line: RequestLine, body: bytes, facts: RequestFacts
-    ) -> list[Command]:
-        """The commands that write a request's first entry and its body, with their expiry, and list
-        it. Send them in one transaction with the queue entry.
-        """
-        key = self.key(request_id)
-        keep_ms = self.keep_ms(facts)
-        first = Entry.request(line, facts)
-        return [
-            ("XADD", key, str(first.id), *flatten(first)),
-            ("PEXPIRE", key, keep_ms),
-            ("SET", self.body_key(request_id), body, "PX", keep_ms),
-            *listing(self._settings, request_id, line.path, facts),
-        ]
 
     async def read(self, request_id: str) -> list[Entry] | None:
         """All entries; None if there is no such journal (any more)."""
@@ -267,11 +235,29 @@ class JournalStore:
         replies = await self._link.call([("UNLINK", key), ("UNLINK", body, metadata)])
         deleted, _ = all_answered(replies)
         if deleted and last is not None and last.terminal:  # whoever wrote it has counted it
-            await self._link.call(keeping(self._settings, last.summary, -size_of(last)))
+            size = sum(map(len, last.fields.values())) - len(last.used)
+            if last.summary:
+                await self._link.call(retaining(self._settings, last.summary, size, -1))
 
     async def kept(self, tenant: str) -> Kept:
-        """See `kept.kept`."""
-        return await kept(self._link, self._settings.namespace, tenant, self._clock.now_ms())
+        """What is kept now; forgets the hours that have passed.
+
+        Args:
+            tenant: whose share to tell; empty if only the total is wanted.
+        """
+        keys = {one: kept_key(self._settings.namespace, one) for one in (tenant, "")}
+        questions = [("HGETALL", key) for key in keys.values()]
+        pages = all_answered(await self._link.call(questions))
+        now_hour, sums, passed = self._clock.now_ms() / timings.HOUR_MS, [], list[Command]()
+        for key, page in zip(keys.values(), pages, strict=True):
+            sizes = dict(zip(map(int, page[::2]), map(int, page[1::2]), strict=True))
+            over = [hour for hour in sizes if hour <= now_hour]
+            sums.append(sum(size for hour, size in sizes.items() if hour > now_hour))
+            if over:
+                passed.append(("HDEL", key, *over))
+        if passed:
+            await self._link.call(passed)
+        return Kept(sums[0], sums[-1])
 
     async def whole(self, request_id: str) -> tuple[list[Entry], bytes | None]:
         """All of a journal, and the request's body, None if that is not kept (any more). Hold
@@ -369,7 +355,7 @@ class JournalStore:
         summary = _summary_of(entries, self._clock.now_ms())
         terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
         queued = entries[0].queue_entry if entries else b""
-        command = from_outside(self._settings, request_id, terminal, summary, queued, unreadable)
+        command = end(self._settings, Ended(request_id, (terminal,), summary, queued), unreadable)
         (reply,) = await self._link.call([command])
         if is_id_taken(reply):
             return None

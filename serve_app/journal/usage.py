@@ -1,8 +1,8 @@
 """What requests have used: the counts in their journals, and the ledger's rows.
 
 A row of the ledger sums up the requests of one tenant, API key, class and model that ended in one
-hour. It is written in the transaction of their endings (`finish.py`), so it can be neither ahead of
-the journals nor behind them.
+hour. It is written by the script that ends them (`requests/lifecycle.lua`), so it can be neither
+ahead of the journals nor behind them.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from serve_app.journal.entries import (
     wake_of,
 )
 from serve_app.journal.facts import AttemptFacts, RequestFacts
-from serve_app.journal.finish import append, append_though_full, by_worker
 from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId, opening_id
 from serve_app.journal.pause import Pause
 from serve_app.journal.store import long_questions, with_body
@@ -48,6 +47,8 @@ from serve_app.redis.replies import (
     is_full,
     is_refused_for_now,
 )
+from serve_app.requests.lifecycle import append, append_though_full, end
+from serve_app.requests.signals import Ended
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
@@ -243,7 +244,8 @@ class JournalWriter:
                         connection.abort()  # the name may lead to the new primary by now
                 else:
                     log.debug("request %s: append refused: %s", attempt.request_id, reply)
-                    written = attempt.ending[0] if entry.ends and attempt.ending else entry
+                    ends = attempt.ending if attempt.ends_with(entry) else None
+                    written = ends[0] if ends else entry
                     mine = await self._was_ours(connection, attempt, written)
                     self._settle(attempt, entry, mine)
         except BaseException:  # nobody else would check again what is not settled
@@ -263,15 +265,10 @@ class JournalWriter:
             self._mark(attempt)
 
     def _appending(self, attempt: AttemptLog, entry: Entry) -> Command:
-        if entry.ends and attempt.ending:
-            return by_worker(
-                self._settings,
-                attempt.request_id,
-                entry,
-                *attempt.ending,
-                attempt.bytes,
-                attempt.queued,
-            )
+        if attempt.ending and attempt.ends_with(entry):
+            terminal, summary = attempt.ending
+            its = (attempt.request_id, (entry, terminal), summary, attempt.queued, attempt.bytes)
+            return end(self._settings, Ended(*its))
         stopping = attempt.state is AttemptState.STOPPING
         command = append_though_full if attempt.met_full and stopping else append
         return command(attempt.key, entry)
@@ -281,9 +278,10 @@ class JournalWriter:
         if not mine:
             self._forget(attempt, fenced=True)
             return
+        ending = attempt.ending if attempt.ends_with(entry) else None
         attempt.accepted(entry)
-        self._announce(attempt, entry)
-        if entry.ends:
+        self._announce(attempt, ending[0].after_output(entry) if ending else entry)
+        if ending:
             self._forget(attempt, fenced=False)
         elif entry.quit:
             self._forget(attempt, fenced=True)

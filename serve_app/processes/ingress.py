@@ -17,7 +17,6 @@ from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.unserved import Unserved
-from serve_app.endings import Endings
 from serve_app.ingress import (
     dead_letters_api,
     objects_api,
@@ -46,6 +45,7 @@ from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.queue import RequestQueue
+from serve_app.requests.endings import Endings
 from serve_app.settings import Settings
 
 
@@ -166,7 +166,7 @@ class IngressProcess:
         admission = Admission(
             settings,
             base.store,
-            self.queue,
+            base.link,
             self.limits,
             base.clock,
             base.telemetry,

@@ -15,15 +15,13 @@ from typing import Any
 
 from serve_app import timings
 from serve_app.errors import RedisUnavailable, Unreadable
-from serve_app.journal.facts import RequestFacts
 from serve_app.policy.classes import CLASSES
-from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import QUEUE_GROUP, queue_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered, answered
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.entry import QueueEntry, decode_entry, encode_entry
+from serve_app.request_queue.entry import QueueEntry, decode_entry
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -64,16 +62,6 @@ class RequestQueue:
     def forget(self) -> None:
         """Create the groups again before the next use, because Redis may have come back empty."""
         self._prepared = False
-
-    def enqueueing(self, request_id: str, facts: RequestFacts, work: Work) -> Command:
-        """The command that adds a request to its class's queue. Send it in one transaction with the
-        journal's first entry.
-        """
-        fields = encode_entry(
-            request_id, facts.tenant, facts.session, facts.deadline_ms, work, facts.trace
-        )
-        flat = [part for pair in fields.items() for part in pair]
-        return ("XADD", self._by_class[facts.request_class], "*", *flat)
 
     async def claim(
         self,

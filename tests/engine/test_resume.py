@@ -215,7 +215,7 @@ def check_every_cut(
     assert whole.recorder.head.status == 200, whole.body
     # A stop string is found behind the engine, which meanwhile goes on: how far, depends on load.
     ahead = math.inf if body.get("stop") else 1
-    # Behind the opening, behind each output, before the seal.
+    # Behind the opening, behind each output, before the end.
     cuts = [whole.entries[:cut] for cut in range(2, len(whole.entries))]
     assert cuts  # how many depends on how fast the outputs were taken
     assert len(token_ids(whole)) > 4

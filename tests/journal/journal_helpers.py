@@ -16,9 +16,7 @@ from typing import Any
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from serve_app.admission.transaction import accept
 from serve_app.contract import State
-from serve_app.endings import Endings
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry, entry_from_redis
 from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
@@ -35,6 +33,9 @@ from serve_app.redis.replies import all_answered
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import Depth, QueueDepths
 from serve_app.request_queue.queue import RequestQueue
+from serve_app.requests.endings import Endings
+from serve_app.requests.lifecycle import accept
+from serve_app.requests.signals import Accepted
 from serve_app.settings import Settings
 from tests import permits
 from tests.waiting import PATIENCE_S, eventually, until
@@ -179,8 +180,7 @@ class World:
     ) -> str:
         """Accept a request with all its facts given."""
         work = Work(7, kind="chat/completions s1", sequences=sequences)
-        enqueueing = self.queue().enqueueing(request_id, facts, work)
-        await accept(self.link, enqueueing, self.store.first_entry(request_id, LINE, body, facts))
+        await accept(self.link, self.settings, Accepted(request_id, LINE, body, facts, work))
         return request_id
 
     async def opened(

@@ -26,7 +26,7 @@ ENDED = (
     *("evalsha", "xdel", "xadd", "xadd", "hget", "hset", "xtrim", "pexpire", "unlink"),
     *ACKNOWLEDGED,
 )
-"""The last bytes with the attempt's seal, the terminal entry, and the end of the queue entry, in
+"""The last bytes, the terminal entry, and the end of the queue entry, in
 one transaction.
 """
 ANSWERED = ("publish",)

@@ -31,7 +31,9 @@ def told(log: pytest.LogCaptureFixture) -> list[str]:
 
 async def accept(w: World) -> None:
     """Accept one request of `tenant-1`."""
-    facts = RequestFacts("batch", "tenant-1", "s", "m", True, 1, 60_000, w.channel, trace=TRACE)
+    facts = RequestFacts(
+        "batch", "tenant-1", "s", "hermes-tiny", True, 1, 60_000, w.channel, trace=TRACE
+    )
     await w.accept("req_1", facts)
 
 

@@ -9,15 +9,13 @@ import pytest
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.ids import TERMINAL_ID, seal_id
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.ids import TERMINAL_ID
 from tests.journal.cable import UNANSWERED, Cable
 from tests.journal.journal_helpers import OPENED, World, add, added, complete, event, finish, world
 from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S
 
 TERMINAL = str(TERMINAL_ID)
-SEAL = str(seal_id(1))
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 
 
@@ -118,7 +116,6 @@ async def test_a_journal_that_is_gone_does_not_come_back_to_life(w: World) -> No
         ("1-2", b"nonce-1", None, False),
         (TERMINAL, b"nonce-1", b"completed", True),
         (TERMINAL, b"nonce-1", b"failed", False),
-        (SEAL, b"nonce-2", b"completed", False),
         (TERMINAL, b"nonce-2", b"completed", False),
     ],
 )
@@ -132,23 +129,6 @@ async def test_a_refused_append_is_mine_by_nonce_and_kind_or_it_is_a_fence(
     else:
         add(attempt, 1)
     await (attempt.closed if mine else is_fenced(attempt))
-
-
-@pytest.mark.parametrize("found", [False, True], ids=["", "somebody opens it and finds it ended"])
-async def test_an_ending_that_comes_after_a_workers_seal_does_not_count(
-    w: World, found: bool
-) -> None:
-    await w.admit()
-    before = await w.entries()
-    await append(w, SEAL)
-    if found:
-        await w.opened(await w.writer(), 2, b"nonce-2")
-    assert not await w.store.end("req_1", *CANCELLED, before)
-    reader = JournalReader()
-    for entry in await w.entries():
-        reader.feed(entry)
-    assert reader.ending is not None
-    assert reader.ending.state == "completed"
 
 
 # -- found by the state machines -----------------------------------------------------------------

@@ -8,11 +8,12 @@ import asyncio
 
 import pytest
 
-from serve_app.admission.idempotency import KeyedRequests, Outrun
 from serve_app.contract import Reason, State
 from serve_app.errors import LASTING, RequestRefused
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
+from serve_app.requests.idempotency import KeyedRequests, Outrun
+from serve_app.requests.signals import Accepted
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 
@@ -118,10 +119,8 @@ async def test_a_repeat_that_read_before_another_was_admitted_is_not_admitted(
     slow = await keyed.held("tenant", KEY)
     assert not slow.stands
     follower, facts = await its.post(KEY)
-    enqueueing = w.queue().enqueueing(slow.request_id, facts, Work(1))
-    first = w.store.first_entry(slow.request_id, LINE, b"", facts)
     with pytest.raises(Outrun):
-        await keyed.accept(slow, facts, enqueueing, first)
+        await keyed.accept(slow, Accepted(slow.request_id, LINE, b"", facts, Work(1)))
     assert await w.redis.xlen(w.stream("standard")) == 1
     assert len(await w.journals()) == failures + 1
 

@@ -21,7 +21,7 @@ from serve_app.request_queue.dead_letters import DeadLetters
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, SUMMARY, World, event
 from tests.waiting import eventually
 
-KINDS = ("0-1", "k-0", "k-i", "k-max", "max-max")
+KINDS = ("0-1", "k-0", "k-i", "max-max")
 OUTPUT = [0, "1", [1], None, None, None]
 
 
@@ -34,7 +34,7 @@ def documented(module: ModuleType) -> dict[str, str]:
 
 def kind(entry_id: EntryId) -> str:
     if entry_id.seq == MAX_ID_PART:
-        return "max-max" if entry_id.epoch == MAX_ID_PART else "k-max"
+        return "max-max"
     if entry_id.epoch == 0:
         return str(entry_id)
     return "k-0" if entry_id.opens else "k-i"

@@ -14,7 +14,7 @@ from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal import attempt_log
 from serve_app.journal.entries import compress, decode_wakes
-from serve_app.journal.ids import TERMINAL_ID, EntryId, seal_id
+from serve_app.journal.ids import TERMINAL_ID, EntryId
 from serve_app.journal.writer import JournalWriter
 from serve_app.settings.sections import EngineSettings
 from tests.journal.in_process import worker_process
@@ -36,7 +36,7 @@ from tests.transcripts import transcript
 from tests.waiting import PATIENCE_S, eventually
 
 TERMINAL = str(TERMINAL_ID)
-SEAL = str(seal_id(1))
+LAST = "1-2"
 SIMULATED = EngineSettings(kind="simulated")
 CANCELLED = (State.CANCELLED, Reason.CANCELLED)
 RETENTION_S = 30
@@ -134,7 +134,7 @@ async def test_a_completed_journal_is_one_terminal_entry_that_holds_the_transcri
     assert terminal.id == TERMINAL_ID
     assert transcript(terminal) == events(1, 20)
     assert (terminal.state, terminal.events, terminal.head) == ("completed", 20, HEAD)
-    assert terminal.fields[b"p"] == SEAL.encode()
+    assert terminal.fields[b"p"] == b"1-21"
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -149,7 +149,7 @@ async def test_a_journal_that_failed_or_was_cancelled_keeps_its_entries(
         attempt.stop(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
         await attempt.closed
     await eventually(lambda: expires_soon(w))
-    assert await w.ids() == ["0-1", "1-0", "1-1", *([] if outside else [SEAL]), TERMINAL]
+    assert await w.ids() == ["0-1", "1-0", "1-1", *([] if outside else [LAST]), TERMINAL]
     assert transcript((await w.entries())[-1]) is None
 
 
@@ -197,7 +197,7 @@ async def test_a_wake_up_is_published_only_for_what_stands_in_the_journal(w: Wor
     add(new, 1)
     await complete(new)
     told: list[EntryId] = []
-    while not told or told[-1] != seal_id(2):
+    while not told or told[-1] != TERMINAL_ID:
         message = await pubsub.get_message(timeout=5)
         if message:
             standing = {entry.id for entry in await w.entries()}
@@ -207,7 +207,7 @@ async def test_a_wake_up_is_published_only_for_what_stands_in_the_journal(w: Wor
                 assert b"refused" not in entry.body
                 told.append(entry.id)
     told = [entry_id for entry_id in told if entry_id != (2, 1)]
-    assert told == [(1, 0), (1, 1), (2, 0), seal_id(2)]
+    assert told == [(1, 0), (1, 1), (2, 0), TERMINAL_ID]
     await pubsub.aclose()
 
 

@@ -111,9 +111,8 @@ LAYERS = (
     ("serve_app.processes",),
     ("serve_app.ingress", "workers"),
     ("serve_app.admission", "serve_app.dispatch"),
-    ("serve_app.endings",),
-    ("serve_app.cluster", "serve_app.request_queue"),
-    ("serve_app.journal",),
+    ("serve_app.cluster",),
+    ("serve_app.request_queue", "serve_app.requests", "serve_app.journal"),
     ("serve_app.redis", "serve_app.observability", "serve_app.loops", "serve_app.policy"),
     (
         "serve_app.settings",

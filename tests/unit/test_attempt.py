@@ -69,10 +69,10 @@ class Scene:
         return entry
 
     def ended(self) -> tuple[Entry, Entry]:
-        """Seal and terminal entry, which are appended together."""
-        seal = self.written()
+        """The last output and the terminal entry, which are appended together."""
+        last = self.written()
         assert self.journal.ending is not None
-        return seal, self.journal.ending[0]
+        return last, self.journal.ending[0]
 
     @property
     def silent(self) -> bool:
@@ -112,7 +112,7 @@ async def test_an_entry_says_what_the_outputs_up_to_it_have_used(s: Scene) -> No
     assert s.written().used == b"7 3 2 0 0"
 
 
-async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> None:
+async def test_the_bytes_behind_the_last_output_ride_with_the_end(s: Scene) -> None:
     await s.start()
     await s.recorded()
     s.written()
@@ -121,12 +121,12 @@ async def test_the_bytes_behind_the_last_output_ride_with_the_seal(s: Scene) -> 
     await s.body(b"data: [DONE]\n\n", more=False)
     assert s.silent
     s.attempt.stop(State.COMPLETED)
-    seal, terminal = s.ended()
+    last, terminal = s.ended()
     assert terminal.terminal
-    assert seal.body == b"id: 2\ndata: b\n\nid: 3\ndata: [DONE]\n\n"
+    assert last.body == b"id: 2\ndata: b\n\nid: 3\ndata: [DONE]\n\n"
     assert terminal.events == 3
-    assert json.loads(seal.fields[b"o"]) == [[0, "b", [2], "stop", None, None]]
-    assert transcript(terminal) == b"id: 1\ndata: a\n\n" + seal.body
+    assert json.loads(last.fields[b"o"]) == [[0, "b", [2], "stop", None, None]]
+    assert transcript(terminal) == b"id: 1\ndata: a\n\n" + last.body
     assert terminal.head is not None  # a compacted journal has no other place for it
     summary = decode_facts(terminal, Summary)
     assert (summary.request, summary.attempt) == (FACTS, OPENED)
@@ -153,8 +153,8 @@ async def test_a_response_that_is_no_stream_is_kept_as_it_is(s: Scene) -> None:
     await s.body(b'{"a": 1}\n\n', more=True)
     await s.body(b"{}", more=False)
     s.attempt.stop(State.COMPLETED)
-    seal, terminal = s.ended()
-    assert transcript(terminal) == seal.body == b'{"a": 1}\n\n{}'
+    last, terminal = s.ended()
+    assert transcript(terminal) == last.body == b'{"a": 1}\n\n{}'
     assert terminal.events == 0
 
 
@@ -227,10 +227,10 @@ async def test_what_fails_before_anything_was_sent_has_the_failures_status_and_w
     await s.body(b"event: response.created\ndata: {}\n\n")
     await s.body(VLLMS)
     s.attempt.stop(State.FAILED, REFUSED)
-    seal = s.written()
-    assert seal.head == Head(400, [("content-type", "application/json")])
-    assert (seal.events, seal.state, seal.reason) == (0, State.FAILED, REFUSED.reason)
-    assert seal.body == REFUSED.body()
+    last, terminal = s.ended()
+    assert last.head == Head(400, [("content-type", "application/json")])
+    assert (last.events, terminal.state, terminal.reason) == (0, State.FAILED, REFUSED.reason)
+    assert last.body == REFUSED.body()
 
 
 async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_vllms(
@@ -244,10 +244,10 @@ async def test_a_stream_that_fails_later_ends_with_the_failure_and_no_event_of_v
     await s.body(b"data: [DONE]\n\n")
     assert not s.attempt.answered
     s.attempt.stop(State.FAILED, REFUSED)
-    seal = s.written()
-    assert (seal.body, seal.events, seal.state) == (b"", first.events, State.FAILED)
-    assert (seal.head, seal.reason) == (first.head, REFUSED.reason), "what was sent stays true"
-    ending = Ending(State.FAILED, seal.reason, decode_facts(seal, Summary))
+    last, terminal = s.ended()
+    assert (last.body, last.events, terminal.state) == (b"", first.events, State.FAILED)
+    assert (last.head, terminal.reason) == (first.head, REFUSED.reason), "what was sent stays true"
+    ending = Ending(State.FAILED, terminal.reason, decode_facts(terminal, Summary))
     assert ending.message == "Too long."
 
 
@@ -281,7 +281,8 @@ async def test_the_first_stop_counts_and_what_comes_after_it_is_dropped(
         s.attempt.stop(kind, why)
         await s.recorded("b", 2)
     entry = s.written()
-    assert (entry.state or entry.quit, s.attempt.stopped) == (last, last)
+    state = s.journal.ending[0].state if s.journal.ending else None
+    assert (state or entry.quit, s.attempt.stopped) == (last, last)
     assert entry.body == b"id: 1\ndata: a\n\n"
     assert s.silent
 

@@ -18,7 +18,7 @@ from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import Head, Summary
-from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id, seal_id
+from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
 from serve_app.journal.writer import Standing, standing
 from tests.tables import each
 from tests.transcripts import transcript
@@ -46,13 +46,14 @@ def accept(attempt: AttemptLog) -> Entry:
 
 
 def accept_end(attempt: AttemptLog) -> tuple[Entry, Entry]:
-    """The seal and the terminal entry, which are appended together."""
-    seal = attempt.take()
-    assert seal is not None
+    """The last output and the terminal entry, which are appended together."""
+    last = attempt.take()
+    assert last is not None
     assert attempt.ending is not None
+    assert attempt.ends_with(last)
     terminal, _ = attempt.ending
-    attempt.accepted(seal)
-    return seal, terminal
+    attempt.accepted(last)
+    return last, terminal
 
 
 async def test_what_comes_while_nothing_is_sent_becomes_one_entry(
@@ -83,20 +84,18 @@ async def test_an_entry_is_offered_unchanged_until_it_is_accepted(attempt: Attem
     assert (second.id, second.body) == ((2, 2), b"y")
 
 
-async def test_the_seal_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transcript(
+async def test_the_last_output_takes_the_rest_with_it_and_the_terminal_entry_holds_the_transcript(
     attempt: AttemptLog,
 ) -> None:
     attempt.append([], [b"x"], 1, HEAD)
     accept(attempt)
     attempt.append([], [b"y"], 2)
     attempt.stop(State.COMPLETED, None, SUMMARY, 1)
-    seal, terminal = accept_end(attempt)
-    assert seal.id == seal_id(2)
-    assert (seal.body, seal.events, seal.state, seal.fields[b"p"]) == (b"y", 2, "completed", b"2-1")
-    assert transcript(seal) is None
+    last, terminal = accept_end(attempt)
+    assert (last.id, last.body, last.events, last.state) == ((2, 2), b"y", 2, None)
     assert terminal.id == TERMINAL_ID
     assert (terminal.events, terminal.state, terminal.head) == (2, "completed", HEAD)
-    assert terminal.fields[b"p"] == str(seal.id).encode()
+    assert terminal.fields[b"p"] == b"2-2"
     assert transcript(terminal) == b"xy"
     assert not attempt.pending
 
@@ -109,8 +108,8 @@ async def test_the_end_waits_for_an_entry_that_is_underway(attempt: AttemptLog) 
     assert attempt.pending
     assert first is not None
     attempt.accepted(first)
-    seal, terminal = accept_end(attempt)
-    assert (seal.id, seal.reason) == (seal_id(2), "engine_error")
+    last, terminal = accept_end(attempt)
+    assert last.id == (2, 2)
     found = (terminal.id, terminal.reason, transcript(terminal))
     assert found == (TERMINAL_ID, "engine_error", None)
 
@@ -119,8 +118,8 @@ async def test_nothing_is_taken_in_after_the_end(attempt: AttemptLog) -> None:
     attempt.stop(State.COMPLETED, None, SUMMARY, 1)
     attempt.append([], [b"late"], 1)
     attempt.stop(State.FAILED, Reason.INTERNAL, SUMMARY, None)
-    seal, terminal = accept_end(attempt)
-    assert (seal.state, seal.body) == ("completed", b"")
+    last, terminal = accept_end(attempt)
+    assert last.body == b""
     assert (terminal.state, transcript(terminal)) == ("completed", b"")
     attempt.append([], [b"later"], 2)
     assert attempt.take() is None
@@ -264,7 +263,6 @@ def at(entry_id: EntryId, nonce: bytes = b"ours") -> Entry:
         (Entry.void(EntryId(2, 1), b"ours", Cause.NOT_OPENED), Standing.OURS),
         (at(EntryId(2, 2), b"rival"), Standing.FENCED),
         (at(opening_id(3), b"next"), Standing.FENCED),
-        (at(seal_id(1), b"before"), Standing.OURS),
         (at(REQUEST_ID, b""), Standing.OURS),
         (at(TERMINAL_ID), Standing.ENDED),
         (at(TERMINAL_ID, b"somebody"), Standing.FENCED),

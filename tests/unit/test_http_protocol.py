@@ -26,7 +26,7 @@ from serve_app.ingress.http_protocol import PUSH, HttpProtocol
 from serve_app.journal.entries import Entry, encode_wakes, wake_of
 from serve_app.journal.facts import AttemptFacts, Head, Summary
 from serve_app.journal.followers import Follower, Followers
-from serve_app.journal.ids import REQUEST_ID, EntryId, seal_id
+from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.settings import Settings
 from tests.tables import Failures, each
 from tests.waiting import eventually
@@ -259,7 +259,7 @@ def journal(tokens: int, streamed: bool) -> list[tuple[Entry, str]]:
             fields[b"h"] = msgspec.json.encode(Head(200, [("content-type", kind)]))
         at = EntryId(1, number)
         if number == tokens:
-            at = seal_id(1)
+            at = TERMINAL_ID
             fields |= {b"k": b"completed", b"w": b""}
             fields[b"m"] = msgspec.json.encode(Summary(None, None, 1, 0))
         entries.append(Entry(at, fields))

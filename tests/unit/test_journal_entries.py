@@ -20,10 +20,10 @@ from serve_app.journal.entries import (
     wake_of,
 )
 from serve_app.journal.facts import Head
-from serve_app.journal.finish import append
 from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
 from serve_app.redis.connection import _packed
+from serve_app.requests.lifecycle import append
 from tests.tables import each
 from tests.transcripts import transcript
 

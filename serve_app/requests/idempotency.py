@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
-from serve_app.admission.transaction import Condition, accept
 from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry
@@ -26,6 +25,8 @@ from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
+from serve_app.requests.lifecycle import Condition, accept, keep_ms
+from serve_app.requests.signals import Accepted
 from serve_app.settings import Settings
 
 
@@ -97,22 +98,19 @@ class KeyedRequests:
             return Held(request_id, True, ending is not None, facts, condition)
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
-    async def accept(
-        self, held: Held, facts: RequestFacts, enqueueing: Command, first: Sequence[Command]
-    ) -> None:
-        """Accept the next request of a key, in one round trip; of several simultaneous repeats, one
-        is accepted. `enqueueing` and `first`: see `transaction.accept`.
+    async def accept(self, held: Held, accepted: Accepted) -> None:
+        """Accept the next request of a key; of several simultaneous repeats, one is accepted.
 
         Raises:
             Outrun: the request was not accepted, because something has changed.
             RedisUnavailable: Redis cannot be reached; if it is `AnswerLost`, it is unknown whether
                 the request was accepted.
         """
-        keep_ms = self._store.keep_ms(facts) + timings.KEY_OUTLIVES_MS
+        kept_ms = keep_ms(self._settings, accepted.facts) + timings.KEY_OUTLIVES_MS
         naming: list[Command] = (
-            [("SET", held.name, held.request_id, "PX", keep_ms)] if held.name else []
+            [("SET", held.name, held.request_id, "PX", kept_ms)] if held.name else []
         )
-        if not await accept(self._link, enqueueing, [*first, *naming], held.condition):
+        if not await accept(self._link, self._settings, accepted, held.condition, naming):
             raise Outrun
 
 

@@ -1,0 +1,163 @@
+--[[
+The steps of a request's life. Each is executed by Redis as a whole, or not at all:
+
+  EVALSHA <digest> <number of keys> <keys> <step> <arguments>
+
+Commands are given as the number of their words and the words, one after the other.
+
+accept  KEYS  none; or 1 the string of an idempotency key, 2 the journal of its request
+        ARGV  2 value of that string, 3 id of the last entry in that journal: nothing is done unless
+              they are so; 4... commands, of which the second gets the first one's reply as field `i`
+        returns 1; 0 if the condition does not hold; the error of the command that was refused
+append  KEYS  1 journal
+        ARGV  2 id, 3... fields of an entry that comes before the end or is it
+        returns the id, or the error as without a script
+record  KEYS  1 journal
+        returns the size of the last entry, and the entries that tell how far the request is: the
+              first of each epoch, the last that counts events, and the last, without their bytes
+end     KEYS  1 journal, 2 ledger of the hour
+        ARGV  2 number of entries, 3 row of the ledger, 4 column of the state, 5 times queued and
+              running (ms), 6 attempts, 7 usage (empty: from outside, and the journal knows this and
+              the attempts), 8 lifetime of the ledger (ms); 9... commands: the entries' first
+        returns 1; nothing if the journal has gone; the error if an entry was refused: nothing is
+              booked then
+        TELL is a command of its own: it publishes to whoever has claimed a queue entry (stream,
+              group, id, channel without the ingress's name, message)
+
+A worker opens an attempt and appends its output by XADD, without a script. A Redis that has reached
+its `maxmemory` refuses only the first write of a script, if that may need memory: `append` and `end`
+begin by deleting what no stream has.
+Source: https://redis.io/docs/latest/develop/programmability/eval-intro
+]]
+local LARGE = {b = true, o = true, z = true, f = true} -- `f` means nothing without `b`
+
+local function commands(at)
+  return function()
+    if at > #ARGV then return nil end
+    local words = tonumber(ARGV[at])
+    at = at + words + 1
+    return {unpack(ARGV, at - words, at - 1)}
+  end
+end
+
+local function refusal(reply) -- Redis 6.2 names the script in errors
+  if type(reply) ~= 'table' or not reply.err then return nil end
+  return redis.error_reply((string.gsub(reply.err, '^@user_script: %d+: %-?', '')))
+end
+
+local function field(entry, name)
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == name then return entry[2][i + 1] end
+  end
+end
+
+local function last_with(name, entry) -- this entry, or the newest one before it that has the field
+  while entry and not field(entry, name) do
+    entry = redis.call('XREVRANGE', KEYS[1], '(' .. entry[1], '-', 'COUNT', 1)[1]
+  end
+  return entry
+end
+
+local function without_bytes(entry)
+  local kept, size = {}, 0
+  for i = 1, #entry[2], 2 do
+    local name, value = entry[2][i], entry[2][i + 1]
+    if name ~= 'u' then size = size + #value end
+    if not LARGE[name] then
+      kept[#kept + 1], kept[#kept + 2] = name, value
+    end
+  end
+  return {entry[1], kept}, size
+end
+
+local steps = {}
+
+function steps.accept()
+  if #KEYS > 0 then
+    local named = redis.call('GET', KEYS[1]) or ''
+    local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+    if named ~= ARGV[2] or (last and last[1] or '') ~= ARGV[3] then return 0 end
+  end
+  local number, queued = 0, nil
+  for command in commands(4) do
+    number = number + 1
+    if number == 2 then
+      command[#command + 1], command[#command + 2] = 'i', queued
+    end
+    local reply = redis.pcall(unpack(command))
+    if type(reply) == 'table' and reply.err then return reply end
+    if number == 1 then queued = reply end
+  end
+  return 1
+end
+
+function steps.append()
+  redis.pcall('XDEL', KEYS[1], '0-0')
+  local reply = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', unpack(ARGV, 2))
+  return refusal(reply) or reply
+end
+
+function steps.record()
+  local newest = redis.pcall('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+  local last = newest[1]
+  if not last then return {} end -- no journal, or a key of another type
+  local found, from = {0}, '0-0'
+  while true do
+    local first = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1)[1]
+    local epoch = first and tonumber(string.match(first[1], '^%d+'))
+    if not first or first[1] == last[1] or epoch > 2^50 then break end
+    found[#found + 1] = without_bytes(first)
+    from = string.format('%.0f-0', epoch + 1)
+  end
+  local counted = last_with('e', last)
+  if counted and counted[1] ~= last[1] then found[#found + 1] = without_bytes(counted) end
+  found[#found + 1], found[1] = without_bytes(last)
+  return found
+end
+
+steps['end'] = function()
+  redis.pcall('XDEL', KEYS[1], '0-0')
+  local attempts, used, outside = ARGV[6], ARGV[7], ARGV[7] == ''
+  if outside then
+    local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+    local counted = last_with('u', last)
+    attempts = last and string.match(last[1], '^%d+') or '0'
+    used = counted and field(counted, 'u') or '0 0 0 0 0'
+  end
+
+  local following = commands(9)
+  for _ = 1, tonumber(ARGV[2]) do
+    local append = following()
+    if outside then
+      append[#append + 1], append[#append + 2] = 'u', used
+    end
+    local reply = redis.pcall(unpack(append))
+    if not reply or refusal(reply) then return refusal(reply) or false end
+  end
+
+  local more = {0, 0, 0, 0}
+  more[tonumber(ARGV[4])] = 1
+  for number in string.gmatch(used .. ' ' .. attempts .. ' ' .. ARGV[5], '%d+') do
+    more[#more + 1] = tonumber(number)
+  end
+  local row, column, booked = {}, 0, redis.call('HGET', KEYS[2], ARGV[3])
+  for number in string.gmatch(booked or '', '%d+') do
+    column = column + 1
+    more[column] = (more[column] or 0) + tonumber(number)
+  end
+  for i = 1, #more do row[i] = string.format('%.0f', more[i]) end
+  redis.call('HSET', KEYS[2], ARGV[3], table.concat(row, ' '))
+  if not booked then redis.call('PEXPIRE', KEYS[2], ARGV[8]) end
+
+  for command in following do
+    if command[1] == 'TELL' then
+      local claims = redis.pcall('XPENDING', command[2], command[3], command[4], command[4], 1)
+      if claims[1] then redis.call('PUBLISH', command[5] .. claims[1][2], command[6]) end
+    else
+      redis.call(unpack(command))
+    end
+  end
+  return 1
+end
+
+return steps[ARGV[1]]()
