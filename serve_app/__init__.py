@@ -11,7 +11,6 @@ dispatch/dispatcher.py        claims while engines have capacity; policy/order.p
 dispatch/attempts.py          carries a request to its end: calls a worker until it has answered, is
                               lost or given up; policy/retries.py: what follows a lost attempt, and
                               when a request is poison
-dispatch/deadlines.py         ends requests whose deadline passes while they wait
 dispatch/unserved.py          ends those whose model nobody serves any more
 policy/placement.py           chooses the replica; cluster/direct_calls.py calls it, or, through
                               cluster/serve_router.py, Ray Serve
@@ -27,6 +26,7 @@ ingress/exchange.py           forwards the bytes to the client; disconnects.py: 
 requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
                               them, signals.py adds what else happens then
 requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)
+requests/record.py            what is known of a request, in one read
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;
                               cluster/entrance.py: whose the namespace is

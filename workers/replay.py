@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from serve_app.contract import NotResumed, Reason
-from serve_app.journal.entries import Entry, decode_facts, openings
+from serve_app.journal.entries import Entry, decode_facts
 from serve_app.journal.events import escaped
 from serve_app.journal.facts import AttemptFacts, Head
 from serve_app.journal.ids import REQUEST_ID, EntryId
@@ -141,6 +141,7 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
     else:
         # An earlier version has written them as they are; what is repeated here has escapes.
         counted_bytes = escaped(b"".join(entry.body for entry, _ in counted))
+    first_opening = next(entry for entry in entries if entry.id.opens)
     return Recorded(
         last=counted[-1][0].id if counted else REQUEST_ID,
         outputs=outputs,
@@ -151,7 +152,7 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
         bytes=sum(len(entry.outputs or b"") + len(entry.body) for entry, _ in counted),
         complete=complete,
         usage=_usage([entry for entry, _ in counted], outputs),
-        began_ms=decode_facts(openings(entries)[0], AttemptFacts).opened_ms,
+        began_ms=decode_facts(first_opening, AttemptFacts).opened_ms,
     )
 
 

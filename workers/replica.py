@@ -30,9 +30,9 @@ from serve_app.contract import (
 )
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry, decode_facts, decode_line, has_ended
+from serve_app.journal.entries import Entry, decode_facts, decode_line
 from serve_app.journal.facts import AttemptFacts, RequestFacts
-from serve_app.journal.store import JournalStore, written
+from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.loops import Loops
 from serve_app.observability.logs import about
@@ -244,8 +244,6 @@ class WorkerReplica:
         except Fenced as error:
             log.info("request %s not opened: %s", request_id, error, extra=about(request_id))
             return await self._resolve_fence(request_id)
-        if has_ended(entries):  # by an attempt that was believed lost
-            return AttemptResult(CallResult.ENDED)
         facts = decode_facts(entries[0], RequestFacts)
         part = recorded(entries) if epoch > 1 else None
         attempt = Attempt(journal, facts, opened, self._telemetry, self._clock, part)
@@ -278,7 +276,7 @@ class WorkerReplica:
     async def _work(self, attempt: Attempt, request: Entry, trace: str) -> None:
         """Run the engine, unless the request cannot be answered."""
         attempt.check_recorded()
-        if not request.has_body:  # Redis has lost the body: never give the engine an empty one
+        if b"b" not in request.fields:  # lost: never give the engine an empty one
             attempt.stop(State.FAILED, Reason.JOURNAL_LOST)
         if not attempt.open:
             await attempt.journal.closed
@@ -327,14 +325,14 @@ class WorkerReplica:
             ours: what this attempt has written; None if it was not opened.
         """
         try:
-            last = await self._store.last(request_id)
+            record = await self._store.record(request_id)
         except RedisUnavailable:
             return AttemptResult(CallResult.FENCED)
-        if last is None:
+        if record is None:
             return AttemptResult(CallResult.ENDED, ours)
-        if not last.terminal:
+        if not record.ended:
             return AttemptResult(CallResult.FENCED)
-        told = written(last)
+        told = record.written
         # Who ends a request from outside does not know what was written, nor of the latest attempt.
         return AttemptResult(
             CallResult.ENDED, told if ours is None or (told and told.begun) else ours

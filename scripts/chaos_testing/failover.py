@@ -163,7 +163,8 @@ class Load:
         """
         while True:
             try:
-                return await self._store.last(name)
+                record = await self._store.record(name)
+                return record.last if record else None
             except RedisUnavailable:
                 await asyncio.sleep(self._period_s)
 

@@ -31,10 +31,8 @@ from serve_app.contract import (
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.retries import Next, StallReason, StallTracker, after_loss
 from serve_app.errors import RedisUnavailable, Unreadable
-from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
-from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.ids import REQUEST_ID
-from serve_app.journal.store import JournalStore, written
+from serve_app.journal.store import JournalStore
 from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
@@ -44,6 +42,7 @@ from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.requests.endings import Endings
+from serve_app.requests.record import Record
 
 log = logging.getLogger("hermes.dispatcher")
 
@@ -135,15 +134,15 @@ class Attempts:
         return None
 
     async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
-        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in two
-        round trips.
+        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in one
+        round trip.
         """
         ids = [entry.request_id for entry in entries]
-        tails = await self._until_reached(lambda: self._store.read_tails(ids)) if ids else []
+        records = await self._until_reached(lambda: self._store.records(ids)) if ids else []
         return {
             entry.key
-            for entry, tail in zip(entries, tails, strict=True)
-            if tail is None or tail[-1].id != REQUEST_ID
+            for entry, record in zip(entries, records, strict=True)
+            if record is None or record.last.id != REQUEST_ID
         }
 
     def _tell_wait(self, entry: QueueEntry) -> None:
@@ -252,8 +251,8 @@ class Attempts:
         grace_s, opens_s = timings.EXPIRE_GRACE_S, timings.CALL_OPENS_S
         await first(min(self._left_s(entry) + grace_s, opens_s), call, loss)
         if not (call.done() or loss.done()) and (left_s := self._left_s(entry) + grace_s) > 0:
-            last = await self._until_reached(lambda: self._store.last(entry.request_id))
-            if last is not None and last.id.epoch < this.epoch:
+            record = await self._until_reached(lambda: self._store.record(entry.request_id))
+            if record is not None and record.last.id.epoch < this.epoch:
                 what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
                 return self._logged(entry, this, Cause.NOT_OPENED, what)
             self._stalls_for(entry, StallReason.ENGINE)
@@ -298,16 +297,16 @@ class Attempts:
         """
         # in this order, since a claim goes with the end
         (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
-        entries = await self._until_reached(lambda: self._store.outline(entry.request_id))
-        if not entries or has_ended(entries):
+        record = await self._until_reached(lambda: self._store.record(entry.request_id))
+        if record is None or record.ended:
             return None
         if not ours:
             raise NotOurs
-        opened = [decode_facts(opening, AttemptFacts).cause for opening in openings(entries)]
-        newest_epoch = entries[-1].id.epoch
+        opened = [attempt.cause for attempt in record.openings]
+        newest_epoch = record.last.id.epoch
         following = after_loss(opened, newest_epoch, cause, tried, self._poison_after)
         if following is None:
-            await self._until_reached(lambda: self._keep_dead(entry, entries))
+            await self._until_reached(lambda: self._keep_dead(entry, newest_epoch))
             await self._end(entry, State.FAILED, Reason.POISON)
         elif following.refused:
             await self._pause(entry, timings.ATTEMPT_REFUSED_S, following.refused)
@@ -330,36 +329,36 @@ class Attempts:
         began_s = self._clock.local.monotonic_s()
         self._stalls_for(entry, StallReason.ADOPTED)
         while True:
-            entries, ours = await self._until_reached(lambda: self._adopted.look(entry))
-            if not entries or has_ended(entries):
+            record, ours = await self._until_reached(lambda: self._adopted.look(entry))
+            if record is None or record.ended:
                 return None
             if not ours:
                 raise NotOurs
-            if entries[-1].quit == Cause.NOT_OPENED:
+            if record.last.quit == Cause.NOT_OPENED:
                 return await self._next(entry, Cause.NOT_OPENED)
-            if entries[-1].quit:
+            if record.last.quit:
                 return await self._next(entry, Cause.LOST)
-            if entries[-1].id.epoch == 0:
+            if record.last.id.epoch == 0:
                 if (
                     self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S
                     or entry.taken_over
                 ):
                     return Next(1)
             else:
-                running = decode_facts(openings(entries)[-1], AttemptFacts)
-                if cause := self._replicas.loss_cause(running.replica):
+                running = record.attempt
+                if running and (cause := self._replicas.loss_cause(running.replica)):
                     return await self._next(entry, cause)
             if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
                 return None
             await self._adopted.pause()
 
-    async def _keep_dead(self, entry: QueueEntry, entries: Sequence[Entry]) -> None:
+    async def _keep_dead(self, entry: QueueEntry, attempts: int) -> None:
         request = await self._store.read_request(entry.request_id)
         if request is None:
             return
         try:
-            await self._dead.add(entry.request_id, Reason.POISON, [request, *entries[1:]])
+            await self._dead.add(entry.request_id, Reason.POISON, request, attempts)
         except RedisUnavailable as error:
             if "OOM" not in str(error):
                 raise
@@ -385,11 +384,9 @@ class Attempts:
 
 
 class Look(NamedTuple):
-    """The result of one check. `tail`: as `JournalStore.read_tails`; `ours`: whether nobody has
-    taken the claim over.
-    """
+    """The result of one check. `ours`: whether nobody has taken the claim over."""
 
-    tail: list[Entry] | None
+    record: Record | None
     ours: bool
 
 
@@ -438,16 +435,16 @@ class Adopted:
         entries = [entry for entry, _ in asked]
         try:
             ours = await self._queue.are_ours(entries)
-            tails = await self._store.read_tails([entry.request_id for entry in entries])
+            records = await self._store.records([entry.request_id for entry in entries])
         except Exception as error:  # any kind of error: every caller must get it
             problem = str(error) or type(error).__name__
             for _, future in asked:
                 if not future.done():
                     future.set_exception(RedisUnavailable(problem))
             return
-        for (_, future), is_ours, tail in zip(asked, ours, tails, strict=True):
+        for (_, future), is_ours, record in zip(asked, ours, records, strict=True):
             if not future.done():
-                future.set_result(Look(tail, is_ours))
+                future.set_result(Look(record, is_ours))
 
 
 def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:
@@ -465,9 +462,9 @@ async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Completi
     if not writes_tokens(entry.kind):
         return None
     try:
-        last = await store.last(entry.request_id)
-        return None if last is None else written(last)
-    except (RedisUnavailable, Unreadable):
+        record = await store.record(entry.request_id)
+        return None if record is None else record.written
+    except RedisUnavailable:
         return None
 
 

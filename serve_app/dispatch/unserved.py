@@ -16,8 +16,6 @@ from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.entries import Entry, decode_facts, has_ended, openings
-from serve_app.journal.facts import AttemptFacts
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage
@@ -113,17 +111,17 @@ class Unserved:
             for entry_id, fields in map(with_fields, items)
             if (request := decode_deadline(fields)) is not None
         }
-        outlines = await self._store.outlines([*named.values()]) if named else []
+        records = await self._store.records([*named.values()]) if named else []
         over: list[Command] = []
         found = ended = 0
-        for (entry_id, request_id), entries in zip(named.items(), outlines, strict=True):
+        for (entry_id, request_id), record in zip(named.items(), records, strict=True):
             try:
-                if entries and not has_ended(entries):
-                    if _runs(entries, living):
+                if record and not record.ended:
+                    if record.attempt and record.attempt.replica in living:
                         found += 1
                         continue
                     why = State.FAILED, Reason.MODEL_NOT_FOUND
-                    ended += await self._endings.end(request_id, *why, entries)
+                    ended += await self._endings.end(request_id, *why, record)
                 found += 1
                 over += deletion(queue, entry_id)
             except (msgspec.DecodeError, LookupError, ValueError) as error:
@@ -133,9 +131,3 @@ class Unserved:
         if ended:
             log.warning("nobody serves the model of %s any more: ended %d requests", queue, ended)
         return found or int(len(items) == most or first != "-")
-
-
-def _runs(entries: list[Entry], living: frozenset[str]) -> bool:
-    """Whether a worker that lives works on a request: it ends the request itself."""
-    opened = openings(entries)
-    return bool(opened) and decode_facts(opened[-1], AttemptFacts).replica in living

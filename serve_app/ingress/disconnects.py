@@ -19,7 +19,6 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.entries import Entry, decode_facts, has_ended
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
@@ -29,6 +28,7 @@ from serve_app.redis.keyspace import readers_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.requests.endings import Endings
+from serve_app.requests.record import Record
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
@@ -181,14 +181,14 @@ class Disconnects:
         while True:
             await asyncio.sleep(pause_s)
             try:
-                entries = await self._store.outline(request_id)
+                record = await self._store.record(request_id)
                 if await self._is_read(request_id):  # asked last: clients come back until the end
                     return  # the current reader starts its own grace period when it leaves
                 give_up_s = min(
                     give_up_s, self._clock.local.monotonic_s() + may_come_s
                 )  # counted from Redis's first answer
-                if entries or self._clock.local.monotonic_s() >= give_up_s:
-                    await self._cancel(request_id, entries or [], unsure)
+                if record or self._clock.local.monotonic_s() >= give_up_s:
+                    await self._cancel(request_id, record, unsure)
                     return
                 pause_s = timings.CANCEL_RETRY_S
             except RedisUnavailable as error:
@@ -197,15 +197,15 @@ class Disconnects:
                 pause_s = max(self._settings.ingress.disconnect_grace_s, 2 * timings.READER_RENEW_S)
 
     async def _cancel(
-        self, request_id: str, entries: list[Entry], unsure: RequestFacts | None
+        self, request_id: str, record: Record | None, unsure: RequestFacts | None
     ) -> None:
-        if not entries or has_ended(entries):
+        if record is None or record.ended:
             return
-        if unsure is not None and decode_facts(entries[0], RequestFacts) != unsure:
+        if unsure is not None and record.facts != unsure:
             return  # another request with the same idempotency key was accepted
-        if unsure is None and decode_facts(entries[0], RequestFacts).detached:
+        if unsure is None and record.facts and record.facts.detached:
             return
-        await self._endings.end(request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED, entries)
+        await self._endings.end(request_id, State.CANCELLED, Reason.CLIENT_DISCONNECTED, record)
 
     def _is_read_here(self, request_id: str) -> bool:
         return request_id in self._arriving or request_id in self._followers.request_ids

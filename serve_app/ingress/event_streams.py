@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app import timings
 from serve_app.ingress.connection_limits import ConnectionLimits
 from serve_app.ingress.exchange import Exchange, Exchanges
-from serve_app.journal.entries import Entry, decode_line, has_ended
-from serve_app.journal.ids import REQUEST_ID
+from serve_app.requests.record import Record
 
 
 class _Reading(Response):
@@ -48,17 +47,17 @@ class EventStreams:
         request_id: str,
         tenant: str,
         seen: int,
-        entries: list[Entry],
+        record: Record,
         as_events: bool = True,
     ) -> Response:
-        """The response of a request after event `seen`. `entries`: the outline of its journal.
+        """The response of a request after event `seen`. `record`: what is known of it.
         `as_events`: whether also an answer that was not streamed comes as an event.
         """
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            if has_ended(entries):
+            if record.ended:
                 self._unread.check(tenant)
-            exchange = await self.attach(request_id, seen, entries, as_events)
+            exchange = await self.attach(request_id, seen, record, as_events)
             await exchange(scope, receive, send)
 
         return _Reading(self.connections.hold(tenant), run)
@@ -81,8 +80,6 @@ class EventStreams:
 
         return _Reading(self.connections.hold(tenant), run)
 
-    async def attach(
-        self, request_id: str, seen: int, entries: list[Entry], as_events: bool
-    ) -> Exchange:
-        path = decode_line(entries[0]).path if entries[0].id == REQUEST_ID else ""
-        return await self._exchanges.attach(request_id, path, seen, has_ended(entries), as_events)
+    async def attach(self, request_id: str, seen: int, record: Record, as_events: bool) -> Exchange:
+        its = request_id, record.path, seen, record.ended
+        return await self._exchanges.attach(*its, as_events)

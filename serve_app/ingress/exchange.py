@@ -29,7 +29,6 @@ from serve_app import timings
 from serve_app.admission.admission import Admission, Receipt, Submission
 from serve_app.clock import SYSTEM
 from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, Reason, State
-from serve_app.dispatch.deadlines import Deadlines
 from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable, retry_headers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
@@ -42,6 +41,7 @@ from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about
 from serve_app.redis.check import RedisWatch
+from serve_app.requests.endings import Deadlines
 
 log = logging.getLogger("hermes.ingress")
 

@@ -14,10 +14,9 @@ from serve_app.errors import RequestRefused, error_body
 from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.ids import FIRST_OPENING_ID
-from serve_app.journal.reader import JournalReader, having_read, read_whole
-from serve_app.journal.store import used_by_end
+from serve_app.journal.reader import JournalReader, read_whole
 from serve_app.journal.usage import Usage
+from serve_app.requests.record import Record
 
 RESPONSE = "resp_"
 CHAT = "chatcmpl-"
@@ -81,27 +80,22 @@ async def wanted_page(
 # -- requests -------------------------------------------------------------------------------------
 
 
-def request_object(request_id: str, entries: Sequence[Entry]) -> dict[str, Any]:
-    """A request, from the outline of its journal. Times are Unix milliseconds; unknown values are
-    null.
-    """
-    reader = having_read(entries)
-    facts, attempt, ending = reader.facts, reader.attempt, reader.ending
-    summary = ending.summary if ending else None
-    open_state = State.RUNNING if attempt else State.QUEUED
+def request_object(request_id: str, record: Record) -> dict[str, Any]:
+    """A request. Times are Unix milliseconds; unknown values are null."""
+    facts, attempt, summary = record.facts, record.attempt, record.summary
     return {
         "id": request_id,
         "object": "request",
-        "state": ending.state if ending else open_state,
-        "reason": ending.reason if ending else None,
+        "state": record.state,
+        "reason": record.last.reason,
         "class": facts.request_class if facts else None,
         "model": facts.model if facts else None,
         "client_request_id": (facts.client_request_id or None) if facts else None,
         "replica": attempt.replica if attempt else None,
         "engine": attempt.engine if attempt else None,
-        "attempts": reader.attempts,
-        "events": _events(entries, reader),
-        "usage": _usage(used_by_end(entries[-1], summary)) if summary else None,
+        "attempts": record.attempts,
+        "events": record.events,
+        "usage": _usage(record.used) if record.used is not None else None,
         "admitted_at_ms": facts.admitted_ms if facts else None,
         "started_at_ms": attempt.opened_ms if attempt else None,
         "first_output_at_ms": summary.first_output_ms if summary else None,
@@ -112,12 +106,6 @@ def request_object(request_id: str, entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _usage(used: Usage) -> dict[str, int]:
     return {f"{name}_tokens": count for name, count in used._asdict().items()}
-
-
-def _events(entries: Sequence[Entry], reader: JournalReader) -> int | None:
-    """How many events the engine's response has so far; None if no entry of the outline says so."""
-    begun = any(entry.id > FIRST_OPENING_ID and not entry.terminal for entry in entries)
-    return None if begun and not any(e.counts for e in entries) else reader.last_event
 
 
 # -- responses, which repeat in every state what their clients have asked --------------------------
@@ -137,7 +125,7 @@ _CHOSEN_BY_ENGINE = fields_of(
 
 
 def response_object(request_id: str, entries: Sequence[Entry], asked: bytes | None) -> bytes:
-    """A response, from its journal, or from the outline of one that has not ended.
+    """A response, from its journal, or from the record of one that has not ended.
 
     Args:
         asked: the body of its request; None if it is not kept (any more).

@@ -36,13 +36,12 @@ from serve_app.ingress.validation.fields import METADATA
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.ingress.validation.walker import check, compiled
-from serve_app.journal.entries import Entry, decode_line, has_ended
+from serve_app.journal.entries import Entry
 from serve_app.journal.facts import RequestFacts, RequestLine
-from serve_app.journal.ids import REQUEST_ID
-from serve_app.journal.reader import having_read
 from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES
 from serve_app.requests.endings import Endings
+from serve_app.requests.record import Record
 from serve_app.settings.limits import RequestLimits
 
 _UPDATE = compiled(
@@ -76,35 +75,28 @@ def as_json(
 # -- whose it is ----------------------------------------------------------------------------------
 
 
-async def entries_of(store: JournalStore, request_id: str, tenant: str) -> list[Entry]:
-    """The outline of a request's journal. Another tenant's request gives the same 404 as one that
-    does not exist.
-    """
-    entries = await store.outline(request_id) if len(request_id) <= 64 else None
-    if not entries or _tenant(entries) != tenant:
+async def record_of(store: JournalStore, request_id: str, tenant: str) -> Record:
+    """What is known of a request. Another tenant's gets the same 404 as one that does not exist."""
+    record = await store.record(request_id) if len(request_id) <= 64 else None
+    if record is None or record.facts is None or record.facts.tenant != tenant:
         raise RequestRefused(
             Reason.NOT_FOUND, f"No request '{request_id[:64]}' is known (any more)."
         )
-    return entries
-
-
-def _tenant(entries: Sequence[Entry]) -> str | None:
-    # The request itself, or a compacted journal's record of it.
-    facts = having_read((entries[0], entries[-1])).facts
-    return facts.tenant if facts else None
+    _ = record.attempt  # if nobody can read it, the client is told before an answer begins
+    return record
 
 
 async def _behind(
     store: JournalStore, prefix: str, name: str, request: Request
-) -> tuple[str, list[Entry]] | None:
-    """The request that an id of OpenAI's form stands for, and its outline; None if `entries_of`
-    knows none.
+) -> tuple[str, Record] | None:
+    """The request that an id of OpenAI's form stands for, and its record; None if `record_of` knows
+    none.
     """
     request_id = name.removeprefix(prefix)
     if request_id == name:
         return None
     try:
-        return request_id, await entries_of(store, request_id, request.state.tenant)
+        return request_id, await record_of(store, request_id, request.state.tenant)
     except RequestRefused:
         return None
 
@@ -140,34 +132,34 @@ def request_routes(store: JournalStore, endings: Endings, streams: EventStreams)
         summary="State, class, replica, attempts and times of a request",
     )
     async def show(request_id: str, request: Request) -> JSONResponse:
-        entries = await entries_of(store, request_id, request.state.tenant)
-        return JSONResponse(request_object(request_id, entries))
+        record = await record_of(store, request_id, request.state.tenant)
+        return JSONResponse(request_object(request_id, record))
 
     @router.get("/v1/requests/{request_id}/events", summary="The response as server-sent events")
     async def events(request_id: str, request: Request) -> Any:
         seen = last_event_id(request.headers.get("last-event-id"))
-        entries = await entries_of(store, request_id, request.state.tenant)
+        record = await record_of(store, request_id, request.state.tenant)
         if request.state.head:  # without waiting for an event
             return Response(media_type="text/event-stream")
-        return streams.events(request_id, request.state.tenant, seen, entries)
+        return streams.events(request_id, request.state.tenant, seen, record)
 
     @router.get(
         "/v1/requests/{request_id}/response",
         summary="The response as the POST itself would have got it, once it has ended",
     )
     async def response(request_id: str, request: Request) -> Any:
-        entries = await entries_of(store, request_id, request.state.tenant)
+        record = await record_of(store, request_id, request.state.tenant)
         if request.state.head:
             return Response()
-        return streams.events(request_id, request.state.tenant, 0, entries, as_events=False)
+        return streams.events(request_id, request.state.tenant, 0, record, as_events=False)
 
     @router.delete("/v1/requests/{request_id}", summary="Cancel a request")
     async def cancel(request_id: str, request: Request) -> JSONResponse:
-        entries = await entries_of(store, request_id, request.state.tenant)
-        if not has_ended(entries):
-            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
-            entries = await entries_of(store, request_id, request.state.tenant)
-        return JSONResponse(request_object(request_id, entries))
+        record = await record_of(store, request_id, request.state.tenant)
+        if not record.ended:
+            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, record)
+            record = await record_of(store, request_id, request.state.tenant)
+        return JSONResponse(request_object(request_id, record))
 
     return router
 
@@ -185,9 +177,9 @@ async def _look(
     """
     for begin in range(0, len(ids), _A_LOOK):
         some = ids[begin : begin + _A_LOOK]
-        for request_id, entries in zip(some, await store.outlines(some), strict=True):
+        for request_id, record in zip(some, await store.records(some), strict=True):
             try:
-                found = request_object(request_id, entries) if entries else None
+                found = request_object(request_id, record) if record else None
             except Unreadable:
                 found = None
             yield found if found and wanted.items() <= found.items() else None
@@ -209,7 +201,7 @@ def accepted(request_id: str, facts: RequestFacts) -> Response:
         "preference-applied": "respond-async",
     }
     first = Entry.request(RequestLine("POST", "", "", []), facts)
-    return JSONResponse(request_object(request_id, [first]), 202, headers)
+    return JSONResponse(request_object(request_id, Record([first])), 202, headers)
 
 
 # -- responses ------------------------------------------------------------------------------------
@@ -225,28 +217,28 @@ async def queued(request_id: str, facts: RequestFacts, body: bytes) -> Response:
 def response_routes(store: JournalStore, endings: Endings, streams: EventStreams) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
-    async def found(response_id: str, request: Request) -> tuple[str, list[Entry]]:
+    async def found(response_id: str, request: Request) -> tuple[str, Record]:
         known = await _behind(store, RESPONSE, response_id, request)
-        if known is None or not _of_a_response(known[1][0]):
+        if known is None or known[1].path not in (RESPONSES, ""):  # it is trimmed
             raise not_found("Response", response_id)
         return known
 
     async def ended(response_id: str, request: Request) -> str:
-        request_id, entries = await found(response_id, request)
-        if not has_ended(entries):
-            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, entries)
+        request_id, record = await found(response_id, request)
+        if not record.ended:
+            await endings.end(request_id, State.CANCELLED, Reason.CANCELLED, record)
         return request_id
 
-    def whole(request_id: str, request: Request, outline: list[Entry]) -> Response:
+    def whole(request_id: str, request: Request, record: Record) -> Response:
         """A response as OpenAI's object, whatever its state."""
 
         async def make() -> bytes:
             async with store.wholes:
-                if has_ended(outline):
+                if record.ended:
                     entries, asked = await store.whole(request_id)
                 else:
-                    entries, (asked, _) = outline, await store.asked(request_id)
-                read = request_id, entries or outline, asked
+                    entries, (asked, _) = [], await store.asked(request_id)
+                read = request_id, entries or record.entries, asked
                 return await asyncio.to_thread(response_object, *read)
 
         return as_json(streams, request, make)
@@ -258,16 +250,15 @@ def response_routes(store: JournalStore, endings: Endings, streams: EventStreams
         stream: bool = False,
         starting_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     ) -> Any:
-        request_id, entries = await found(response_id, request)
+        request_id, record = await found(response_id, request)
         if request.state.head:
             return Response(media_type="application/json")
         if stream:
-            facts = having_read(entries).facts
-            if facts is None or not facts.streamed:
+            if record.facts is None or not record.facts.streamed:
                 raise invalid("stream", "the response was not created with stream=true")
             seen = 0 if starting_after is None else starting_after + 1  # we count from 1
-            return streams.events(request_id, request.state.tenant, seen, entries)
-        return whole(request_id, request, entries)
+            return streams.events(request_id, request.state.tenant, seen, record)
+        return whole(request_id, request, record)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked")
     async def input_items(
@@ -295,8 +286,8 @@ def response_routes(store: JournalStore, endings: Endings, streams: EventStreams
     @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response")
     async def cancel(response_id: str, request: Request) -> Any:
         await ended(response_id, request)
-        request_id, entries = await found(response_id, request)
-        return whole(request_id, request, entries)
+        request_id, record = await found(response_id, request)
+        return whole(request_id, request, record)
 
     @router.delete("/v1/responses/{response_id}", summary="Cancel and forget a response")
     async def delete(response_id: str, request: Request) -> JSONResponse:
@@ -304,11 +295,6 @@ def response_routes(store: JournalStore, endings: Endings, streams: EventStreams
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     return router
-
-
-def _of_a_response(first: Entry) -> bool:
-    """Whether this begins the journal of a response; what remains of one that ended may be."""
-    return first.id != REQUEST_ID or decode_line(first).path == RESPONSES
 
 
 # -- stored chat completions -----------------------------------------------------------------------
@@ -369,7 +355,7 @@ class _Chats:
         """Another tenant's chat is as unknown as one that does not exist."""
         known = await _behind(self._store, CHAT, chat_id, request)
         asked = await self.asked(known[0]) if known else None
-        if not known or not asked or all(one.state is not State.COMPLETED for one in known[1]):
+        if not known or not asked or known[1].state is not State.COMPLETED:
             raise not_found("Chat completion", chat_id)
         return known[0], asked
 

@@ -41,7 +41,7 @@ Earlier versions gave the last output of an attempt that ended its request the i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,7 +58,6 @@ _entry_id = decoding(EntryId.parse)
 _FOR_READERS = frozenset((b"h", b"b", b"e", b"f", b"k", b"w", b"p", b"m"))
 PLAIN = (b"n", b"o", b"b", b"e", b"u")
 """The fields of nearly every output, in the order in which they are written."""
-_LARGE = (b"b", b"o", b"z", b"f")  # `f` is meaningless without `b`
 
 
 class Entry(NamedTuple):
@@ -71,9 +70,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def request(cls, line: RequestLine, facts: RequestFacts) -> Entry:
-        """The first entry of a journal. The request's body is stored under a Redis key of its
-        own.
-        """
+        """The first entry. The request's body is stored under a Redis key of its own."""
         return cls(REQUEST_ID, {b"r": _json.encode(line), b"m": _json.encode(facts)})
 
     @classmethod
@@ -124,9 +121,7 @@ class Entry(NamedTuple):
         packed: bytes | None,
         head: Head | None,
     ) -> Entry:
-        """The terminal entry after this last output of a worker. With the packed transcript and the
-        response's head it replaces all earlier entries.
-        """
+        """The terminal entry after this last output; with a transcript it replaces all others."""
         fields = {name: self.fields[name] for name in (b"n", b"e", b"u") if name in self.fields}
         fields |= _ending(state, reason, summary)
         if packed is not None:
@@ -143,23 +138,14 @@ class Entry(NamedTuple):
     def terminal_from_outside(
         cls, nonce: bytes, state: State, reason: Reason | None, summary: Summary
     ) -> Entry:
-        """The terminal entry of a request that ends without its worker. It does not name its
-        predecessor, because a worker may have appended until now; followers must read the stream.
+        """That of a request that ends without its worker. It does not name its predecessor, because
+        a worker may have appended until now; followers must read the stream.
         """
         return cls(TERMINAL_ID, {b"n": nonce, **_ending(state, reason, summary)})
 
     def with_body(self, body: bytes) -> Entry:
         """Entry 0-1 with the body, which is stored under a Redis key of its own."""
         return self._replace(fields={**self.fields, b"b": body})
-
-    def request_fields(self) -> dict[bytes, bytes]:
-        """The fields that make up a request: line, facts and body, empty if missing."""
-        return {name: self.fields.get(name, b"") for name in (b"r", b"m", b"b")}
-
-    def without_bytes(self) -> Entry:
-        """The entry without body and response bytes, for reading the state."""
-        fields = {name: value for name, value in self.fields.items() if name not in _LARGE}
-        return self._replace(fields=fields)
 
     def for_readers(self, after: str | None) -> dict[bytes, bytes]:
         """The fields that a reader needs; a large entry it reads itself. `after`: the id of the
@@ -188,18 +174,13 @@ class Entry(NamedTuple):
         return self.fields.get(b"b", b"")
 
     @property
-    def has_body(self) -> bool:
-        """Whether the entry has a body; an empty body counts."""
-        return b"b" in self.fields
-
-    @property
     def outputs(self) -> bytes | None:
         """Engine outputs as JSON, if there are any."""
         return self.fields.get(b"o")
 
     @property
     def queue_entry(self) -> bytes:
-        """In 0-1 the id of the request's queue entry; empty if an older version wrote it."""
+        """In 0-1."""
         return self.fields.get(b"i", b"")
 
     @property
@@ -218,14 +199,12 @@ class Entry(NamedTuple):
 
     @property
     def used(self) -> bytes:
-        """What the request has used so far, encoded (`Usage`); empty if the entry does not say."""
+        """`Usage`, encoded; empty if the entry does not say."""
         return self.fields.get(b"u", b"")
 
     @property
     def counts(self) -> bool:
-        """Whether the entry says how many events the response has; an ending from outside does
-        not.
-        """
+        """Whether the entry says how many events there are; an end from outside does not."""
         return b"e" in self.fields
 
     @property
@@ -235,14 +214,12 @@ class Entry(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether the request ended with this entry; of several, the first counts."""
+        """Whether the request ended with this entry."""
         return b"k" in self.fields
 
     @property
     def needed_by_readers(self) -> bool:
-        """Whether the entry changes what a client sees; engine outputs of a response that is not
-        streamed do not.
-        """
+        """Whether the entry changes what a client sees, as engine outputs alone do not."""
         fields = self.fields
         return self.id.seq == 0 or b"k" in fields or b"b" in fields or b"h" in fields
 
@@ -260,13 +237,13 @@ class Entry(NamedTuple):
     @property
     @decoding
     def quit(self) -> str:
-        """The `Cause` for which the writer itself gave up the attempt; empty if it did not."""
+        """The `Cause` for which the writer gave up the attempt; empty if it did not."""
         return self.fields.get(b"q", b"").decode()
 
     @property
     @decoding
     def state(self) -> State | None:
-        """The state in which the request ended, if it ended with this entry."""
+        """The final state, if the request ended with this entry."""
         raw = self.fields.get(b"k")
         return None if raw is None else State(raw.decode())
 
@@ -310,11 +287,6 @@ def decode_facts(entry: Entry, kind: type[Facts]) -> Facts:
     return msgspec.json.decode(entry.fields[b"m"], type=kind)
 
 
-def openings(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with which attempts were opened, in order."""
-    return [entry for entry in entries if entry.id.opens]
-
-
 @decoding
 def decode_line(entry: Entry) -> RequestLine:
     """The request line of entry 0-1."""
@@ -335,18 +307,13 @@ def flatten(entry: Entry) -> list[bytes]:
     return [*chain.from_iterable(entry.fields.items())]
 
 
-def has_ended(entries: Sequence[Entry]) -> bool:
-    """Whether these entries of a journal include the end of the request."""
-    return any(entry.ends for entry in entries)
-
-
 def encode_outputs(outputs: list[Any]) -> bytes:
     """Engine outputs as in the field `o`."""
     return _json.encode(outputs)
 
 
 def encode_used(used: tuple[int, ...]) -> bytes:
-    """The numbers of a `Usage` as in the field `u`; empty if there are none."""
+    """As in the field `u`; empty if there are none."""
     return b"%d %d %d %d %d" % used if used else b""
 
 
@@ -363,12 +330,10 @@ def compress(body: Iterable[bytes], level: int) -> bytes | None:
 
 
 class Wake(msgspec.Struct, array_like=True):
-    """An accepted entry on its way to the ingress that holds the connection, without the fields
-    that only workers read.
+    """An accepted entry on its way to the ingress that holds the connection.
 
-    A message on the pub/sub channel `{ns}:w:<ingress id>` is a MessagePack array of wake-ups, and
-    each is an array of these fields; a newer version may add some. A message may be lost at any
-    time, because the journal has all of its content.
+    A message on the channel `{ns}:w:<ingress id>` is a MessagePack array of wake-ups, each an array
+    of these fields; a newer version may add some. Any may be lost, because the journal has all.
     """
 
     request_id: str
@@ -382,12 +347,8 @@ _message_decoder = msgspec.msgpack.Decoder(list[Wake])
 
 
 def wake_of(request_id: str, entry: Entry, after: str | None = None) -> Wake:
-    """The wake-up for an entry.
-
-    Args:
-        after: id of the previously announced entry, if the writer knows it; entries between the two
-            contain nothing that a reader needs. Empty if the writer does not know it; the reader
-            then reads the stream.
+    """The wake-up for an entry. `after`: the entry announced before, with nothing in between that a
+    reader needs; empty if the writer does not know it, and then the reader reads the stream.
     """
     return Wake(request_id, entry.id.epoch, entry.id.seq, entry.for_readers(after))
 

@@ -35,11 +35,9 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str = ""
     """The name of the API key that it came with; empty if none is required."""
     detached: bool = False
-    """Whether it goes on without a reader (`Prefer: respond-async`)."""
+    """Whether it goes on without a reader."""
     retention_s: float = 0.0
-    """How long its answer is kept after its end, if it is kept for whoever comes later; 0 for all
-    others.
-    """
+    """How long its answer is kept for whoever comes later; 0 if it is not."""
     body_bytes: int = 0
     """Size of its body, if that is kept as long as the answer; otherwise 0."""
 
@@ -69,9 +67,7 @@ class AttemptFacts(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What remains known of a finished request after its entries are trimmed. Times are Unix
-    milliseconds.
-    """
+    """What is known of a request whose entries are trimmed. Times are Unix milliseconds."""
 
     request: RequestFacts | None
     attempt: AttemptFacts | None
@@ -94,9 +90,7 @@ class Head(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[str, str]]
     logprobs_of_text: bool = False
-    """Whether the answer has log probabilities of its text alone; before, it had them of every
-    token. One that has begun goes on as it began.
-    """
+    """Whether it has log probabilities of its text alone, and not of every token as before."""
 
     @property
     def streamed(self) -> bool:

@@ -3,8 +3,9 @@
 0-1            the client's request
 k-0            attempt k is opened by a worker (k = 1, 2, ...)
 k-1, k-2, ...  output of attempt k
-k-max          attempt k has ended the request: its seal, which a newer epoch still fences
 max-max        the terminal entry: nothing can follow it
+
+Earlier versions gave the last output before the terminal entry the id k-max.
 """
 
 from __future__ import annotations
@@ -61,13 +62,3 @@ def opening_id(epoch: int) -> EntryId:
 
 
 FIRST_OPENING_ID = opening_id(1)
-
-
-def seal_id(epoch: int) -> EntryId:
-    """The id of the entry with which an attempt ends the request: after all entries of this
-    attempt, before any newer epoch.
-
-    The terminal entry alone is not enough: its id is greater than every epoch's, so Redis would
-    accept it from a worker that was paused while another one continued (docs/adr/0021).
-    """
-    return EntryId(epoch, MAX_ID_PART)

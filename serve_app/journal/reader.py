@@ -217,17 +217,11 @@ class JournalReader:
         self.ending = Ending(entry.state or State.FAILED, entry.reason, summary)
 
 
-def having_read(entries: Iterable[Entry]) -> JournalReader:
-    """A reader that has read a journal, or its outline."""
-    reader = JournalReader()
-    for entry in entries:
-        reader.feed(entry)
-    return reader
-
-
 def read_whole(entries: Iterable[Entry]) -> tuple[JournalReader, bytes]:
     """A reader that has read a journal, and all response bytes that it gives."""
-    reader, parts = having_read(entries), []
+    reader, parts = JournalReader(), []
+    for entry in entries:
+        reader.feed(entry)
     while reader.more:
         parts.append(reader.take())
     return reader, b"".join(parts)

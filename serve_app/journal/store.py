@@ -1,40 +1,19 @@
-"""Operations on journals outside of a worker's hot path: first entries, reads, endings. What
-reads the entries of many journals, or all of one, uses the connections for large answers.
-
-The outline of a journal is for callers that need neither the request's body nor its output: the few
-entries that determine the request's state. They are the request itself, every opening, every seal,
-and the last two entries. A journal has one opening per attempt, so reading them takes a few small
-ranges, however long the response is.
+"""Reads journals, and what belongs to them, outside of a worker's hot path. What reads the entries
+of many journals, or all of one, uses the connections for large answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.clock import RedisClock
-from serve_app.contract import Cause, CompletionStats, Reason, State
-from serve_app.errors import Unreadable
-from serve_app.journal.entries import (
-    Entry,
-    decode_facts,
-    entry_from_redis,
-    has_ended,
-    openings,
-)
-from serve_app.journal.facts import AttemptFacts, RequestFacts, Summary
-from serve_app.journal.ids import (
-    BEGINNING,
-    REQUEST_ID,
-    EntryId,
-    following,
-    opening_id,
-    seal_id,
-)
-from serve_app.journal.usage import Usage, Whose
+from serve_app.contract import Cause
+from serve_app.journal.entries import Entry, entry_from_redis
+from serve_app.journal.ids import BEGINNING, REQUEST_ID, EntryId, following, opening_id
+from serve_app.journal.usage import Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
     body_key,
@@ -45,40 +24,11 @@ from serve_app.redis.keyspace import (
     requests_key,
 )
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import (
-    Reply,
-    all_answered,
-    answered,
-    is_id_taken,
-    is_of_another_type,
-)
-from serve_app.requests.lifecycle import append, end
+from serve_app.redis.replies import all_answered, answered, is_id_taken
+from serve_app.requests.lifecycle import append, end, reading
+from serve_app.requests.record import Record
 from serve_app.requests.signals import Ended, retaining
 from serve_app.settings import Settings
-
-
-async def listed(
-    link: RedisLink, key: str, after: str, at_most: int, newest_first: bool = True
-) -> list[str] | None:
-    """The ids in a list, those that are gone included.
-
-    Args:
-        after: the id behind which the page begins; empty for the newest.
-
-    Returns:
-        None if `after` is not listed (any more).
-
-    Raises:
-        RedisUnavailable: Redis cannot be reached.
-    """
-    order, first = "ZREV" if newest_first else "Z", 0
-    if after:
-        (rank,) = all_answered(await link.call([(f"{order}RANK", key, after)]))
-        if rank is None:
-            return None
-        first = rank + 1
-    (ids,) = all_answered(await link.call([(f"{order}RANGE", key, first, first + at_most - 1)]))
-    return [request_id.decode() for request_id in ids]
 
 
 def with_body(entries: Sequence[Entry], body: bytes | None) -> list[Entry]:
@@ -93,32 +43,6 @@ def with_body(entries: Sequence[Entry], body: bytes | None) -> list[Entry]:
 def long_questions(key: str, body_key: str) -> list[Command]:
     """The commands that read all of a journal, and the request's body."""
     return [("XRANGE", key, "-", "+"), ("GET", body_key)]
-
-
-def used_by_end(last: Entry, summary: Summary) -> Usage:
-    """What a request has used, by the entry that has ended it.
-
-    Raises:
-        Unreadable: the entry cannot be decoded.
-    """
-    return Usage.decode(last.used) if last.used else Usage(output=summary.output_tokens)
-
-
-def written(last: Entry) -> CompletionStats | None:
-    """What a request has written, by the last entry of its journal.
-
-    Returns:
-        None if the request has not ended, or the entry is unreadable.
-    """
-    try:
-        summary = last.summary
-        used = used_by_end(last, summary) if summary else Usage()
-    except Unreadable:
-        return None
-    if summary is None:
-        return None
-    whole = last.state is State.COMPLETED and used.output > 0
-    return CompletionStats(used.output, whole, summary.attempts > 0, used.prompt)
 
 
 class Kept(NamedTuple):
@@ -138,7 +62,7 @@ class JournalStore:
     ) -> None:
         self._settings = settings
         self._link = link
-        self._clock = clock or RedisClock()
+        self.clock = clock or RedisClock()
         self.wholes = asyncio.Semaphore(timings.WHOLES_AT_ONCE)
         """Held by whoever reads a whole journal into memory, and until it has made of it what it
         needs: an answer may have `journal.max_answer_bytes`."""
@@ -152,6 +76,16 @@ class JournalStore:
 
     def body_key(self, request_id: str) -> str:
         return body_key(self._settings.namespace, request_id)
+
+    async def record(self, request_id: str) -> Record | None:
+        """What is known of a request; None if there is no journal (any more)."""
+        (found,) = await self.records([request_id])
+        return found
+
+    async def records(self, request_ids: Sequence[str]) -> list[Record | None]:
+        """The same of many requests, in one round trip."""
+        questions = [reading(self.key(request_id)) for request_id in request_ids]
+        return [*map(Record.from_redis, await self._link.call(questions))]
 
     async def read(self, request_id: str) -> list[Entry] | None:
         """All entries; None if there is no such journal (any more)."""
@@ -176,43 +110,53 @@ class JournalStore:
             journals.append(entries if entries or answered(exists) else None)
         return journals
 
-    async def outline(self, request_id: str) -> list[Entry] | None:
-        """The entries that determine a request's state, without any bytes; None if there is no
-        journal.
+    async def whole(self, request_id: str) -> tuple[list[Entry], bytes | None]:
+        """All of a journal, and the request's body, None if that is not kept (any more). Hold
+        `wholes` meanwhile.
         """
-        (found,) = await self.outlines([request_id], large=False)
-        return found
+        questions = long_questions(self.key(request_id), self.body_key(request_id))
+        raw, body = all_answered(await self._link.call(questions, large=True))
+        return [entry_from_redis(item) for item in raw], body
 
-    async def outlines(
-        self, request_ids: Sequence[str], large: bool = True
-    ) -> list[list[Entry] | None]:
-        """Like `outline` for many journals, in two round trips at most."""
-        keys = [self.key(request_id) for request_id in request_ids]
-        replies = await self._of_each([_first_questions(key) for key in keys], large)
-        epochs = [_epochs_left(_put_together(found)) for found in replies]
-        if any(epochs):
-            questions = zip(keys, epochs, strict=True)
-            more = await self._of_each([_more_questions(*one) for one in questions], large)
-            replies = [[*found, *also] for found, also in zip(replies, more, strict=True)]
-        return [_put_together(found) or None for found in replies]
-
-    async def _of_each(self, questions: list[list[Command]], large: bool) -> list[list[Any]]:
-        """The replies to several journals' questions, in one round trip."""
-        commands = [command for asked in questions for command in asked]
-        replies = iter(all_answered(await self._link.call(commands, large)))
-        return [[next(replies) for _ in asked] for asked in questions]
+    async def read_request(self, request_id: str) -> Entry | None:
+        """The request itself, with its body if that still exists; None if there is no such journal
+        (any more).
+        """
+        first = ("XRANGE", self.key(request_id), str(REQUEST_ID), str(REQUEST_ID))
+        questions = [first, ("GET", self.body_key(request_id))]
+        raw, body = await self._link.call(questions, large=True)
+        found = with_body([entry_from_redis(item) for item in answered(raw)], answered(body))
+        return found[0] if found else None
 
     async def listed(self, tenant: str, after: str, at_most: int) -> list[str] | None:
-        """A tenant's latest requests, newest first; see `listed`."""
+        """The ids of a tenant's latest requests, newest first, those that are gone included.
+
+        Args:
+            after: the id behind which the page begins; empty for the newest.
+
+        Returns:
+            None if `after` is not listed (any more).
+        """
         key = requests_key(self._settings.namespace, tenant)
-        return await listed(self._link, key, after, at_most)
+        return await self._page(key, "ZREV", after, at_most)
 
     async def stored_chats(
         self, tenant: str, after: str, newest_first: bool, at_most: int
     ) -> list[str] | None:
-        """A tenant's stored chat completions; see `listed`."""
+        """The same of stored chat completions."""
         key = chats_key(self._settings.namespace, tenant)
-        return await listed(self._link, key, after, at_most, newest_first)
+        return await self._page(key, "ZREV" if newest_first else "Z", after, at_most)
+
+    async def _page(self, key: str, order: str, after: str, at_most: int) -> list[str] | None:
+        first = 0
+        if after:
+            (rank,) = all_answered(await self._link.call([(f"{order}RANK", key, after)]))
+            if rank is None:
+                return None
+            first = rank + 1
+        page = (f"{order}RANGE", key, first, first + at_most - 1)
+        (ids,) = all_answered(await self._link.call([page]))
+        return [request_id.decode() for request_id in ids]
 
     async def asked(self, request_id: str) -> tuple[bytes | None, bytes | None]:
         """The body of a request, and metadata that were set later; None for what is not there."""
@@ -229,15 +173,14 @@ class JournalStore:
 
     async def forget(self, request_id: str) -> None:
         """Delete the journal of a request that has ended."""
-        last = await self.last(request_id)
+        record = await self.record(request_id)
         key, body = self.key(request_id), self.body_key(request_id)
         metadata = metadata_key(self._settings.namespace, request_id)
         replies = await self._link.call([("UNLINK", key), ("UNLINK", body, metadata)])
         deleted, _ = all_answered(replies)
-        if deleted and last is not None and last.terminal:  # whoever wrote it has counted it
-            size = sum(map(len, last.fields.values())) - len(last.used)
-            if last.summary:
-                await self._link.call(retaining(self._settings, last.summary, size, -1))
+        if deleted and record is not None and record.summary:  # whoever wrote it has counted it
+            uncounting = retaining(self._settings, record.summary, record.size, -1)
+            await self._link.call(uncounting)
 
     async def kept(self, tenant: str) -> Kept:
         """What is kept now; forgets the hours that have passed.
@@ -248,7 +191,7 @@ class JournalStore:
         keys = {one: kept_key(self._settings.namespace, one) for one in (tenant, "")}
         questions = [("HGETALL", key) for key in keys.values()]
         pages = all_answered(await self._link.call(questions))
-        now_hour, sums, passed = self._clock.now_ms() / timings.HOUR_MS, [], list[Command]()
+        now_hour, sums, passed = self.clock.now_ms() / timings.HOUR_MS, [], list[Command]()
         for key, page in zip(keys.values(), pages, strict=True):
             sizes = dict(zip(map(int, page[::2]), map(int, page[1::2]), strict=True))
             over = [hour for hour in sizes if hour <= now_hour]
@@ -258,55 +201,6 @@ class JournalStore:
         if passed:
             await self._link.call(passed)
         return Kept(sums[0], sums[-1])
-
-    async def whole(self, request_id: str) -> tuple[list[Entry], bytes | None]:
-        """All of a journal, and the request's body, None if that is not kept (any more). Hold
-        `wholes` meanwhile.
-        """
-        questions = long_questions(self.key(request_id), self.body_key(request_id))
-        raw, body = all_answered(await self._link.call(questions, large=True))
-        return [entry_from_redis(item) for item in raw], body
-
-    async def read_request(self, request_id: str) -> Entry | None:
-        """The request itself, with its body if that still exists; None if there is no such journal
-        (any more).
-        """
-        questions = [_one(self.key(request_id), REQUEST_ID), ("GET", self.body_key(request_id))]
-        raw, body = await self._link.call(questions, large=True)
-        found = with_body([entry_from_redis(item) for item in answered(raw)], answered(body))
-        return found[0] if found else None
-
-    async def read_tails(self, request_ids: Sequence[str]) -> list[list[Entry] | None]:
-        """The opening of the last attempt (if any) and the last entry of many journals, in two
-        round trips; None for a journal that does not exist. If a seal below a newer opening has
-        ended the request, it is included.
-        """
-        replies = await self._link.call(
-            [
-                ("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")
-                for request_id in request_ids
-            ],
-            large=True,
-        )
-        tails = {
-            request_id: _of_one(raw) for request_id, raw in zip(request_ids, replies, strict=True)
-        }
-        more = [(name, str(at)) for name, tail in tails.items() if tail for at in _before(tail[0])]
-        if more:
-            replies = await self._link.call(
-                [("XRANGE", self.key(name), at, at) for name, at in more], large=True
-            )
-            for (name, _), raw in zip(more, replies, strict=True):
-                tails[name] = [*tails[name][:-1], *_of_one(raw), tails[name][-1]]
-        return [tails[request_id] or None for request_id in request_ids]
-
-    async def last(self, request_id: str) -> Entry | None:
-        """The last entry; None if there is no journal."""
-        (raw,) = await self._link.call(
-            [("XREVRANGE", self.key(request_id), "+", "-", "COUNT", "1")], large=True
-        )
-        found = answered(raw)
-        return entry_from_redis(found[0]) if found else None
 
     async def void(self, request_id: str, epoch: int, nonce: bytes) -> bool:
         """Void an opening whose answer was lost: if Redis has it, append that nobody works on it.
@@ -319,7 +213,7 @@ class JournalStore:
             connection.
         """
         key, opening = self.key(request_id), opening_id(epoch)
-        (raw,) = await self._link.call([_one(key, opening)])
+        (raw,) = await self._link.call([("XRANGE", key, str(opening), str(opening))])
         found = [entry_from_redis(item) for item in answered(raw)]
         if not found or found[0].nonce != nonce:
             return False
@@ -328,101 +222,9 @@ class JournalStore:
         await self._link.call([append(key, voided)])
         return True
 
-    async def end(
-        self,
-        request_id: str,
-        state: State,
-        reason: Reason | None,
-        entries: list[Entry],
-        unreadable: Whose | None = None,
-    ) -> Summary | None:
-        """End a request from outside of an attempt: cancelled, expired, lost. The queue entry goes
-        with it. A full Redis takes this, too.
-
-        Args:
-            entries: the journal as read before (its outline is enough), for the summary.
-            unreadable: whose it is, if its journal cannot be decoded.
-
-        Returns:
-            The summary that this call has written; None if the request had ended already or is
-            gone.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached, or it is unknown whether the request ended.
+    async def end(self, ended: Ended, row: Whose | None = None) -> bool:
+        """End a request from outside of an attempt; see `lifecycle.end`. A full Redis takes this,
+        too. Returns whether this call ended it.
         """
-        if has_ended(entries):  # nor can a summary be built from a compacted journal
-            return None
-        summary = _summary_of(entries, self._clock.now_ms())
-        terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
-        queued = entries[0].queue_entry if entries else b""
-        command = end(self._settings, Ended(request_id, (terminal,), summary, queued), unreadable)
-        (reply,) = await self._link.call([command])
-        if is_id_taken(reply):
-            return None
-        return summary if answered(reply) else None
-
-
-def _before(last: Entry) -> Iterator[EntryId]:
-    """Further entries that determine the state of a journal with this last entry: the attempt's
-    opening, or the seals below it.
-    """
-    if last.ends or last.id.epoch == 0:
-        return
-    if last.id.opens:
-        yield from map(seal_id, range(1, last.id.epoch))
-    else:
-        yield opening_id(last.id.epoch)
-
-
-def _of_one(raw: Reply) -> list[Entry]:
-    """One journal's reply among many: a Redis key with foreign content must not hide the others."""
-    if is_of_another_type(raw):
-        return []
-    return [entry_from_redis(item) for item in answered(raw)]
-
-
-def _first_questions(key: str) -> list[Command]:
-    """The commands for the outline of a journal with one attempt, as most have."""
-    return [
-        _one(key, REQUEST_ID),
-        *_more_questions(key, (1,)),
-        # Two, because what stands before an opening or a terminal entry from outside may be a
-        # seal, and says how many events there are.
-        ("XREVRANGE", key, "+", "-", "COUNT", "2"),
-    ]
-
-
-def _more_questions(key: str, epochs: Iterable[int]) -> list[Command]:
-    """The commands for the openings and seals of these attempts."""
-    return [
-        _one(key, entry_id) for epoch in epochs for entry_id in (opening_id(epoch), seal_id(epoch))
-    ]
-
-
-def _epochs_left(entries: Sequence[Entry]) -> range:
-    """The attempts whose openings and seals are missing in the first answers."""
-    return range(2, max((entry.id.epoch for entry in entries if not entry.terminal), default=0) + 1)
-
-
-def _put_together(replies: Sequence[Any]) -> list[Entry]:
-    """The entries in the answers, in order, each once and without its bytes."""
-    found = {entry.id: entry for reply in replies for entry in map(entry_from_redis, reply)}
-    return [found[at].without_bytes() for at in sorted(found)]
-
-
-def _summary_of(entries: Sequence[Entry], ended_ms: int) -> Summary:
-    """The summary in a terminal entry that is written from outside; an outline of the journal is
-    enough for it.
-    """
-    opened = openings(entries)
-    return Summary(
-        request=decode_facts(entries[0], RequestFacts) if entries else None,
-        attempt=decode_facts(opened[-1], AttemptFacts) if opened else None,
-        attempts=opened[-1].id.epoch if opened else 0,
-        ended_ms=ended_ms,
-        began_ms=decode_facts(opened[0], AttemptFacts).opened_ms if opened else 0,
-    )
-
-
-def _one(key: str, entry_id: EntryId) -> Command:
-    return ("XRANGE", key, str(entry_id), str(entry_id))
+        (reply,) = await self._link.call([end(self._settings, ended, row)])
+        return False if is_id_taken(reply) else bool(answered(reply))

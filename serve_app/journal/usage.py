@@ -24,9 +24,7 @@ from serve_app.redis.replies import all_answered
 
 
 class Usage(NamedTuple):
-    """Tokens of one request, or of several. Those of every attempt that the answer consists of
-    count once.
-    """
+    """Tokens of requests. What earlier attempts made of an answer counts once."""
 
     prompt: int = 0
     """Tokens of its prompts, as the engine counted them."""
@@ -41,13 +39,12 @@ class Usage(NamedTuple):
     """
 
     def encode(self) -> bytes:
-        """The field `u` of an entry."""
         return encode_used(self)
 
     @classmethod
     @decoding
     def decode(cls, raw: bytes) -> Usage:
-        """Parse the field; a newer version may have added numbers."""
+        """Parse the field `u`; a newer version may have added numbers."""
         return cls(*map(int, raw.split()[: len(cls._fields)]))
 
 
@@ -65,7 +62,6 @@ class Whose(NamedTuple):
 
     @classmethod
     def decode(cls, name: bytes) -> Whose:
-        """Parse a name; raises ValueError if it is none."""
         tenant, key, request_class, model = name.decode().split(" ", 3)
         return cls(tenant, key.removeprefix("-"), request_class, model)
 
@@ -95,7 +91,7 @@ class Row(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes) -> Row:
-        """Parse a row; raises ValueError if it is none. A newer version may have added numbers."""
+        """A newer version may have added numbers."""
         numbers = [*map(int, value.split())]
         states, used = len(FINAL), len(FINAL) + len(Usage._fields)
         if len(numbers) < used + 3:

@@ -27,7 +27,6 @@ from serve_app.journal.entries import (
     encode_wakes,
     entry_from_redis,
     flatten,
-    has_ended,
     wake_of,
 )
 from serve_app.journal.facts import AttemptFacts, RequestFacts
@@ -172,9 +171,6 @@ class JournalWriter:
         attempt.history.add(entries[-1])
         if older := self._attempts.get(request_id):  # given up by the dispatchers, and back here
             self._forget(older, fenced=True)
-        if has_ended(entries):
-            attempt.close(fenced=True)
-            return attempt, entries
         self._attempts[request_id] = attempt
         self._announce(attempt, entries[-1])
         return attempt, entries

@@ -13,7 +13,6 @@ from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute
 from serve_app.dispatch.attempts import Attempts
-from serve_app.dispatch.deadlines import Deadlines
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.unserved import Unserved
@@ -45,7 +44,7 @@ from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.queue import RequestQueue
-from serve_app.requests.endings import Endings
+from serve_app.requests.endings import Deadlines, Endings
 from serve_app.settings import Settings
 
 

@@ -22,8 +22,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from serve_app import timings
 from serve_app.contract import Reason
 from serve_app.journal.entries import Entry, decode_facts, decode_line
@@ -66,33 +64,19 @@ class DeadLetters:
         self._key = dead_letters_key(namespace)
         self._keep = keep
 
-    async def add(self, request_id: str, reason: Reason, entries: Sequence[Entry]) -> None:
+    async def add(self, request_id: str, reason: Reason, request: Entry, attempts: int) -> None:
         """Keep a request; if there are too many, the oldest ones are deleted."""
-        if not self._keep:
-            return
-        attempts = max(entry.id.epoch for entry in entries)
-        kept = [part for pair in entries[0].request_fields().items() for part in pair]
-        # Exact trimming: with small letters, `~` would keep a hundred more.
-        await self._call(
-            "XADD",
-            self._key,
-            "MAXLEN",
-            self._keep,
-            "*",
-            "i",
-            request_id,
-            "w",
-            reason,
-            "a",
-            attempts,
-            *kept,
-        )
+        of_request = {name: request.fields.get(name, b"") for name in (b"r", b"m", b"b")}
+        await self._add({b"i": request_id, b"w": reason, b"a": attempts, **of_request})
 
     async def add_unreadable(self, source: str, fields: Mapping[bytes, bytes]) -> None:
         """Keep an entry that cannot be decoded, unchanged."""
-        if self._keep:
-            raw = [part for name, value in fields.items() for part in (b"." + name, value)]
-            await self._call("XADD", self._key, "MAXLEN", self._keep, "*", "u", source, *raw)
+        await self._add({b"u": source, **{b"." + name: value for name, value in fields.items()}})
+
+    async def _add(self, fields: Mapping[bytes, Any]) -> None:
+        if self._keep:  # exact trimming: with small letters, `~` would keep a hundred more
+            flat = [part for pair in fields.items() for part in pair]
+            await self._call("XADD", self._key, "MAXLEN", self._keep, "*", *flat)
 
     async def each(self, request_id: str = "") -> AsyncIterator[DeadLetter | Unreadable]:
         """The dead letters, oldest first; or those of one request. A few bodies are in memory at a
@@ -129,31 +113,21 @@ def _letter(item: Any) -> DeadLetter | Unreadable:
     entry_id, flat = item
     fields = _fields(flat)
     if b"u" in fields:
-        raw = {
-            name.removeprefix(b"."): value
-            for name, value in fields.items()
-            if name.startswith(b".")
-        }
+        raw = {name[1:]: value for name, value in fields.items() if name.startswith(b".")}
         return Unreadable(entry_id.decode(), fields[b"u"].decode(errors="replace"), raw)
-    try:
-        return _request_letter(entry_id, fields)
-    except (msgspec.DecodeError, LookupError, ValueError):
-        return Unreadable(entry_id.decode(), "a dead letter", fields)
-
-
-def _request_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
     entry = Entry(REQUEST_ID, fields)
-    if not entry.has_body:
-        raise LookupError("a letter without a body")
-    return DeadLetter(
-        entry_id=entry_id.decode(),
-        request_id=fields[b"i"].decode(),
-        reason=fields[b"w"].decode(),
-        attempts=int(fields[b"a"]),
-        line=decode_line(entry),
-        facts=decode_facts(entry, RequestFacts),
-        body=entry.body,
-    )
+    try:
+        return DeadLetter(
+            entry_id=entry_id.decode(),
+            request_id=fields[b"i"].decode(),
+            reason=fields[b"w"].decode(),
+            attempts=int(fields[b"a"]),
+            line=decode_line(entry),
+            facts=decode_facts(entry, RequestFacts),
+            body=fields[b"b"],
+        )
+    except (LookupError, ValueError):
+        return Unreadable(entry_id.decode(), "a dead letter", fields)
 
 
 def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -1,5 +1,5 @@
-"""Enqueues, claims, takes over and acknowledges. Queue entries may be duplicated, and the journal
-always overrides them.
+"""Claims, takes over and acknowledges. Queue entries may be duplicated, and the journal always
+overrides them.
 
 Keys: streams `{ns}:q:<model>:<class>`, one for each class; consumer group `QUEUE_GROUP` in each.
 
@@ -115,14 +115,11 @@ class RequestQueue:
     async def take_over(
         self, alive: Collection[str] | None, known: Collection[QueueEntry]
     ) -> list[QueueEntry]:
-        """Claim the entries of ingresses without a lease, and entries that this ingress has claimed
-        without knowing.
-
-        The latter are claims whose answer was lost with a connection.
+        """Claim the entries of ingresses without a lease, and those that this ingress has claimed
+        without knowing, because the answer was lost.
 
         Args:
-            alive: ingresses that may be alive; None if that is unknown, and then only this
-                ingress's own entries are claimed.
+            alive: ingresses that may be alive; None if that is unknown: then none but our own.
             known: the entries that this ingress works on.
         """
         taken: list[QueueEntry] = []
@@ -218,7 +215,6 @@ def deletion(stream: str, entry_id: str) -> list[Command]:
 
 
 def text(value: bytes) -> str:
-    """Decode a name or an id."""
     return value.decode()
 
 

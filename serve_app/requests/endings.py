@@ -1,76 +1,151 @@
-"""Ends requests from outside of a worker's attempt.
+"""Ends requests from outside of a worker's attempt: a cancel, a passed deadline, an attempt that
+cannot be repeated.
 
-A cancel, a passed deadline or an attempt that cannot be repeated ends a request through `Endings`.
-It writes the terminal entry, and then counts and logs the end, once per request; if Redis's answer
-is lost, it does neither. If a worker ends a request itself, its attempt writes the ending
-(`workers/attempt.py`).
+An end is counted and logged once, by whoever has ended the request; if Redis's answer is lost, by
+nobody. If a worker ends a request itself, its attempt writes the end (`workers/attempt.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import secrets
 
+from serve_app import timings
+from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
+from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.entries import Entry
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.facts import RequestFacts, Summary
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Whose
-from serve_app.observability.logs import about
+from serve_app.loops import Loops, jittered
+from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
+from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
+from serve_app.requests.record import Record
+from serve_app.requests.signals import Ended
 
 log = logging.getLogger("hermes.endings")
 
 
 class Endings:
-    """Ends requests, and tells the metrics and the log."""
+    """Ends requests, and tells the metrics and the log. What ends one raises `RedisUnavailable` if
+    Redis cannot be reached, or it is unknown whether the request ended.
+    """
 
     def __init__(self, store: JournalStore, telemetry: Telemetry) -> None:
         self._store = store
         self._telemetry = telemetry
 
     async def end(
-        self, request_id: str, state: State, reason: Reason, outline: list[Entry] | None = None
+        self, request_id: str, state: State, reason: Reason, record: Record | None = None
     ) -> bool:
-        """End a request, unless it has ended or is gone.
+        """End a request, unless it has ended or is gone. Returns whether this call ended it.
 
         Args:
-            outline: of its journal, if the caller has read it; this saves a round trip.
-
-        Returns:
-            Whether this call ended it.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached, or it is unknown whether the request ended.
+            record: what is known of it, if the caller has read it; this saves a round trip.
         """
-        entries = outline or await self._store.outline(request_id)
-        summary = await self._store.end(request_id, state, reason, entries) if entries else None
-        if summary is None:
+        record = record or await self._store.record(request_id)
+        if record is None or record.ended:
             return False
-        facts = summary.request
-        assert facts is not None, "an outline begins with the request, unless it has ended"
-        self._tell(request_id, state, reason, facts)
-        return True
+        facts, summary = record.facts, record.ending(self._store.clock.now_ms())
+        assert facts is not None, "a record begins with the request, unless it has ended"
+        queued = record.first.queue_entry
+        return await self._end(request_id, state, reason, summary, facts, queued=queued)
 
     async def end_unreadable(self, entry: QueueEntry, state: State, reason: Reason) -> bool:
-        """End a request whose journal cannot be decoded; its queue entry says whose it is.
-
-        Returns and raises as `end`.
+        """The same for a request whose journal cannot be decoded; its queue entry says whose it
+        is.
         """
+        summary = Summary(None, None, 0, self._store.clock.now_ms())
         row = Whose(entry.tenant, "", entry.request_class, self._store.model)
-        if await self._store.end(entry.request_id, state, reason, [], row) is None:
+        return await self._end(entry.request_id, state, reason, summary, entry, row)
+
+    async def _end(
+        self,
+        request_id: str,
+        state: State,
+        reason: Reason,
+        summary: Summary,
+        whose: RequestFacts | QueueEntry,
+        row: Whose | None = None,
+        queued: bytes = b"",
+    ) -> bool:
+        terminal = Entry.terminal_from_outside(secrets.token_bytes(8), state, reason, summary)
+        if not await self._store.end(Ended(request_id, (terminal,), summary, queued), row):
             return False
-        self._tell(entry.request_id, state, reason, entry)
+        self._telemetry.ended(whose.request_class, state, reason)
+        extra = about(request_id, whose.tenant, reason, whose.trace)
+        log.info("request %s ended: %s (%s)", request_id, state, reason, extra=extra)
         return True
 
-    def _tell(
-        self, request_id: str, state: State, reason: Reason, whose: RequestFacts | QueueEntry
+
+class Deadlines:
+    """Ends requests whose deadline has passed, whatever they wait for.
+
+    A worker enforces the deadline of a request that it runs, and an ingress that of a request that
+    it has claimed. This covers the ingress that holds the connection, and the queues: if no engine
+    has capacity, nobody claims a request whose deadline has passed.
+    """
+
+    def __init__(
+        self, endings: Endings, depths: QueueDepths, clock: RedisClock, loops: Loops
     ) -> None:
-        self._telemetry.ended(whose.request_class, state, reason)
-        log.info(
-            "request %s ended: %s (%s)",
-            request_id,
-            state,
-            reason,
-            extra=about(request_id, whose.tenant, reason, whose.trace),
-        )
+        self._loops = loops
+        self._endings = endings
+        self._depths = depths
+        self._clock = clock
+        self._owed: set[str] = set()
+
+    async def start(self) -> None:
+        """Search the queues, as every ingress does."""
+        self._loops.keep("deadlines", self._sweep)
+
+    def due_in_s(self, deadline_ms: int) -> float:
+        """After how many seconds the ingress that holds the connection must end the request."""
+        return max(0.0, deadline_ms / 1000 - self._clock.now_s()) + timings.DEADLINE_GRACE_S
+
+    def owe(self, request_id: str) -> None:
+        """The client was told that its deadline has passed, but Redis could not be reached; Redis
+        is updated later.
+        """
+        self._owed.add(request_id)
+
+    async def end(self, request_id: str) -> None:
+        """End a request as expired, unless it has ended; raises `Unreadable` if its journal is."""
+        await self._endings.end(request_id, State.EXPIRED, Reason.DEADLINE)
+
+    async def _sweep(self) -> None:
+        outage = Outage(log, "deadlines: cannot search the queues")
+        while True:
+            await asyncio.sleep(jittered(timings.DEADLINE_SWEEP_S))
+            try:
+                await self.sweep()
+                outage.over()
+            except RedisUnavailable as error:
+                outage.failed(error)
+
+    async def sweep(self) -> None:
+        """End requests whose end Redis has not recorded yet, and expired ones found in a part of
+        the queues.
+        """
+        for request_id in list(self._owed):
+            await self._end_readable(request_id)
+            self._owed.discard(request_id)
+        late_ms = self._clock.now_ms() - int(timings.DEADLINE_GRACE_S * 1000)
+        for entry in await self._depths.overdue(late_ms):
+            if await self._end_readable(entry.request_id):
+                await self._depths.remove(entry)
+
+    async def _end_readable(self, request_id: str) -> bool:
+        """False if nobody can read its journal: who claims it from its queue then keeps it as a
+        dead letter.
+        """
+        try:
+            await self.end(request_id)
+        except Unreadable as error:
+            log.debug("request %s cannot be read: %r", request_id, error)
+            return False
+        return True

@@ -8,10 +8,8 @@ The admission writes this string, and it outlives the journal that it points to.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app import timings
@@ -19,13 +17,13 @@ from serve_app.contract import State
 from serve_app.errors import LASTING
 from serve_app.journal.entries import Entry
 from serve_app.journal.facts import RequestFacts
-from serve_app.journal.reader import having_read
 from serve_app.journal.store import JournalStore
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-from serve_app.requests.lifecycle import Condition, accept, keep_ms
+from serve_app.requests.lifecycle import Condition, accept, keep_ms, reading
+from serve_app.requests.record import Record
 from serve_app.requests.signals import Accepted
 from serve_app.settings import Settings
 
@@ -71,40 +69,28 @@ class KeyedRequests:
         return Held(first_id, False, False, None, Condition(keys), presumed=True)
 
     async def held(self, tenant: str, key: str) -> Held:
-        """Read what a tenant's key stands for.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
+        """Read what a tenant's key stands for."""
         first_id = _first_id(tenant, key)
         name = later_request_key(self._settings.namespace, first_id)
         request_id, later_id = "", first_id
         while request_id != later_id:
             request_id = later_id
-            last = ("XREVRANGE", self._store.key(request_id), "+", "-", "COUNT", "1")
-            # The answers are older than the outline: a decision based on it holds while they stay
-            # as they are.
-            answers, entries = await asyncio.gather(
-                self._link.call([("GET", name), last]), self._store.outline(request_id)
-            )
-            named, ends = all_answered(answers)
+            questions = [("GET", name), reading(self._store.key(request_id))]
+            named, found = all_answered(await self._link.call(questions))
+            record = Record.from_redis(found)
             later_id = named.decode() if named else first_id
         keys = (name, self._store.key(request_id))
-        condition = Condition(keys, named or b"", ends[0][0] if ends else b"")
-        if not entries and request_id == first_id:
+        condition = Condition(keys, named or b"", str(record.last.id).encode() if record else b"")
+        if record is None and request_id == first_id:
             return Held(first_id, False, False, None, condition)
-        facts, ending = _known(entries or ())
-        if entries and not _passes(ending):
-            return Held(request_id, True, ending is not None, facts, condition)
+        facts = record.facts if record else None
+        if record and not _passes(record.last):
+            return Held(request_id, True, record.ended, facts, condition)
         return Held(f"req_{secrets.token_hex(16)}", False, False, facts, condition, name)
 
     async def accept(self, held: Held, accepted: Accepted) -> None:
-        """Accept the next request of a key; of several simultaneous repeats, one is accepted.
-
-        Raises:
-            Outrun: the request was not accepted, because something has changed.
-            RedisUnavailable: Redis cannot be reached; if it is `AnswerLost`, it is unknown whether
-                the request was accepted.
+        """Accept the next request of a key; of several simultaneous repeats, one is accepted, and
+        the others raise `Outrun`.
         """
         kept_ms = keep_ms(self._settings, accepted.facts) + timings.KEY_OUTLIVES_MS
         naming: list[Command] = (
@@ -127,15 +113,8 @@ def digest(*parts: bytes) -> str:
     return made.hexdigest()
 
 
-def _known(entries: Sequence[Entry]) -> tuple[RequestFacts | None, Entry | None]:
-    """Facts and ending of a request. Only a written ending counts, never a reader's opinion of the
-    journal.
-    """
-    return having_read(entries).facts, next((entry for entry in entries if entry.ends), None)
-
-
-def _passes(ending: Entry | None) -> bool:
+def _passes(last: Entry) -> bool:
     """Whether a request failed for a temporary reason, so that a repeat may succeed."""
-    if ending is None or ending.state is State.COMPLETED:
+    if not last.ends or last.state is State.COMPLETED:
         return False
-    return ending.reason not in LASTING
+    return last.reason not in LASTING

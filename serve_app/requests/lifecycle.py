@@ -32,13 +32,8 @@ _APPEND_PLAIN = _APPEND + b"".join(b"$1\r\n%b\r\n$%%d\r\n%%b\r\n" % name for nam
 
 
 class Condition(NamedTuple):
-    """That nothing has changed: the string of an idempotency key, and the last entry of its
-    request's journal.
-
-    Args:
-        keys: both Redis keys; none for a request without an idempotency key.
-        named: the value of the string; empty if there is none.
-        last: the id of the entry; empty if there is none.
+    """That nothing has changed since an idempotency key was read: the string that names its
+    request, and the id of the last entry of that one's journal. Empty for what does not exist.
     """
 
     keys: tuple[str, ...] = ()
@@ -63,14 +58,11 @@ async def accept(
     condition: Condition = ALWAYS,
     naming: Sequence[Command] = (),
 ) -> bool:
-    """Write a request: queue entry, journal and body, or nothing. When this returns True, the
-    request is accepted.
+    """Write a request: queue entry, journal and body. When this returns True, it is accepted; if
+    it returns False, the condition does not hold, and nothing was written.
 
     Args:
         naming: commands that give an idempotency key to the request.
-
-    Returns:
-        False: nothing was written, because the condition does not hold.
 
     Raises:
         RedisUnavailable: nothing was accepted; if it is `AnswerLost`, that is unknown.
@@ -112,7 +104,7 @@ def append_though_full(key: str, entry: Entry) -> Command:
 
 
 def reading(key: str) -> Command:
-    """The command that reads a request's record."""
+    """The command whose reply is a request's `Record`."""
     return ("EVAL", SCRIPT, 1, key, "record")
 
 

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import decode_facts
 from serve_app.journal.facts import AttemptFacts
-from serve_app.journal.ids import seal_id
 from serve_app.journal.writer import JournalWriter
 from serve_app.request_queue.dead_letters import DeadLetter
 from serve_app.request_queue.entry import QueueEntry
@@ -186,17 +184,3 @@ async def test_a_quarantined_request_waits_for_its_turn_until_its_deadline_and_n
     [(within_s, quarantined)] = asked
     assert within_s == pytest.approx(0.5, abs=0.01), "the time that it has left"
     assert quarantined == 1
-
-
-async def test_an_adopted_request_that_a_seal_below_a_newer_opening_has_ended_is_let_go(
-    w: World, its: Dispatch
-) -> None:
-    entry = replace(await its.claim(), taken_over=True)
-    writer = await w.writer()
-    for epoch in (1, 2):
-        await w.opened(writer, epoch, b"%d" % epoch)
-        if epoch == 1:
-            seal = {"n": "1", "k": "failed", "w": ""}
-            await w.redis.xadd(w.store.key("req_1"), seal, id=str(seal_id(1)))
-    await its.attempts.run(entry)
-    assert await w.redis.xlen(entry.stream) == 0

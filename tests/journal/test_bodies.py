@@ -8,21 +8,24 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from serve_app.contract import AttemptResult, CallResult, Reason, State, WorkerLost
-from serve_app.journal.entries import Entry, decode_facts, has_ended
-from serve_app.journal.facts import AttemptFacts, Summary
-from serve_app.journal.ids import seal_id
+from serve_app.journal.entries import Entry
+from serve_app.journal.facts import AttemptFacts
+from serve_app.journal.ids import MAX_ID_PART, TERMINAL_ID
+from serve_app.journal.reader import read_whole
 from serve_app.request_queue.dead_letters import DeadLetter
 from tests.journal.admitting import StillIngress
 from tests.journal.in_process import calling, worker_process
 from tests.journal.journal_helpers import (
+    HEAD,
     SUMMARY,
     World,
     add,
-    added,
     complete,
+    event,
 )
 from tests.waiting import eventually
 
@@ -48,51 +51,81 @@ async def body_is_there(w: World) -> bool:
     return bool(await w.redis.exists(w.store.body_key("req_1")))
 
 
-async def test_a_state_is_read_without_the_body_and_without_what_was_answered(w: World) -> None:
+async def test_a_record_is_read_without_the_body_and_without_what_was_answered(w: World) -> None:
     attempt = await w.started(body=BIG)
     before = await sent_bytes(w)
-    for _ in range(10):
-        assert ids(await w.store.outline("req_1")) == ["0-1", "1-0"]
     attempt.append([], [BIG], 1)
     await eventually(lambda: not attempt.pending)
-    await added(attempt, 2)
-    found = await w.store.outline("req_1")
-    assert found is not None
-    assert ids(found) == ["0-1", "1-0", "1-1", "1-2"]
-    assert not any(entry.body for entry in found)
-    assert found[-1].events == 2
-    assert await sent_bytes(w) - before < len(BIG) * 1.1, "of the last two entries, no more"
+    for _ in range(10):
+        record = await w.store.record("req_1")
+        assert record
+        assert ids(record.entries) == ["0-1", "1-0", "1-1"]
+        assert (record.events, record.state, record.attempts) == (1, "running", 1)
+    await complete(attempt)
+    record = await w.store.record("req_1")
+    assert record
+    assert (record.events, record.state, record.attempts) == (1, "completed", 1)
+    assert await sent_bytes(w) - before < len(BIG) / 2
 
 
-@pytest.mark.parametrize("sealed", [0, 1, 2])
-async def test_an_outline_has_every_opening_and_every_seal(w: World, sealed: int) -> None:
+@pytest.mark.parametrize("outside", [False, True])
+async def test_a_record_has_every_opening_and_the_last_entry_that_counts(
+    w: World, outside: bool
+) -> None:
     await w.admit(body=BIG)
-    for epoch in (1, 2, 3):
+    for epoch in (1, 2, 4):
         attempt = await w.opened(await w.writer(), epoch, b"nonce-%d" % epoch)
-        for number in range(1, 4):
+        for number in range(1, 4 if epoch < 4 else 1):
             attempt.append([], [b"%d" % number], 0)
             await eventually(lambda: not attempt.pending)  # noqa: B023
-        if epoch == sealed:
-            seal = {b"n": b"nonce-%d" % epoch, b"e": b"3", b"k": b"completed", b"w": b""}
-            await w.redis.xadd(w.store.key("req_1"), {**seal}, id=str(seal_id(epoch)))
-    found = await w.store.outline("req_1")
-    assert found is not None
-    assert has_ended(found) == bool(sealed)
-    seals = [str(seal_id(sealed))] * bool(sealed)
-    openings = ["1-0", "2-0", "3-0"]
-    assert [name for name in ids(found) if name not in seals] == ["0-1", *openings, "3-2", "3-3"]
-    assert [name for name in ids(found) if name in seals] == seals
+    if outside:
+        assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED)
+    record = await w.store.record("req_1")
+    assert record
+    end = [str(TERMINAL_ID)] * outside
+    assert ids(record.entries) == ["0-1", "1-0", "2-0", "2-3", "4-0", *end]
+    assert (record.ended, record.attempts, len(record.openings)) == (outside, 4, 3)
 
 
-async def test_the_outline_of_a_journal_that_is_gone_or_compacted(w: World) -> None:
-    assert await w.store.outline("req_1") is None
+async def test_what_is_no_journal_has_no_record_and_hides_no_others(w: World) -> None:
+    await w.redis.set(w.store.key("req_1"), "not a stream")
+    await w.admit("req_2")
+    none, also_none, there = await w.store.records(["req_1", "req_3", "req_2"])
+    assert (none, also_none) == (None, None)
+    assert there
+
+
+async def test_the_record_of_a_compacted_journal(w: World) -> None:
     attempt = await w.started(body=BIG)
     attempt.append([], [BIG], 1)
     await complete(attempt)
     await eventually(lambda: w.compacted())
-    (last,) = await w.store.outline("req_1") or []
+    record = await w.store.record("req_1")
+    assert record
+    (last,) = record.entries
     assert (last.state, last.events, b"z" in last.fields) == ("completed", 1, False)
-    assert decode_facts(last, Summary) == SUMMARY
+    assert record.summary == SUMMARY
+    assert record.facts == SUMMARY.request
+
+
+async def test_the_journal_of_an_earlier_version_is_read(w: World) -> None:
+    """Its last output had the id k-max and the end's fields."""
+    await w.started()
+    end = {"n": "nonce-1", "e": "1", "u": "7 0 1 0 0", "k": "failed", "w": "engine_error"}
+    summary, head = msgspec.json.encode(SUMMARY), msgspec.json.encode(HEAD)
+    last = f"1-{MAX_ID_PART}"
+    await w.redis.xadd(
+        w.store.key("req_1"), {**end, "m": summary, "h": head, "b": event(1), "p": "1-0"}, id=last
+    )
+    await w.redis.xadd(w.store.key("req_1"), {**end, "m": summary, "p": last}, id=str(TERMINAL_ID))
+    record = await w.store.record("req_1")
+    assert record
+    assert (record.state, record.events, record.attempts) == ("failed", 1, 1)
+    assert record.used == (7, 0, 1, 0, 0)
+    reader, body = read_whole(await w.entries())
+    assert body == event(1)
+    assert reader.ending
+    assert (reader.ending.state, reader.ending.reason) == ("failed", "engine_error")
 
 
 async def test_a_body_that_nobody_ends_expires_with_its_journal(w: World) -> None:

@@ -167,7 +167,7 @@ async def test_a_client_that_comes_back_at_the_end_of_its_grace_is_not_cancelled
     """While the ingress reads the journal, or asks Redis who reads."""
     follower, _ = await its.post()
     name, told = follower.request_id, asyncio.Event()
-    call, outline = its.base.link.call, its.base.store.outline
+    call, record = its.base.link.call, its.base.store.record
     coming: list[asyncio.Task[Any]] = []
 
     async def calling(commands: Any, large: bool = False) -> Any:
@@ -184,14 +184,14 @@ async def test_a_client_that_comes_back_at_the_end_of_its_grace_is_not_cancelled
         return found
 
     async def reading(request_id: str) -> Any:
-        found = await outline(request_id)
+        found = await record(request_id)
         await other.disconnects.arrived(request_id)
         return found
 
     async with admitting(w.settings, "other") as other:
         monkeypatch.setattr(its.base.link, "call", calling)
         if where == "elsewhere":
-            monkeypatch.setattr(its.base.store, "outline", reading)
+            monkeypatch.setattr(its.base.store, "record", reading)
         its.disconnects.left(follower, departed=True)
         await its.quiet()
         told.set()
@@ -263,14 +263,14 @@ async def test_a_request_that_never_reaches_redis_is_looked_for_as_long_as_it_ma
         cable.cut("EVAL", UNSENT)
         with pytest.raises(RequestRefused):
             await its.post(key)
-        looks, outline = 0, its.base.store.outline
+        looks, record = 0, its.base.store.record
 
         async def looking(request_id: str) -> Any:
             nonlocal looks
             looks += 1
-            return await outline(request_id)
+            return await record(request_id)
 
-        its.base.store.outline = looking  # type: ignore[method-assign]
+        its.base.store.record = looking  # type: ignore[method-assign]
         await eventually(lambda: looks > 2)
         assert len(its.limits.waiting) == 1, "it may come"
         its.local.ahead_s = MAY_COME_S + 1

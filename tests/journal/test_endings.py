@@ -37,15 +37,15 @@ async def accept(w: World) -> None:
     await w.accept("req_1", facts)
 
 
-@pytest.mark.parametrize("outline_is_known", [False, True])
+@pytest.mark.parametrize("record_is_known", [False, True])
 async def test_an_ending_is_told_once_with_request_and_tenant(
-    w: World, log: pytest.LogCaptureFixture, outline_is_known: bool
+    w: World, log: pytest.LogCaptureFixture, record_is_known: bool
 ) -> None:
     await accept(w)
-    outline = await w.store.outline("req_1") if outline_is_known else None
-    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, outline)
+    record = await w.store.record("req_1") if record_is_known else None
+    assert await w.endings.end("req_1", State.CANCELLED, Reason.CANCELLED, record)
     assert told(log) == [CANCELLED]
-    assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, outline)
+    assert not await w.endings.end("req_1", State.EXPIRED, Reason.DEADLINE, record)
     assert not await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
     assert told(log) == [CANCELLED]
     assert [entry.state for entry in await w.entries()] == [None, State.CANCELLED]

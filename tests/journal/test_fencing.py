@@ -10,6 +10,7 @@ from serve_app.contract import Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.ids import TERMINAL_ID
+from serve_app.requests.record import Record
 from tests.journal.cable import UNANSWERED, Cable
 from tests.journal.journal_helpers import OPENED, World, add, added, complete, event, finish, world
 from tests.transcripts import transcript
@@ -58,9 +59,9 @@ async def test_an_opening_whose_answer_was_lost_is_voided(w: World) -> None:
     assert not await w.store.void("req_1", 1, b"nonce-2"), "somebody else's"
     assert await w.ids() == ["0-1", "1-0"]
     assert await w.store.void("req_1", 1, b"nonce-1")
-    (found,) = await w.store.read_tails(["req_1"])
-    assert found is not None
-    assert found[-1].quit == "not_opened"
+    record = await w.store.record("req_1")
+    assert record
+    assert record.last.quit == "not_opened"
     await w.opened(await w.writer(), 2, b"nonce-2")
     assert await w.store.void("req_1", 1, b"nonce-1")
     assert await w.ids() == ["0-1", "1-0", "1-1", "2-0"]
@@ -87,7 +88,7 @@ async def test_an_attempt_that_appends_nothing_learns_that_its_request_has_ended
         attempt, entries = await (await its.writer()).open("req_1", 1, b"nonce-1", OPENED)
         if cut:
             cable.drop()
-        assert await w.store.end("req_1", *CANCELLED, entries)
+        assert await w.endings.end("req_1", *CANCELLED, Record(entries))
         await is_fenced(attempt)
 
 
@@ -141,7 +142,7 @@ async def test_a_connection_cut_while_reading_back_leaves_no_attempt_waiting(
         writer = await its.writer()
         fenced, _ = await writer.open(await w.admit(), 1, b"nonce-1", OPENED)
         whole, _ = await writer.open(await w.admit("req_2"), 1, b"nonce-2", OPENED)
-        assert await w.store.end("req_1", *CANCELLED, await w.entries())
+        assert await w.endings.end("req_1", *CANCELLED)
         cable.cut("XRANGE", UNANSWERED)
         # One flush: what Redis accepted of it is not known before the other is.
         for attempt in (fenced, whole):

@@ -199,7 +199,7 @@ async def test_a_journal_that_is_gone_is_reported_at_once(w: World) -> None:
     follower = await hub.follow("req_1", 0)
     assert ending(follower) == ("failed", "journal_lost")
     assert await w.store.read("req_1") is None
-    assert await w.store.last("req_1") is None
+    assert await w.store.record("req_1") is None
 
 
 # -- Redis dies ----------------------------------------------------------------------------------

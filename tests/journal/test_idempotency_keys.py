@@ -10,10 +10,11 @@ import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.errors import LASTING, RequestRefused
+from serve_app.journal.entries import Entry
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
 from serve_app.requests.idempotency import KeyedRequests, Outrun
-from serve_app.requests.signals import Accepted
+from serve_app.requests.signals import Accepted, Ended
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 
@@ -21,9 +22,11 @@ KEY = "a key"
 
 
 async def end(w: World, request_id: str, state: State, reason: Reason | None = None) -> None:
-    entries = await w.store.outline(request_id)
-    assert entries is not None
-    assert await w.store.end(request_id, state, reason, entries)
+    record = await w.store.record(request_id)
+    assert record
+    summary = record.ending(1)
+    terminal = Entry.terminal_from_outside(b"nonce", state, reason, summary)
+    assert await w.store.end(Ended(request_id, (terminal,), summary, record.first.queue_entry))
 
 
 @pytest.mark.parametrize("reason", [None, *sorted(LASTING)])

@@ -30,12 +30,13 @@ from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry, has_ended
+from serve_app.journal.entries import Entry
 from serve_app.journal.events import SEPARATOR
 from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
+from serve_app.requests.record import Record
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import HEAD, OPENED, SUMMARY, World
 from tests.transcripts import transcript
@@ -200,10 +201,7 @@ class JournalWorld(RuleBasedStateMachine):
         for zombie in [zombie for zombie in self.zombies if zombie.worker == worker]:
             assert isinstance(zombie.attempt.closed.exception(), Fenced)
             self.zombies.remove(zombie)
-        assert has_ended(entries) == bool(model.ending)
-        if model.ending:
-            assert attempt.closed.done()
-            return True
+        assert not model.ending
         part = recorded(entries)
         assert part.body == b"".join(model.accepted)
         assert part.events == len(model.accepted)
@@ -289,6 +287,7 @@ class JournalWorld(RuleBasedStateMachine):
         assert body == b"".join(model.accepted)
         assert whole is None or whole == body
         self._one_ending_counts(entries)
+        await self._the_record_says_the_same(entries)
         assert await booked(self.world) == self.ended + bool(model.ending)
         for seen in {0, len(model.accepted) // 2}:
             reader = JournalReader(seen=seen)
@@ -304,6 +303,15 @@ class JournalWorld(RuleBasedStateMachine):
             first = entries[endings[0]]
             assert first.state == self.model.ending
             assert first.id == TERMINAL_ID
+
+    async def _the_record_says_the_same(self, entries: list[Entry]) -> None:
+        """As all entries together, in one read, without their bytes."""
+        record, whole = await self.world.store.record(self.model.request_id), Record(entries)
+        assert record is not None
+        for name in ("state", "events", "attempts", "openings", "attempt", "summary", "used"):
+            assert getattr(record, name) == getattr(whole, name), name
+        assert record.last.id == whole.last.id
+        assert not any(entry.body for entry in record.entries)
 
     @rule()
     @in_the_loop
@@ -449,8 +457,8 @@ class JournalMachine(JournalWorld):
         cut = False
         while True:
             try:
-                counts = await self.enders_world.store.end(
-                    self.model.request_id, *CANCELLED, before
+                counts = await self.enders_world.endings.end(
+                    self.model.request_id, *CANCELLED, Record(before)
                 )
                 break
             except RedisUnavailable:
@@ -460,7 +468,7 @@ class JournalMachine(JournalWorld):
         assert not (counts and self.model.ending), f"it was {self.model.ending} before"
         assert counts or cut or self.model.ending
         # Whoever knows that it has ended leaves it as it is.
-        self.model.terminal |= not has_ended(before)
+        self.model.terminal |= not before[-1].ends
         self.model.ending = self.model.ending or "cancelled"
         self._lose_the_holder()
 
@@ -474,7 +482,7 @@ class JournalMachine(JournalWorld):
         produced = self._produce(held, many)
         if finishing:
             held.attempt.stop(State.COMPLETED, None, SUMMARY, None)
-        counts = await self.world.store.end(model.request_id, *CANCELLED, before) is not None
+        counts = await self.world.endings.end(model.request_id, *CANCELLED, Record(before))
         await self._settled(held)
         stands = produced[0] in b"".join(entry.body for entry in await self._read())
         if finishing:

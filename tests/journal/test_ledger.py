@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.contract import FINAL, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.usage import Row, Usage, Whose, sums
+from serve_app.journal.usage import Row, Whose, sums
 from serve_app.redis.keyspace import usage_key
 from serve_app.request_queue.entry import QueueEntry
 from tests.journal.in_process import Door, door, in_process, settings_of
@@ -62,7 +62,6 @@ async def test_a_worker_and_everybody_else_book_each_ending_once(w: World) -> No
     await complete(attempt)
     assert await counts(w) == (ended(State.COMPLETED), 3)
     assert not await w.endings.end("req_1", *CANCELLED)
-    assert not await w.store.end("req_1", *CANCELLED, [])
     assert await counts(w) == (ended(State.COMPLETED), 3)
     await w.admit("req_2")
     assert await w.endings.end("req_2", State.EXPIRED, Reason.DEADLINE)
@@ -82,18 +81,18 @@ async def test_what_is_cancelled_is_booked_as_far_as_its_journal_says(w: World, 
     attempt = await w.started()
     for number in (1, 2):
         await added(attempt, number)
-    outline = await w.store.outline("req_1")
-    assert outline is not None
+    record = await w.store.record("req_1")
     if dead:
         await w.opened(await w.writer(), 2, b"nonce-2")
         await w.opened(await w.writer(), 3, b"nonce-3")
     else:
-        await added(attempt, 3)  # after the outline was read
-    assert await w.store.end("req_1", *CANCELLED, outline)
+        await added(attempt, 3)  # after the record was read
+    assert await w.endings.end("req_1", *CANCELLED, record)
     assert await counts(w) == (ended(State.CANCELLED), 2 if dead else 3)
-    last = await w.store.last("req_1")
-    assert last is not None
-    assert Usage.decode(last.used).output == (2 if dead else 3)
+    found = await w.store.record("req_1")
+    assert found
+    assert found.used
+    assert found.used.output == (2 if dead else 3)
     assert (await ledger(w))[ROW].attempts == (3 if dead else 1)
 
 

@@ -14,7 +14,6 @@ from serve_app import timings
 from serve_app.cli import dead_letters as command
 from serve_app.clock import RedisClock
 from serve_app.contract import WorkerLease
-from serve_app.dispatch.deadlines import Deadlines
 from serve_app.journal.entries import Entry
 from serve_app.journal.ids import REQUEST_ID
 from serve_app.journal.reader import JournalReader
@@ -25,6 +24,7 @@ from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters, Unreadable
 from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
+from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import door
 from tests.journal.ingresses import REPLICA, ended, serving
 from tests.journal.journal_helpers import World

@@ -54,7 +54,7 @@ async def test_a_full_redis_refuses_new_requests_and_takes_every_end(
         finish(attempt)
         await attempt.closed
         for name, state in zip(waiting, (State.CANCELLED, State.EXPIRED), strict=True):
-            assert await w.store.end(name, state, Reason.DEADLINE, await w.entries(name))
+            assert await w.endings.end(name, state, Reason.DEADLINE)
             assert (await w.ending(name))[0] is state
         with pytest.raises(RedisUnavailable, match="OOM command not allowed"):
             await w.admit("req_2")

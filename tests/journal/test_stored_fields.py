@@ -83,7 +83,7 @@ async def test_the_fields_of_a_journal(w: World) -> None:
     await accepted(w, "req_3")
     await opened("req_3", 1)
     assert await w.store.void("req_3", 1, b"nonce-1")
-    await w.store.end("req_3", State.CANCELLED, Reason.CANCELLED, await w.entries("req_3"))
+    await w.endings.end("req_3", State.CANCELLED, Reason.CANCELLED)
     for request_id in ("req_2", "req_3"):
         await look(request_id)
     said = {
@@ -106,7 +106,7 @@ async def test_the_fields_of_a_dead_letter(w: World) -> None:
     await accepted(w, "req_1")
     request = await w.store.read_request("req_1")
     assert request is not None
-    await letters.add("req_1", Reason.POISON, [request])
+    await letters.add("req_1", Reason.POISON, request, 1)
     await letters.add_unreadable("a queue 1-1", {b"r": b"?", b"d": b"?"})
     found = await w.redis.xrange(dead_letters_key(w.settings.namespace))
     names = {name.decode()[0] for _, fields in found for name in fields}

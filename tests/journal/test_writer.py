@@ -56,7 +56,7 @@ async def test_nothing_can_follow_the_terminal_entry(w: World) -> None:
             await w.redis.xadd(w.store.key("req_1"), {"a": "b"}, id=entry_id)
     with pytest.raises(Fenced):
         await w.opened(await w.writer(), 2, b"nonce-2")
-    assert not await w.store.end("req_1", *CANCELLED, [])
+    assert not await w.endings.end("req_1", *CANCELLED)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -144,7 +144,7 @@ async def test_a_journal_that_failed_or_was_cancelled_keeps_its_entries(
     attempt = await w.started()
     await added(attempt, 1)
     if outside:
-        await w.store.end("req_1", *CANCELLED, await w.entries())
+        await w.endings.end("req_1", *CANCELLED)
     else:
         attempt.stop(State.FAILED, Reason.ENGINE_ERROR, SUMMARY, None)
         await attempt.closed
@@ -262,10 +262,10 @@ async def test_a_redis_that_is_away_is_one_exception_everywhere(namespace: str) 
             w.admit(),
             w.opened(writer),
             w.store.read("req_1"),
-            w.store.last("req_1"),
+            w.store.record("req_1"),
             w.queue().claim(5),
             w.depths(),
-            w.store.end("req_1", *CANCELLED, []),
+            w.endings.end("req_1", *CANCELLED),
         ):
             with pytest.raises(RedisUnavailable):
                 await call
