@@ -134,9 +134,7 @@ class Attempt:
 
     @property
     def created_s(self) -> float:
-        """The response's creation time in Unix seconds: the admission time, which is the same in
-        every attempt.
-        """
+        """The response's creation time, which is the same in every attempt: the admission time."""
         return self.facts.admitted_ms / 1000
 
     @property
@@ -169,14 +167,11 @@ class Attempt:
     def next_value(self) -> bytes:
         """A deterministic replacement for a random value, the same in every attempt."""
         self._values += 1
-        return hashlib.blake2b(
-            b"%d" % self._values, key=self.request_id.encode()[:64], digest_size=16
-        ).digest()
+        key = self.request_id.encode()[:64]
+        return hashlib.blake2b(b"%d" % self._values, key=key, digest_size=16).digest()
 
     def next_generation(self) -> int:
-        """Number of the call to the engine's `generate`, from 0; a request may make several
-        calls.
-        """
+        """Number of the call to the engine's `generate`, from 0."""
         self._generations += 1
         return self._generations - 1
 
@@ -224,14 +219,11 @@ class Attempt:
         elif self.open:
             refused = RequestRefused(Reason.ENGINE_ERROR, MESSAGES[Reason.ENGINE_ERROR])
             failure = self.failure or refused
-            log.log(
-                logging.INFO if self.failure else logging.ERROR,
-                "request %s failed: %s: %s",
-                self.request_id,
-                failure.reason,
-                failure if error is None else repr(error),
-                extra=about(self.request_id, self.facts.tenant, failure.reason),
-            )
+            level = logging.INFO if self.failure else logging.ERROR
+            what = failure if error is None else repr(error)
+            extra = about(self.request_id, self.facts.tenant, failure.reason)
+            text = "request %s failed: %s: %s"
+            log.log(level, text, self.request_id, failure.reason, what, extra=extra)
             self.stop(State.FAILED, failure)
         return str(error)
 
@@ -385,14 +377,8 @@ class Attempt:
         cached_tokens: int | None,
         more: Sequence[Any] = (),
     ) -> None:
-        """Record an engine output, which is always a delta.
-
-        Args:
-            index: see `Output.index`.
-            token_ids: ids of the tokens in `text`, new since the last output.
-            cached_tokens: prompt tokens found in the prefix cache; kept with the first output of a
-                generation only.
-            more: the other fields of `Output`, if they have other values than usual.
+        """Record an engine output, always a delta, by the fields of an `Output`. `cached_tokens` is
+        kept with the first of a generation only, `more` has those that differ from the usual.
         """
         now = self._monotonic_s()
         if self.first_output_ms is None:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from types import FrameType
 from typing import Literal
 
 from serve_app import timings
@@ -64,9 +63,7 @@ class LoopWatch:
 
     @contextmanager
     def watched(self, request_id: str) -> Iterator[asyncio.Future[float]]:
-        """A future that is done when the request has blocked the loop; its result is for how long,
-        in seconds.
-        """
+        """A future that is done when the request has blocked the loop: for how many seconds."""
         held: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._watched[request_id] = held
         try:
@@ -113,7 +110,7 @@ class LoopWatch:
                 step, told, seen = (self._beat_cpu_s, task), False, []
                 began_s = max(looked_s, self._beat_cpu_s)
             elif not told:
-                seen.append(self._named_in(sys._current_frames().get(self._loop_thread)))
+                seen.append(self._named_in_frames())
             if task is not None and not told and now_s - began_s >= self._held_s:
                 told = True
                 # A task of all requests turns from one to another: it names one if all looks do.
@@ -126,9 +123,8 @@ class LoopWatch:
             self._telemetry.loop_held()
         frame = sys._current_frames().get(self._loop_thread)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
-        log.warning(
-            "the loop is held for %.1f s by %s, at %s", seconds, request_id or "nobody known", where
-        )
+        whose = request_id or "no request that is known"
+        log.warning("the event loop is blocked for %.1f s by %s, at %s", seconds, whose, where)
         if request_id and not self._stopped.is_set():
             self._loop.call_soon_threadsafe(self._held, request_id, seconds)
 
@@ -137,19 +133,16 @@ class LoopWatch:
         if held is not None and not held.done():
             held.set_result(seconds)
 
-    def _named_in(self, frame: FrameType | None) -> str:
-        """The request that a shared task (such as vLLM's output handler) is working on; empty if
-        there are several.
+    def _named_in_frames(self) -> str:
+        """The request that a shared task (such as vLLM's output handler) is working on: the one
+        whose id the innermost frame with such ids has in a variable; empty if it has several.
         """
         known = list(self._watched)
+        frame = sys._current_frames().get(self._loop_thread)
         while frame is not None:
-            texts = [
-                value
-                for value in list(frame.f_locals.values())
-                if isinstance(value, str) and len(value) < 200
-            ]
-            named = [one for one in known if any(one in text for text in texts)]
-            if named:
+            values = list(frame.f_locals.values())
+            texts = [value for value in values if isinstance(value, str) and len(value) < 200]
+            if named := [one for one in known if any(one in text for text in texts)]:
                 return named[0] if len(named) == 1 else ""
             frame = frame.f_back
         return ""

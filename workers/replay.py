@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -80,9 +80,6 @@ class Output(msgspec.Struct, array_like=True, frozen=True):
 _outputs = msgspec.json.Decoder(list[Output])
 
 
-_NOTHING = Usage()
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The part of a response that is in the journal.
@@ -101,20 +98,15 @@ class Recorded:
     fingerprint: str = ""
     bytes: int = 0
     complete: bool = True
-    usage: Usage = _NOTHING
+    usage: Usage = field(default_factory=Usage)
     began_ms: int = 0
 
     def prompt(self, generation: int, made: Any) -> Any:
         """The prompt of a generation: the recorded one, or what this attempt has made."""
-        ids = next(
-            (
-                output.prompt_token_ids
-                for output in self.outputs
-                if output.generation == generation and output.prompt_token_ids
-            ),
-            None,
-        )
-        return made if ids is None else {**made, "prompt_token_ids": ids}
+        for output in self.outputs:
+            if output.generation == generation and output.prompt_token_ids:
+                return {**made, "prompt_token_ids": output.prompt_token_ids}
+        return made
 
     @property
     def seen(self) -> bool:
@@ -128,78 +120,62 @@ def recorded(entries: Sequence[Entry]) -> Recorded:
     """The recorded part of the response, from a journal whose last entry is the opening of the new
     attempt.
     """
-    counted, complete = _that_count(entries[:-1])
+    effective, complete = effective_entries(entries[:-1])
+    opened = {
+        entry.id.epoch: decode_facts(entry, AttemptFacts) for entry in entries if entry.id.opens
+    }
     outputs: list[Output] = []
     fingerprint = ""
-    for entry, opened_by in counted:
+    for entry in effective:
         if entry.outputs is not None:
             outputs += _outputs.decode(entry.outputs)
-            fingerprint = opened_by
-    head = next((entry.head for entry, _ in counted if entry.head), None)
+            by = opened.get(entry.id.epoch)
+            fingerprint = by.fingerprint if by is not None else ""
+    head = next((entry.head for entry in effective if entry.head), None)
     if head is not None and not head.streamed:  # no reader uses its bytes before the end
-        counted_bytes, head = b"", None
+        body, head = b"", None
     else:
         # An earlier version has written them as they are; what is repeated here has escapes.
-        counted_bytes = escaped(b"".join(entry.body for entry, _ in counted))
-    first_opening = next(entry for entry in entries if entry.id.opens)
+        body = escaped(b"".join(entry.body for entry in effective))
+    used = next((entry.used for entry in reversed(effective) if entry.used), b"")
     return Recorded(
-        last=counted[-1][0].id if counted else REQUEST_ID,
+        last=effective[-1].id if effective else REQUEST_ID,
         outputs=outputs,
-        body=counted_bytes,
-        events=max((entry.events for entry, _ in counted), default=0),
+        body=body,
+        events=max((entry.events for entry in effective), default=0),
         head=head,
         fingerprint=fingerprint,
-        bytes=sum(len(entry.outputs or b"") + len(entry.body) for entry, _ in counted),
+        bytes=sum(len(entry.outputs or b"") + len(entry.body) for entry in effective),
         complete=complete,
-        usage=_usage([entry for entry, _ in counted], outputs),
-        began_ms=decode_facts(first_opening, AttemptFacts).opened_ms,
+        usage=Usage.decode(used)._replace(output=sum(len(one.token_ids) for one in outputs)),
+        began_ms=next(iter(opened.values())).opened_ms,
     )
 
 
-def _usage(counted: Sequence[Entry], outputs: Sequence[Output]) -> Usage:
-    """What the recorded part took: the output is what was recorded, and the rest is as its last
-    entry that says so has it.
-    """
-    used = next((entry.used for entry in reversed(counted) if entry.used), b"")
-    tokens = sum(len(output.token_ids) for output in outputs)
-    return Usage.decode(used)._replace(output=tokens)
-
-
-class _Produced(NamedTuple):
-    """An entry with output, the engine that produced it, and what the entry continues from; None if
-    the journal lacks that.
-    """
-
-    entry: Entry
-    fingerprint: str
-    behind: EntryId | None
-
-
-def _that_count(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, str]], bool]:
-    """The last entry with output and all entries that it continues from, each with its engine; and
-    whether this chain is complete.
+def effective_entries(entries: Sequence[Entry]) -> tuple[list[Entry], bool]:
+    """The last entry with output and all entries that it continues from; and whether this chain is
+    complete.
 
     An attempt's first output names the entry that it continues from. Older entries after that one
     do not count; if the attempt started again, no older entries count. A Redis that failed over may
     have lost entries of an attempt whose worker is dead, while those of a later attempt were
     appended again.
     """
-    produced: dict[EntryId, _Produced] = {}
+    produced: dict[EntryId, tuple[Entry, EntryId | None]] = {}
+    """Each entry with output, and its predecessor; None if the journal lacks that."""
     lasts: dict[EntryId | None, EntryId] = {None: REQUEST_ID, REQUEST_ID: REQUEST_ID}
-    before, last, fingerprint = REQUEST_ID, REQUEST_ID, ""
+    before = last = REQUEST_ID
     for entry in entries:
         follows = entry.id.is_next_to(before)
         before = entry.id
-        if entry.id.opens:
-            fingerprint = decode_facts(entry, AttemptFacts).fingerprint
-        elif entry.id.epoch > 0 and entry.produced:
-            behind = last if last.epoch == entry.id.epoch else lasts.get(entry.resumed_from)
-            produced[entry.id] = _Produced(entry, fingerprint, behind if follows else None)
+        if entry.id.epoch > 0 and not entry.id.opens and entry.produced:
+            predecessor = last if last.epoch == entry.id.epoch else lasts.get(entry.resumed_from)
+            produced[entry.id] = entry, predecessor if follows else None
             last = entry.id
         lasts[entry.id] = last
-    counted: list[tuple[Entry, str]] = []
+    effective: list[Entry] = []
     at: EntryId | None = last
     while at is not None and at != REQUEST_ID:
-        counted.append((produced[at].entry, produced[at].fingerprint))
-        at = produced[at].behind
-    return counted[::-1], at is not None
+        entry, at = produced[at]
+        effective.append(entry)
+    return effective[::-1], at is not None

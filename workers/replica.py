@@ -157,10 +157,8 @@ class WorkerReplica:
         self._watching: asyncio.Task[None] | None = None
 
     async def join(self, address: WorkerAddress | None = None) -> None:
-        """Take a lease, so that dispatchers count this replica's capacity, and watch the engine.
-
-        Args:
-            address: where it takes calls; None if only Ray calls it.
+        """Take a lease, with the address that takes calls, if not only Ray calls it; dispatchers
+        then count this replica's capacity. And watch the engine.
         """
         await self._membership.join_as_worker(
             self._name, self._capacity, lambda: self._engine.report(self._name), address
@@ -194,11 +192,8 @@ class WorkerReplica:
 
     async def _give_up(self, error: Exception) -> None:
         """The engine is sick: every attempt ends by itself, and no other is to come."""
-        log.error(
-            "the engine is sick, giving up %d requests: %s",
-            len(self._running),
-            error or repr(error),
-        )
+        why = error or repr(error)
+        log.error("the engine is sick, giving up %d requests: %s", len(self._running), why)
         await self._membership.leave()
 
     async def check_health(self) -> None:
@@ -285,9 +280,8 @@ class WorkerReplica:
         line = decode_line(request)
         if trace:  # the engine's own spans become children of ours
             line = msgspec.structs.replace(line, headers=[*line.headers, ("traceparent", trace)])
-        serving = asyncio.create_task(
-            self._engine.serve(attempt.request_id, line, request.body, attempt)
-        )
+        work = self._engine.serve(attempt.request_id, line, request.body, attempt)
+        serving = asyncio.create_task(work)
         with self._loop_watch.watched(attempt.request_id) as blocked:
             await attempt.run(serving, self._health.sick, blocked)
 
@@ -298,9 +292,7 @@ class WorkerReplica:
         try:
             return await self._writer.open(request_id, epoch, nonce, opened)
         except RedisUnavailable as error:
-            voiding = asyncio.create_task(
-                self._void(request_id, epoch, nonce), name=f"void-{request_id}"
-            )
+            voiding = asyncio.create_task(self._void(request_id, epoch, nonce))
             self._voiding.add(voiding)
             voiding.add_done_callback(self._voiding.discard)
             raise RedisUnavailable(str(error)) from None  # the only kind that the caller knows
@@ -328,12 +320,9 @@ class WorkerReplica:
             record = await self._store.record(request_id)
         except RedisUnavailable:
             return AttemptResult(CallResult.FENCED)
-        if record is None:
-            return AttemptResult(CallResult.ENDED, ours)
-        if not record.ended:
+        if record is not None and not record.ended:
             return AttemptResult(CallResult.FENCED)
-        told = record.written
+        told = record.written if record is not None else None
         # Who ends a request from outside does not know what was written, nor of the latest attempt.
-        return AttemptResult(
-            CallResult.ENDED, told if ours is None or (told and told.begun) else ours
-        )
+        known = told if ours is None or (told and told.begun) else ours
+        return AttemptResult(CallResult.ENDED, known)

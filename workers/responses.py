@@ -101,8 +101,7 @@ def _repeating(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cut(make: Callable[..., list[Any]], request: Any, output: Any, *args: Any, **more: Any) -> Any:
     """The items of a response that is not streamed."""
-    items = make(request, output, *args, **more)
-    if items:
+    if items := make(request, output, *args, **more):
         _mark(items[-1], output)
     return items
 
@@ -171,43 +170,35 @@ async def _fitted(
     """
     if request.truncation != "auto":
         return await render(request, earlier, **options)
-    whole = request.model_copy(update={"truncation": "disabled"})
     room = longest - max(1, request.max_output_tokens or 1)
-    rendered = await _or_too_long(render, whole, earlier, options)
-    if rendered is not None and _length(rendered) <= room:
-        return rendered
+
+    def with_input(items: Any) -> ResponsesRequest:
+        return request.model_copy(update={"truncation": "disabled", "input": items})
+
+    async def fitting(items: Any) -> Any:
+        """None if it does not fit. An error, which is the answer, does."""
+        try:
+            made = await render(with_input(items), earlier, **options)
+        except VLLMValidationError as error:
+            if "context length" not in str(error):
+                raise
+            return None
+        if isinstance(made, ErrorResponse):
+            return made
+        return made if len(made.engine_input.get("prompt_token_ids", ())) <= room else None
+
+    found = await fitting(request.input)
     items = request.input if isinstance(request.input, list) else []
-    begins, found = _begins(items), None
+    begins = _begins(items) if found is None else []
     while begins:  # fewer items are fewer tokens
         middle = len(begins) // 2
-        less = request.model_copy(
-            update={"truncation": "disabled", "input": _from(items, begins[middle])}
-        )
-        rendered = await _or_too_long(render, less, earlier, options)
-        if rendered is not None and _length(rendered) <= room:
-            found, begins = rendered, begins[:middle]
+        if (less := await fitting(_from(items, begins[middle]))) is not None:
+            found, begins = less, begins[:middle]
         else:
             begins = begins[middle + 1 :]
-    return found if found is not None else await render(whole, earlier, **options)
-
-
-async def _or_too_long(
-    render: Render, request: ResponsesRequest, earlier: Any, options: dict[str, Any]
-) -> Any:
-    try:
-        rendered = await render(request, earlier, **options)
-    except VLLMValidationError as error:
-        if "context length" not in str(error):
-            raise
-        return None
-    return rendered
-
-
-def _length(rendered: Any) -> int:
-    """Tokens of a prompt; an error has none, and is the answer."""
-    if isinstance(rendered, ErrorResponse):
-        return 0
-    return len(rendered.engine_input.get("prompt_token_ids", ()))
+    if found is not None:
+        return found
+    return await render(with_input(request.input), earlier, **options)
 
 
 def _begins(items: Sequence[Any]) -> list[int]:

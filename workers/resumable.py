@@ -18,17 +18,20 @@ from typing import Any
 from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import async_llm
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from serve_app.contract import Cause, NotResumed, State
+from serve_app.journal.pause import Pause
 from serve_app.policy.classes import engine_priority
 from serve_app.settings import DEFAULT_TENANT
 from workers import shapes
 from workers.attempt import Attempt, current
 from workers.both_ways import merged
-from workers.continuation import Continuation, obstacle, runs_again
+from workers.continuation import Continuation, needs_regeneration, unsupported_reason
 from workers.engine import Progress
 from workers.engine_plugin import PRIOR
 from workers.replay import CannotContinue, TokenLogprobs
@@ -108,8 +111,8 @@ class RecordingClient:
     def _prioritised(
         self, attempt: Attempt, one_of_several: bool, options: dict[str, Any]
     ) -> dict[str, Any]:
-        """Options with the priority of the request's class. The journal holds the class, so every
-        attempt has the same.
+        """With the priority of the request's class, which the journal holds, so every attempt has
+        the same.
         """
         if not self._by_priority:
             return options
@@ -165,9 +168,13 @@ class RecordingClient:
         options: dict[str, Any],
     ) -> AsyncGenerator[RequestOutput, None]:
         """First the outputs in the journal, then the engine's new ones."""
-        why = obstacle(prompt, params)
-        if why or (runs_again(params) and not attempt.recorded.seen):
-            _begin_again(attempt, why)
+        why = unsupported_reason(prompt, params)
+        if attempt.recorded.outputs and not attempt.recorded.seen:
+            if why or needs_regeneration(params):
+                attempt.restart()
+        elif attempt.recorded.outputs and why:
+            why = f"{why} cannot be carried over to another engine"
+            attempt.fail_continuation(NotResumed.UNSUPPORTED_PARAMETER, why)
         continuation = None
         if attempt.recorded.outputs:
             prompt = attempt.recorded.prompt(generation, prompt)
@@ -179,11 +186,11 @@ class RecordingClient:
             if continuation.finished:
                 return
             await attempt.wait_for_replay(len(attempt.recorded.outputs))
-            attempt.regenerate(continuation.to_repeat, self._rerun_tokens)
-        first = continuation is None or not continuation.begun
-        if continuation is None or first:
+            attempt.regenerate(continuation.to_regenerate, self._rerun_tokens)
+        if first := continuation is None or not continuation.begun:
             new = self._engine.generate(prompt, params, request_id, **options)
         else:
+            assert continuation is not None
             new = continuation.continued(options, attempt.count_recompute)
         async with aclosing(new):
             async for output in new:
@@ -216,21 +223,6 @@ class RecordingClient:
                 attempt.mark_replayed()
             if not output.finished:
                 attempt.flush_previous()
-
-
-def _begin_again(attempt: Attempt, why: str) -> None:
-    """Drop what is recorded, which no client has seen.
-
-    Raises:
-        CannotContinue: a client has.
-    """
-    if not attempt.recorded.outputs:
-        return
-    if attempt.recorded.seen:
-        attempt.fail_continuation(
-            NotResumed.UNSUPPORTED_PARAMETER, f"{why} cannot be carried over to another engine"
-        )
-    attempt.restart()
 
 
 def _check_room(params: SamplingParams, tokenizer: Any) -> None:
@@ -291,13 +283,16 @@ def _salted(prompt: Any, tenant: str) -> Any:
 def _record(
     output: RequestOutput, attempt: Attempt, generation: int, first: bool, with_prompt: bool
 ) -> None:
-    """Record an output of a generation.
-
-    Args:
-        first: whether it is the generation's first.
-        with_prompt: whether to record the prompt's tokens.
-    """
+    """Record an output, the generation's first or a later one, with or without its prompt."""
     for item in output.outputs:
+        cache_writes = (output.num_cache_creation_tokens or 0) if first else 0
+        beside = item.index if generation else 0
+        prompt_ids = output.prompt_token_ids if with_prompt else None
+        prompt_logprobs = output.prompt_logprobs if item is output.outputs[0] else None
+        more: Sequence[Any] = (cache_writes,) if cache_writes else ()
+        if beside or item.logprobs or prompt_logprobs or prompt_ids:  # few outputs have these
+            logprobs = _plain(item.logprobs), _plain(prompt_logprobs)
+            more = (cache_writes, beside, *logprobs, prompt_ids)
         attempt.record(
             item.index if generation == 0 else -generation,
             item.text,
@@ -305,21 +300,8 @@ def _record(
             item.finish_reason,
             item.stop_reason,
             output.num_cached_tokens if first else None,
-            _more(output, item, generation, first, with_prompt),
+            more,
         )
-
-
-def _more(
-    output: RequestOutput, item: CompletionOutput, generation: int, first: bool, with_prompt: bool
-) -> Sequence[Any]:
-    """The fields of `Output` behind `cached_tokens`, which only few outputs have."""
-    cache_writes = (output.num_cache_creation_tokens or 0) if first else 0
-    beside = item.index if generation else 0
-    prompt_ids = output.prompt_token_ids if with_prompt else None
-    prompt_logprobs = output.prompt_logprobs if item is output.outputs[0] else None
-    if not (beside or item.logprobs or prompt_logprobs or prompt_ids):
-        return (cache_writes,) if cache_writes else ()
-    return cache_writes, beside, _plain(item.logprobs), _plain(prompt_logprobs), prompt_ids
 
 
 def _plain(logprobs: Any) -> list[TokenLogprobs | None] | None:
@@ -331,3 +313,42 @@ def _plain(logprobs: Any) -> list[TokenLogprobs | None] | None:
         ]
         for position in logprobs
     ]
+
+
+class PausingCollector(RequestOutputCollector):  # type: ignore[misc]
+    """Between vLLM's engine and its server app: the outputs of the request that the running task
+    serves which nobody has taken yet. vLLM merges them when its server is late. In a pause of the
+    journal's writer they wait and are merged, too: before the server makes an event of each.
+    """
+
+    output: Any
+
+    def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
+        super().__init__(output_kind, request_id)
+        attempt = current.get()
+        self._pause = Pause() if attempt is None else attempt.pause
+        self._begun = False
+
+    def put(self, output: Any) -> None:
+        """In a pause only what a client waits for wakes the server: the first output, the last, and
+        errors.
+        """
+        running = self._begun and isinstance(output, RequestOutput) and not output.finished
+        self._begun = True
+        if running and self.output is None and self._pause.holds(self._wake):
+            self.output = output
+        else:  # vLLM merges it with what is held
+            super().put(output)
+        if not running:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self.output is not None:  # `get` would not wait any more, and find nothing for ever
+            self.ready.set()
+
+
+def install() -> None:
+    """Have the engine make collectors of this kind."""
+    if not hasattr(async_llm, RequestOutputCollector.__name__):
+        raise RuntimeError("vLLM's engine takes its collectors from elsewhere")
+    async_llm.RequestOutputCollector = PausingCollector

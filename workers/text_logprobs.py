@@ -106,13 +106,13 @@ def install(app: Any) -> None:
     """Have the app's three endpoints take the positions for what they are; vLLM looks for one of
     each token of an output.
     """
-    for name, made, positions in (
-        ("openai_serving_chat", "_create_chat_logprobs", "top_logprobs"),
-        ("openai_serving_completion", "_create_completion_logprobs", "top_logprobs"),
-        ("openai_serving_responses", "_create_response_logprobs", "logprobs"),
+    for api, name, positions in (
+        ("chat", "_create_chat_logprobs", "top_logprobs"),
+        ("completion", "_create_completion_logprobs", "top_logprobs"),
+        ("responses", "_create_response_logprobs", "logprobs"),
     ):
-        if (serving := getattr(app.state, name, None)) is not None:
-            setattr(serving, made, _of_positions(getattr(serving, made), positions))
+        if (serving := getattr(app.state, f"openai_serving_{api}", None)) is not None:
+            setattr(serving, name, _of_positions(getattr(serving, name), positions))
 
 
 def _of_positions(create: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -94,14 +94,13 @@ class VllmEngine:
         from workers import (
             both_ways,
             chunks,
-            collector,
             determinism,
             responses,
+            resumable,
             shapes,
             text_logprobs,
         )
-        from workers.resumable import RecordingClient
-        from workers.warm_up import warm_up
+        from workers.continuation import warm_up
 
         args = engine_arguments(self._settings)
         engine_args = AsyncEngineArgs.from_cli_args(args)
@@ -114,7 +113,7 @@ class VllmEngine:
         self.fingerprint = " ".join(
             (self.name, self._settings.model.source, _digest(args, self._engine, template))
         )
-        client: Any = RecordingClient(
+        client: Any = resumable.RecordingClient(
             self._engine,
             self.progress,
             self._settings.workers.max_regenerated_tokens,
@@ -126,7 +125,7 @@ class VllmEngine:
         )
         vllm_failures.install()
         shapes.install()
-        collector.install()
+        resumable.install()
         tasks = await self._engine.get_supported_tasks()
         if "generate" in tasks:
             await warm_up(self._engine, logprobs=bool(self._settings.limits.max_logprobs))

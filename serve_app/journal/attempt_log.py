@@ -23,11 +23,10 @@ from serve_app.journal.ids import EntryId
 from serve_app.journal.pause import Pause
 from serve_app.settings.sections import JournalSettings
 
-_Packable = list[tuple[int, int, dict[bytes, bytes]]]
 _OTHER_BYTES = 550
 """An entry's memory besides response bytes and outputs: Python's objects, and short values."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Packable)
+_decoder = msgspec.msgpack.Decoder(list[tuple[int, int, dict[bytes, bytes]]])
 
 
 _End = tuple[State, Reason | None, Summary, int | None]
@@ -66,11 +65,8 @@ class AttemptLog:
         channel: str,
         mark: Callable[[AttemptLog], None],
     ) -> None:
-        self.request_id = request_id
-        self.key = key
-        self.epoch = epoch
-        self.nonce = nonce
-        self.channel = channel
+        self.request_id, self.key, self.channel = request_id, key, channel
+        self.epoch, self.nonce = epoch, nonce
         self.settings = JournalSettings()
         self.pause = Pause()
         self.state = AttemptState.OPEN
@@ -109,14 +105,8 @@ class AttemptLog:
     @property
     def pending(self) -> bool:
         """Whether anything waits to be appended."""
-        return bool(
-            self.unaccepted
-            or self._outputs
-            or self._body
-            or self._head
-            or self._last
-            or self._closing
-        )
+        new = self._outputs or self._body or self._head
+        return bool(self.unaccepted or new or self._last or self._closing)
 
     @property
     def last_built(self) -> EntryId:
@@ -140,22 +130,20 @@ class AttemptLog:
         head: Head | None = None,
         used: tuple[int, ...] = (),
     ) -> None:
-        """Add engine outputs and the response bytes that they produced.
+        """Add engine outputs (`Output`s as lists) and the response bytes that they produced.
 
         Args:
-            outputs: `[index, text, token_ids, finish_reason, stop_reason, cached_tokens]` each.
             body: response bytes in pieces that an entry does not split: whole numbered events of
                 a stream, otherwise of at most `ENTRY_BYTES`.
             events: number of the last event so far.
-            head: status and headers, with the first bytes.
-            used: what the request has used so far: the numbers of a `Usage`.
+            head: with the first bytes.
+            used: the numbers of a `Usage`, so far.
         """
         if self.state is not AttemptState.OPEN:
             return
         self._outputs += outputs
         self._body += body
-        for piece in body:
-            self.bytes += len(piece)
+        self.bytes += sum(map(len, body))
         self._events = max(self._events, events)
         if head is not None:
             self.head = self._head = head
@@ -314,8 +302,6 @@ class History:
     MiB, and is usually an answer that is no stream and ends with it.
     """
 
-    __slots__ = ("_blocks", "_blocks_bytes", "_recent", "_recent_bytes")
-
     def __init__(self) -> None:
         self._blocks: list[tuple[EntryId, int, bytes | list[Entry]]] = []
         """The id of the last entry, what they take, and the entries, packed or not."""
@@ -335,7 +321,7 @@ class History:
 
     def bodies(self) -> Iterator[bytes]:
         """All response bytes that are there now, in large pieces; any thread may take them."""
-        recent = b"".join([entry.body for entry in self._recent])
+        recent = _bodies_in(self._recent)
         return chain((_bodies_in(block) for *_, block in list(self._blocks)), (recent,))
 
     def add(self, entry: Entry) -> None:
@@ -378,8 +364,4 @@ def _unpacked(block: bytes | list[Entry]) -> list[Entry]:
 
 
 def _bodies_in(block: bytes | list[Entry]) -> bytes:
-    """The response bytes alone. Python's lock is held for a short time only."""
-    if isinstance(block, list):
-        return b"".join([entry.body for entry in block])
-    flat = _decoder.decode(zlib.decompress(block))
-    return b"".join([fields.get(b"b", b"") for _, _, fields in flat])
+    return b"".join([entry.body for entry in _unpacked(block)])

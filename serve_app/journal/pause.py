@@ -1,7 +1,4 @@
-"""The pause behind a turn of the journal's writer, in which an engine keeps what its running
-requests make: several outputs of a request become one, which costs what an output of one token
-costs (ADR 26). Pure.
-"""
+"""How long an engine keeps what its running requests make. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,11 @@ _PLANNED_SHARE = 0.9
 
 
 class Pause:
-    """For each entry of a turn it lasts 1/`timings.ENTRIES_PER_S`, and it ends right behind the
+    """The pause behind a turn of the journal's writer, in which an engine keeps what its running
+    requests make: several outputs of a request become one, which costs what an output of one token
+    costs (ADR 26).
+
+    For each entry of a turn it lasts 1/`timings.ENTRIES_PER_S`, and it ends right behind the
     engine's last step in this time, so that no output has waited for nothing. There is none if
     fewer than two steps fit in: nothing would be merged.
 
@@ -41,7 +42,7 @@ class Pause:
         self.on = self.on or self._two_steps_fit()
 
     def stepped(self) -> None:
-        """The engine has made a step, and handed over all outputs of it."""
+        """The engine has made a step, and handed over its outputs."""
         now_s = asyncio.get_running_loop().time()
         self._step_s, self._stepped_s = now_s - self._stepped_s, now_s
         if not self._wakes:

@@ -152,13 +152,16 @@ class JournalWriter:
         """
         self._check_free(request_id, epoch)
         connection = await self._shared.get()
-        key = journal_key(self._settings.namespace, request_id)
-        its_body = body_key(self._settings.namespace, request_id)
-        questions = _opening_questions(key, its_body, epoch, nonce, facts)
-        replies = await connection.ask(questions, self._within_s)
+        key, body = (of(self._settings.namespace, request_id) for of in (journal_key, body_key))
+        opening = Entry.opening(epoch, nonce, facts)
+        commands: list[Command] = [
+            ("XADD", key, "NOMKSTREAM", str(opening.id), *flatten(opening)),
+            ("XRANGE", key, "-", "+", "COUNT", _FIRST_ENTRIES + 1),
+            ("GETRANGE", body, 0, timings.LARGE_BYTES),
+        ]
+        replies = await connection.ask(commands, self._within_s)
         if not _is_whole(replies):
-            long = long_questions(key, its_body)
-            replies[1:] = await self._link.call(long, large=True)
+            replies[1:] = await self._link.call(long_questions(key, body), large=True)
             self._check_free(request_id, epoch)
             if not connection.usable:  # what was appended over it may be lost, and not restored
                 raise AnswerLost("connection to Redis lost while reading a long journal")
@@ -306,22 +309,27 @@ class JournalWriter:
         """Check whether the journals of silent attempts have been ended or have lost entries: an
         attempt that appends nothing would not find out. Reconnect for this if necessary.
         """
-        before: dict[AttemptLog, EntryId] = {}
+        before: dict[str, EntryId] = {}
         while True:
             await asyncio.sleep(timings.WRITER_SILENCE_S)
-            quiet = [attempt for attempt in self._attempts.values() if not attempt.pending]
-            now = {attempt: attempt.last_built for attempt in quiet}
-            silent = [attempt for attempt in quiet if before.get(attempt) == now[attempt]]
-            before = now
-            if not silent:
-                continue
             with suppress(RedisUnavailable):
-                lasts = await self._last_entries(await self._shared.get(), silent)
-                for attempt, last in zip(silent, lasts, strict=True):
-                    if isinstance(last, Exception):
-                        continue
-                    if standing(attempt, last) is Standing.FENCED:
-                        self._forget(attempt, fenced=True)
+                before = await self._fence_silent(before)
+
+    async def _fence_silent(self, before: dict[str, EntryId]) -> dict[str, EntryId]:
+        """Returns what attempts that have nothing to append have built last, by request; those with
+        the same `before` are silent.
+        """
+        quiet = {name: one for name, one in self._attempts.items() if not one.pending}
+        silent = [one for name, one in quiet.items() if before.get(name) == one.last_built]
+        now = {name: one.last_built for name, one in quiet.items()}
+        if silent:
+            lasts = await self._last_entries(await self._shared.get(), silent)
+            for attempt, last in zip(silent, lasts, strict=True):
+                if isinstance(last, Exception):
+                    continue
+                if standing(attempt, last) is Standing.FENCED:
+                    self._forget(attempt, fenced=True)
+        return now
 
     async def _last_entries(
         self, connection: RespConnection, attempts: Sequence[AttemptLog]
@@ -422,18 +430,6 @@ class JournalWriter:
                     self._mark(attempt)  # the loop may sleep: opening an attempt connects, too
                 elif last.quit:  # it was accepted, and only the answer was lost
                     self._forget(attempt, fenced=True)
-
-
-def _opening_questions(
-    key: str, body_key: str, epoch: int, nonce: bytes, facts: AttemptFacts
-) -> list[Command]:
-    """The commands that open the attempt, and read a short journal and a small body."""
-    opening = Entry.opening(epoch, nonce, facts)
-    return [
-        ("XADD", key, "NOMKSTREAM", str(opening.id), *flatten(opening)),
-        ("XRANGE", key, "-", "+", "COUNT", _FIRST_ENTRIES + 1),
-        ("GETRANGE", body_key, 0, timings.LARGE_BYTES),
-    ]
 
 
 def _is_whole(replies: Sequence[Reply]) -> bool:

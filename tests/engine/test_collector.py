@@ -15,7 +15,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 
 from serve_app.journal.pause import Pause
-from workers import collector
+from workers import resumable
 from workers.attempt import current
 
 
@@ -27,12 +27,12 @@ def output(token: int, index: int = 0, finished: bool = False) -> RequestOutput:
 
 def collecting(pause: Pause | None) -> Any:
     """A collector whose request has had its first output."""
-    collector.install()
+    resumable.install()
     recorder: Any = pause and SimpleNamespace(pause=pause)
     token = current.set(recorder)
     made: Any = async_llm.RequestOutputCollector(RequestOutputKind.DELTA, "req")
     current.reset(token)
-    assert isinstance(made, collector.PausingCollector)
+    assert isinstance(made, resumable.PausingCollector)
     made.put(output(0))
     assert made.ready.is_set()
     assert made.get_nowait().outputs[0].token_ids == [0]
