@@ -82,11 +82,11 @@ FOLLOWER_SILENCE_S = 1.0
 """A follower that has received nothing for this long reads the stream. This bounds the cost of a
 lost wake-up.
 """
-FOLLOWER_FOREIGN_S = 0.1
-"""The same for a request whose wake-ups go to another ingress: it relies on these reads alone."""
+FOREIGN_BLOCK_S = 1.0
+"""How long a read waits in Redis for news of the requests whose wake-ups go to another ingress."""
 FOLLOWER_LOOKS_A_S = 2_000
 """Journals that an ingress reads so in a second, however many are silent: when another one dies,
-all of its streams come at once. So many streams are each read once a second.
+all of its streams come at once. So many streams are each looked at once a second.
 """
 FOLLOWERS_A_LOOK = 500
 """Journals per round trip of such a read; more would delay other readers of the connection."""

@@ -12,22 +12,23 @@ import heapq
 import logging
 import math
 from collections.abc import Callable
-from operator import itemgetter
+from contextlib import suppress
+from operator import attrgetter
 
 from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.ending import Ending
-from serve_app.journal.entries import Entry, decode_wakes
-from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.entries import Entry, decode_wakes, entry_from_redis
+from serve_app.journal.ids import REQUEST_ID, EntryId
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage
 from serve_app.redis.connection import Command, RespConnection, connect
 from serve_app.redis.keyspace import wake_channel
-from serve_app.redis.replies import answered
+from serve_app.redis.replies import Reply, answered
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
@@ -154,13 +155,17 @@ class Followers:
         """Told of a request that has ended from outside, which this ingress follows or has claimed.
         A hint: it may be lost."""
         self._connection: RespConnection | None = None
+        self._blocked: RespConnection | None = None
+        """Waits for news of foreign journals."""
+        self._newcomer = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Subscribe (or keep trying) and start checking silent followers."""
+        """Subscribe (or keep trying) and start looking after those that get no wake-ups."""
         self._tasks = [
             self._loops.keep("followers-subscription", self._stay_subscribed),
             self._loops.keep("followers-silence", self._watch_silence),
+            self._loops.keep("followers-foreign", self._watch_foreign),
         ]
 
     async def stop(self) -> None:
@@ -190,6 +195,10 @@ class Followers:
             self.leave(follower)
             raise
         follower.wake()
+        if follower in self._foreign():
+            self._newcomer.set()
+            if self._blocked is not None:
+                self._blocked.abort()  # it waits for news of others alone
         return follower
 
     def _add(self, request_id: str, reader: JournalReader) -> Follower:
@@ -208,10 +217,8 @@ class Followers:
         """A message of wake-ups, published or over a worker's connection."""
         try:
             wakes = decode_wakes(payload)
-        except Unreadable as error:
-            log.error(
-                "journal: dropping a malformed wake-up: %r", error
-            )  # the check for silence finds its content
+        except Unreadable as error:  # the check for silence finds its content
+            log.error("journal: dropping a malformed wake-up: %r", error)
             return
         now_s = SYSTEM.monotonic_s()
         for request_id, entry in wakes:
@@ -219,6 +226,8 @@ class Followers:
                 self.on_end(request_id)
             for follower in self._followers.get(request_id, ()):
                 follower.deliver(entry, now_s)
+
+    # -- wake-ups ---------------------------------------------------------------------------------
 
     async def _stay_subscribed(self) -> None:
         outage = Outage(log, "journal: cannot subscribe, retrying")
@@ -230,9 +239,8 @@ class Followers:
                 )
                 await self._ask(self._connection, ("SUBSCRIBE", self.channel))
                 outage.over()
-                for group in list(self._followers.values()):
-                    for follower in group:
-                        follower.wake(stale=True)
+                for follower in self._all():
+                    follower.wake(stale=True)
                 await self._until_lost(self._connection, lost)
                 log.warning("journal: subscription lost, subscribing again")
             except RedisUnavailable as error:
@@ -251,23 +259,98 @@ class Followers:
             except TimeoutError:
                 await self._ask(connection, ("PING",))
 
-    async def _ask(self, connection: RespConnection, command: Command) -> None:
-        """Ping. Drops the connection and raises `RedisUnavailable` if no answer or an error
-        comes.
+    async def _ask(
+        self, connection: RespConnection, command: Command, waits_s: float = 0.0
+    ) -> Reply:
+        """The reply to a command that may wait so long in Redis. Drops the connection and raises
+        `RedisUnavailable` if none or an error comes.
         """
         try:
-            (reply,) = await connection.ask([command], timings.SUBSCRIPTION_ANSWER_S)
-            answered(reply, what=str(command[0]))
+            within_s = waits_s + timings.SUBSCRIPTION_ANSWER_S
+            (reply,) = await connection.ask([command], within_s)
+            return answered(reply, what=str(command[0]))
         except RedisUnavailable:
             connection.abort()
             raise
 
+    # -- requests that another ingress has admitted -----------------------------------------------
+
+    async def _watch_foreign(self) -> None:
+        """Wait for news of all foreign journals in one blocking read, because their ingress may
+        have died. A pause bounds how many journals are looked at in a second.
+        """
+        outage = Outage(log, "journal: cannot read other ingresses' requests, retrying")
+        connection: RespConnection | None = None
+        try:
+            while True:
+                self._newcomer.clear()
+                if not self._foreign():
+                    await self._newcomer.wait()
+                try:
+                    if connection is None or not connection.usable:
+                        connection = await connect(self._settings.redis)
+                    looks = await self._read_foreign(connection)
+                    outage.over()
+                    await asyncio.sleep(looks / timings.FOLLOWER_LOOKS_A_S)
+                except RedisUnavailable as error:
+                    if not self._newcomer.is_set():
+                        outage.failed(error)
+                        await asyncio.sleep(jittered(timings.SUBSCRIPTION_RETRY_S))
+        finally:
+            if connection is not None:
+                connection.abort()
+
+    async def _read_foreign(self, connection: RespConnection) -> int:
+        """Wait until a foreign journal has news. Returns how many were looked at."""
+        positions = dict[str, EntryId]()
+        for follower in self._foreign():
+            name, after = follower.request_id, follower.reader.position
+            if follower.reader.full:  # it reads pages as soon as its client takes what it has
+                follower.wake(stale=True)
+            else:
+                positions[name] = min(positions.get(name, after), after)
+        block_s = timings.FOREIGN_BLOCK_S
+        if not positions:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._newcomer.wait(), block_s)
+            return 0
+        keys = {self._store.key(name).encode(): name for name in positions}
+        page = ("COUNT", timings.ENTRIES_A_LOOK, "BLOCK", int(block_s * 1000))
+        command = ("XREAD", *page, "STREAMS", *keys, *map(str, positions.values()))
+        self._blocked = connection
+        try:
+            found = await self._ask(connection, command, block_s)
+        finally:
+            self._blocked = None
+        for key, items in found or ():
+            try:
+                entries = [entry_from_redis(item) for item in items]
+            except Unreadable as error:
+                log.error("request %s has a journal that cannot be read: %r", keys[key], error)
+                entries = None
+            for follower in self._followers.get(keys[key], ()):
+                if not follower.reader.full:
+                    self._hand_on(follower, entries)
+        return len(positions)
+
+    def _foreign(self) -> list[Follower]:
+        """The followers whose wake-ups go to another ingress, the one that admitted the request."""
+        return [
+            follower
+            for follower in self._all()
+            if (facts := follower.reader.facts) is not None
+            and facts.wake != self.channel
+            and follower.reader.ending is None
+        ]
+
+    # -- silence ----------------------------------------------------------------------------------
+
     async def _watch_silence(self) -> None:
         """Read the journals of silent followers, many per round trip, because thousands may wait in
-        the queue, or come from an ingress that has died.
+        the queue, or their wake-ups may be lost.
         """
+        pause_s = timings.FOLLOWER_SILENCE_S / 2
         while True:
-            pause_s = self._silence_s(*self._all()) / 2
             await asyncio.sleep(pause_s)
             try:
                 await self._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
@@ -281,34 +364,29 @@ class Followers:
         Raises:
             RedisUnavailable: Redis cannot be reached.
         """
-        now_s, due = SYSTEM.monotonic_s(), list[tuple[float, Follower]]()
-        for follower in self._all():
-            due_s = follower.fed_at + self._silence_s(follower)
-            if due_s < now_s and not follower.reader.full:
-                due.append((due_s, follower))
-        chosen = [follower for _, follower in heapq.nsmallest(at_most, due, key=itemgetter(0))]
+        silent_since_s = SYSTEM.monotonic_s() - timings.FOLLOWER_SILENCE_S
+        due = [
+            follower
+            for follower in self._all()
+            if follower.fed_at < silent_since_s and not follower.reader.full
+        ]
+        chosen = heapq.nsmallest(at_most, due, key=attrgetter("fed_at"))
         for start in range(0, len(chosen), timings.FOLLOWERS_A_LOOK):
             await self._look_at(chosen[start : start + timings.FOLLOWERS_A_LOOK])
 
     def _all(self) -> list[Follower]:
         return [follower for group in self._followers.values() for follower in group]
 
-    def _silence_s(self, *followers: Follower) -> float:
-        """How long these may be silent before their journals are read."""
-        if any(map(self._is_foreign, followers)):
-            return timings.FOLLOWER_FOREIGN_S
-        return timings.FOLLOWER_SILENCE_S
-
-    def _is_foreign(self, follower: Follower) -> bool:
-        """Whether the wake-ups go to another ingress, the one that admitted the request."""
-        facts = follower.reader.facts
-        return facts is not None and facts.wake != self.channel
-
     async def _look_at(self, followers: list[Follower]) -> None:
         wanted = [(follower.request_id, follower.reader.position) for follower in followers]
-        for follower, entries in zip(
-            followers, await self._store.read_many(wanted, timings.ENTRIES_A_LOOK), strict=True
-        ):
-            follower.fed_at = SYSTEM.monotonic_s()
-            follower.feed(entries, timings.ENTRIES_A_LOOK)
-            follower.wake()  # even without news: its connection may need a heartbeat
+        found = await self._store.read_many(wanted, timings.ENTRIES_A_LOOK)
+        for follower, entries in zip(followers, found, strict=True):
+            self._hand_on(follower, entries)
+
+    def _hand_on(self, follower: Follower, entries: list[Entry] | None) -> None:
+        """What was read of its journal. It wakes even without news: its connection may need a
+        heartbeat.
+        """
+        follower.fed_at = SYSTEM.monotonic_s()
+        follower.feed(entries, timings.ENTRIES_A_LOOK)
+        follower.wake()

@@ -113,6 +113,7 @@ XADD {journal} NOMKSTREAM 1-0 f x
 PEXPIRE {journal} {ms}
 XRANGE {journal} (0-1 + COUNT 1
 XREVRANGE {journal} + - COUNT 1
+XREAD COUNT 1 BLOCK 1 STREAMS {journal} 0-1
 EXISTS {journal}
 PTTL {journal}
 XTRIM {journal} MINID 1-0

@@ -143,17 +143,17 @@ class World:
         self._started.append(writer)
         return writer
 
-    async def hub(self) -> Followers:
-        """The subscription of `ingress-1`."""
-        hub = Followers(self.settings, self.store, "ingress-1")
+    async def hub(self, ingress_id: str = "ingress-1") -> Followers:
+        """The subscription of an ingress."""
+        hub = Followers(self.settings, self.store, ingress_id)
         await hub.start()
         self._started.append(hub)
-        await eventually(lambda: self.subscribers())
+        await eventually(lambda: self.subscribers(hub.channel))
         return hub
 
-    async def subscribers(self) -> int:
-        """Number of subscribers to the wake-ups of `ingress-1`."""
-        ((_, count),) = await self.redis.pubsub_numsub(self.channel)
+    async def subscribers(self, channel: str = "") -> int:
+        """Number of subscribers to the wake-ups of an ingress; of `ingress-1`, if none is named."""
+        ((_, count),) = await self.redis.pubsub_numsub(channel or self.channel)
         return int(count)
 
     async def admit(

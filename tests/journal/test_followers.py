@@ -11,7 +11,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import Reason, State
-from serve_app.journal import followers
+from serve_app.journal import followers, reader
 from serve_app.journal.attempt_log import AttemptLog
 from serve_app.journal.entries import encode_wakes, wake_of
 from serve_app.journal.facts import Head
@@ -31,7 +31,7 @@ from tests.journal.journal_helpers import (
 )
 from tests.transcripts import transcript
 from tests.turned_clock import TurnedClock
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 def ending(follower: Follower) -> tuple[State, Reason | None]:
@@ -104,46 +104,76 @@ async def test_a_follower_without_any_wake_up_finds_everything_by_itself(w: Worl
     assert await everything(follower) == events(1, 10)
 
 
-async def test_the_streams_of_an_ingress_that_died_are_read_at_a_bounded_rate(
+async def test_a_stream_that_goes_on_at_another_ingress_is_woken_and_not_polled(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 1e6)
+    monkeypatch.setattr(timings, "FOREIGN_BLOCK_S", PATIENCE_S)
+    hub = await w.hub("ingress-2")
+    await w.admit()  # for ingress-1, which has died
+    await w.admit("req_2")
+    idle = await hub.follow("req_2", 0)
+    attempt = await w.opened(await w.writer())
+    follower = await hub.follow("req_1", 0)
+    await w.operator.config_resetstat()
+    got = b""
+    for number in range(1, 6):
+        await added(attempt, number)
+        while got != events(1, number):
+            await follower.wait()
+            got += follower.reader.take()
+    assert await looks(w, "xrange") == 0
+    assert await looks(w, "xread") <= 6, "one for each event, and the next"
+    joined = await hub.follow("req_1", 3)
+    finish(attempt)
+    assert await everything(follower) == b""
+    assert await everything(joined) == events(4, 5)
+    assert idle.reader.ending is None
+
+
+async def test_a_foreign_stream_whose_client_does_not_read_goes_on_when_it_does(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "FOLLOWER_SILENCE_S", 1e6)
+    monkeypatch.setattr(reader, "_HOLD_BYTES", 100)
+    monkeypatch.setattr(timings, "FOREIGN_BLOCK_S", 0.05)
+    hub = await w.hub("ingress-2")
+    await w.admit()
+    attempt = await w.opened(await w.writer())
+    follower = await hub.follow("req_1", 0)
+    for number in range(1, 101):
+        await added(attempt, number)
+    await eventually(lambda: follower.reader.full)
+    assert follower.reader.last_event < 100
+    finish(attempt)
+    assert await everything(follower) == events(1, 100)
+
+
+async def test_silent_streams_are_read_at_a_bounded_rate(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are: each in its turn, and few of them soon."""
     clock = TurnedClock()
     monkeypatch.setattr(followers, "SYSTEM", clock)
-    monkeypatch.setattr(timings, "FOLLOWER_LOOKS_A_S", 200)
-    hub = Followers(w.settings, w.store, "ingress-2")
-    await w.admit()  # for ingress-1
+    hub = Followers(w.settings, w.store, "ingress-1")
+    await w.admit()
     attempt = await w.opened(await w.writer())
     many = [await hub.follow("req_1", 0) for _ in range(500)]
-    foreign = many[:400]  # of the others nothing is known yet
-    for follower in many[400:]:
-        follower.reader.facts = None
-    pause_s = timings.FOLLOWER_FOREIGN_S / 2
     for follower in many:
         follower.fed_at = clock.now_s
     await added(attempt, 1)
-    read = await reads(w)
-    for _ in range(round(1.0 / pause_s)):
-        clock.now_s += pause_s
-        await hub._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
-    assert await reads(w) - read <= timings.FOLLOWER_LOOKS_A_S
-    assert sum(follower.reader.last_event for follower in foreign) > 150
-    for _ in range(round(3.0 / pause_s)):
-        clock.now_s += pause_s
-        await hub._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
+    clock.now_s += 2 * timings.FOLLOWER_SILENCE_S
+    read = await looks(w, "xrange")
+    for turn in range(1, 6):
+        await hub._look(at_most=100)
+        assert await looks(w, "xrange") - read == 100 * turn
     assert [follower.reader.last_event for follower in many] == [1] * len(many), "each in its turn"
-    for follower in many[3:]:
-        hub.leave(follower)
-    await added(attempt, 2)
-    clock.now_s += 2 * timings.FOLLOWER_FOREIGN_S
-    await hub._look(int(pause_s * timings.FOLLOWER_LOOKS_A_S))
-    assert [follower.reader.last_event for follower in many[:3]] == [2, 2, 2]
 
 
-async def reads(w: World) -> int:
-    """How many journals were read so far."""
+async def looks(w: World, command: str) -> int:
+    """How many such commands Redis has executed."""
     stats = await w.operator.info("commandstats")
-    return int(stats["cmdstat_xrange"]["calls"])
+    return int(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
 async def test_a_wake_up_behind_lost_ones_makes_the_follower_read_them(
