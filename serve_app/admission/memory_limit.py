@@ -69,10 +69,8 @@ class MemoryLimit:
         self, memory: Memory | None, ingresses: int, outputs_bytes: Sequence[int] = ()
     ) -> None:
         """Redis has answered (None: it does not tell its memory, so there is no limit). The
-        capacity is divided among `ingresses`.
-
-        Args:
-            outputs_bytes: what the answers take that this ingress waits for, or has started.
+        capacity is divided among `ingresses`. `outputs_bytes`: what the answers take that this
+        ingress waits for, or has started.
         """
         self.seen = memory
         self._ingresses = max(1, ingresses)
@@ -81,7 +79,7 @@ class MemoryLimit:
         written = sum(heapq.nlargest(places, outputs_bytes))
         self._reserved_bytes = written + (sum(outputs_bytes) - written) // _PACKED
         self._places = places - len(outputs_bytes)
-        warnings = () if memory is None else tuple(self._what_is_wrong(memory))
+        warnings = () if memory is None else self._what_is_wrong(memory)
         for warning in warnings:
             if warning not in self.warnings:
                 log.warning("Redis: %s", warning)
@@ -92,13 +90,8 @@ class MemoryLimit:
         return int(min(output_bytes, self._settings.journal.max_answer_bytes, self.room_bytes / 4))
 
     def take(self, body_bytes: int, output_bytes: int = 0) -> int:
-        """Count a request that is about to be admitted. Pass the result to `answered`.
-
-        Args:
-            output_bytes: see `most_of_one`.
-
-        Raises:
-            RequestRefused: `storage_full`.
+        """Count a request that is about to be admitted, or refuse it (`storage_full`). Pass the
+        result to `answered`. `output_bytes`: see `most_of_one`.
         """
         cost_bytes = int(body_bytes * _ALLOCATED) + _ENTRIES_BYTES
         memory, share = self.seen, self._settings.redis.max_memory_share
@@ -109,10 +102,8 @@ class MemoryLimit:
                 share = (1 + share) / 2
             room_bytes = (share * memory.limit_bytes - memory.used_bytes) / self._ingresses
             # Redis briefly holds a body twice: as received, and as stored.
-            if (
-                self._taken_bytes - self._seen_bytes + self._on_their_way_bytes + cost_bytes
-                > room_bytes - reserved_bytes
-            ):
+            unseen_bytes = self._taken_bytes - self._seen_bytes + self._on_their_way_bytes
+            if unseen_bytes + cost_bytes > room_bytes - reserved_bytes:
                 raise RequestRefused(
                     Reason.STORAGE_FULL,
                     "The service's storage is nearly full; please try again later, or send a "
@@ -128,12 +119,11 @@ class MemoryLimit:
     def answered(self, cost_bytes: int) -> None:
         self._on_their_way_bytes -= cost_bytes
 
-    def _what_is_wrong(self, memory: Memory) -> list[str]:
+    def _what_is_wrong(self, memory: Memory) -> tuple[str, ...]:
         needed_bytes, room = 4 * self._settings.ingress.max_body_bytes, self.room_bytes
         if not memory.limit_bytes or needed_bytes <= room:
-            return []
-        return [
-            f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use "
-            f"{room:,.0f}, too few for four "
-            f"bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it"
-        ]
+            return ()
+        return (
+            f"maxmemory is {memory.limit_bytes:,} bytes, of which requests may use {room:,.0f}, "
+            f"too few for four bodies of ingress.max_body_bytes ({needed_bytes:,}): raise it",
+        )

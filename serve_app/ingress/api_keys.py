@@ -55,7 +55,7 @@ class ApiKeys:
         self._version: tuple[int, ...] = ()
         self._looked_s = self._clock.monotonic_s()
         if self._required:
-            self._version, self._tenants = self._stat(), self._read()
+            self._read()
 
     def caller(self, authorization: str) -> Caller:
         """Whose key the `Authorization` header contains.
@@ -71,11 +71,7 @@ class ApiKeys:
         return found
 
     def check_scraper(self, authorization: str) -> None:
-        """Check that the `Authorization` header contains a key for `/metrics`.
-
-        Raises:
-            RequestRefused: `invalid_api_key`, `key_not_permitted`.
-        """
+        """As `caller`, for a key that opens `/metrics`."""
         if self._required and self._whose(authorization).tenant != SCRAPER:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
@@ -84,11 +80,7 @@ class ApiKeys:
             )
 
     def check_admin(self, tenant: str, what: str, instead: str = "") -> None:
-        """Refuse what is for operators to all other tenants.
-
-        Raises:
-            RequestRefused: `key_not_permitted`.
-        """
+        """Refuse what is for operators to all other tenants (`key_not_permitted`)."""
         if self._required and tenant not in self._admins:
             message = f"{what} for those in auth.admin_tenants{instead}."
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
@@ -115,42 +107,35 @@ class ApiKeys:
             return
         self._looked_s = now_s
         try:
-            version = self._stat()
-            if version == self._version:
-                return
-            self._version = version
-            self._tenants = self._read()
-            log.info("API keys reloaded: %d", len(self._tenants))
+            if self._read():
+                log.info("API keys reloaded: %d", len(self._tenants))
         except SettingsError as error:
             log.error("cannot reload API keys, keeping the old ones: %s", error)
 
-    def _stat(self) -> tuple[int, ...]:
+    def _read(self) -> bool:
+        """Whether the file has changed since it was read."""
+        why: str | None = "It is no text"
         try:
             found = self._path.stat()
+            version = found.st_mtime_ns, found.st_size, found.st_ino
+            if version == self._version:
+                return False
+            self._version = version
+            self._tenants = parse(self._path.read_text(encoding="utf-8"))
+            return True
         except OSError as error:
-            raise self._unreadable(error.strerror) from None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-    def _read(self) -> dict[bytes, str]:
-        try:
-            return parse(self._path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise self._unreadable(error.strerror) from None
+            why = error.strerror
         except UnicodeDecodeError:
-            raise self._unreadable("It is no text") from None
-
-    def _unreadable(self, why: str | None) -> SettingsError:
-        return SettingsError(
+            pass
+        raise SettingsError(
             f"settings: auth.keys_file (or HERMES_KEYS_FILE) '{self._path}' cannot be read: {why}: "
             "give it lines that hermes-serve api-key prints, on every node with an ingress"
         )
 
 
 def parse(text: str) -> dict[bytes, str]:
-    """The tenant of each key, by the key's SHA-256.
-
-    Raises:
-        SettingsError: a line is malformed; the message has its number, never its content.
+    """The tenant of each key, by the key's SHA-256. `SettingsError`: a line is malformed; the
+    message has its number, never its content.
     """
     tenants: dict[bytes, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -158,9 +143,8 @@ def parse(text: str) -> dict[bytes, str]:
         if not line:
             continue
         match = _LINE.fullmatch(line)
-        if (
-            match is None or match["tenant"] == DEFAULT_TENANT
-        ):  # the tenant of all requests if no key is required
+        # The default tenant is that of all requests if no key is required.
+        if match is None or match["tenant"] == DEFAULT_TENANT:
             raise SettingsError(
                 f"settings: auth.keys_file: line {number} is not '<tenant> sha256:<64 hex digits>' "
                 "(a tenant is named "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -29,6 +30,7 @@ from serve_app.ingress.validation.headers import check_headers, check_host
 from serve_app.journal.ending import MESSAGES
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
+from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")
 
@@ -52,6 +54,7 @@ _EXPOSED = (
 """Headers that web pages may read."""
 
 
+@dataclass(eq=False)
 class Guard:
     """The outermost layer: checks limits and API keys before anything is parsed, and answers
     refusals from all layers. A path means the same with a slash at its end, and HEAD the same as
@@ -61,29 +64,20 @@ class Guard:
     `send`, and each token would pass them all.
     """
 
-    def __init__(
-        self,
-        app: FastAPI,
-        inference: InferenceEndpoint,
-        api_keys: ApiKeys,
-        connections: ConnectionLimit,
-        slow_readers: SlowReaders,
-        max_header_bytes: int,
-        telemetry: Telemetry,
-        let_in: Callable[[], bool],
-    ) -> None:
-        self._app = app
-        self._inference = inference
-        self._api_keys = api_keys
-        self._connections = connections
-        self._slow_readers = slow_readers
-        self._max_header_bytes = max_header_bytes
-        self._telemetry = telemetry
-        self._let_in = let_in
+    app: FastAPI
+    inference: InferenceEndpoint
+    api_keys: ApiKeys
+    connections: ConnectionLimit
+    """To the inference paths; other requests are short."""
+    slow_readers: SlowReaders
+    max_header_bytes: int
+    telemetry: Telemetry
+    let_in: Callable[[], bool]
+    """Whether this ingress may answer out of the namespace in Redis."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         scope = _as_routed(scope)
         state = scope["state"]
@@ -103,29 +97,29 @@ class Guard:
             await refusal_answer(_internal())(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_headers(scope["headers"], self._max_header_bytes)
+        check_headers(scope["headers"], self.max_header_bytes)
         check_host(scope["http_version"], scope["headers"])
         authorization = next(
             (v for k, v in scope["headers"] if k.lower() == b"authorization"), b""
         ).decode("latin-1")
         path = scope["path"]
         if path == _METRICS_PATH:
-            self._api_keys.check_scraper(authorization)
+            self.api_keys.check_scraper(authorization)
         elif path not in _OPEN_PATHS:
-            tenant, key = self._api_keys.caller(authorization)
+            tenant, key = self.api_keys.caller(authorization)
             scope["state"].update(tenant=tenant, key=key)
-            if not self._let_in():
+            if not self.let_in():
                 raise RedisUnavailable("the namespace is another service's")
-            if path in INFERENCE_PATHS and scope["method"] == "POST":  # others are short
-                with self._connections.hold(tenant):
-                    await self._slow_readers.paced(self._inference, scope, receive, send)
+            if path in INFERENCE_PATHS and scope["method"] == "POST":
+                with self.connections.hold(tenant):
+                    await self.slow_readers.paced(self.inference, scope, receive, send)
                 return
         scope["state"]["begun"] = True  # the framework answers a defect, and raises it afterwards
-        await self._slow_readers.paced(self._app, scope, receive, send)
+        await self.slow_readers.paced(self.app, scope, receive, send)
 
     def note(self, refusal: RequestRefused, state: dict[str, Any]) -> None:
         """Count and log a refused request."""
-        self._telemetry.refused(refusal.reason)
+        self.telemetry.refused(refusal.reason)
         log.info(
             "request refused: %s: %s",
             refusal.reason,
@@ -135,7 +129,7 @@ class Guard:
 
     def _note_defect(self, error: Exception) -> None:
         """Count and log a defect in our code."""
-        self._telemetry.refused(Reason.INTERNAL)
+        self.telemetry.refused(Reason.INTERNAL)
         where = traceback.extract_tb(error.__traceback__)[-1]
         log.error(
             "request failed: internal: %r at %s:%d",
@@ -147,25 +141,16 @@ class Guard:
 
 
 def build_app(
-    model: str,
+    settings: Settings,
     inference: InferenceEndpoint,
     routers: Iterable[APIRouter],
     api_keys: ApiKeys,
     connections: ConnectionLimit,
     slow_readers: SlowReaders,
-    max_header_bytes: int,
-    cors_origins: Sequence[str],
     telemetry: Telemetry,
     let_in: Callable[[], bool],
 ) -> Guard | CORSMiddleware:
-    """The ASGI application of one ingress process.
-
-    Args:
-        model: the name of the served model, for the documentation page.
-        connections: the limit of connections to the inference paths.
-        cors_origins: of the web pages that may call the service.
-        let_in: whether this ingress may answer out of the namespace in Redis.
-    """
+    """The ASGI application of one ingress process, see `Guard`."""
     app = FastAPI(
         docs_url=None,  # `docs_page` has its own
         redoc_url=None,
@@ -176,9 +161,10 @@ def build_app(
         app.include_router(router)
     for path in INFERENCE_PATHS:
         app.router.routes.append(Route(path, inference, methods=["POST"]))
-    docs_page.add_docs(app, model)
+    docs_page.add_docs(app, settings.model.name)
+    most_bytes, cors_origins = settings.ingress.max_header_bytes, settings.ingress.cors_origins
     guard = Guard(
-        app, inference, api_keys, connections, slow_readers, max_header_bytes, telemetry, let_in
+        app, inference, api_keys, connections, slow_readers, most_bytes, telemetry, let_in
     )
 
     async def handle(request: Request, error: Exception) -> Response:

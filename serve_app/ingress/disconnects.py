@@ -47,7 +47,7 @@ class Disconnects:
         members: Callable[[], Members],
         endings: Endings,
         clock: RedisClock,
-        loops: Loops | None = None,
+        loops: Loops,
     ) -> None:
         self._settings = settings
         self._link = link
@@ -57,7 +57,7 @@ class Disconnects:
         self._members = members
         self._endings = endings
         self._clock = clock
-        self._loops = loops or Loops()
+        self._loops = loops
         self._written: dict[str, float] = {}
         """Requests whose reader here is written down, and until when that holds, in monotonic
         seconds.
@@ -80,25 +80,21 @@ class Disconnects:
 
     async def arrived(self, request_id: str) -> None:
         """A client has reconnected here, which must be known before the grace period ends
-        elsewhere.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
+        elsewhere. Raises `RedisUnavailable`.
         """
         all_answered(await self._link.call(self._writing(request_id)))
 
     def _writing(self, request_id: str) -> list[Command]:
-        key, until_ms = self._key(request_id), self._clock.now_ms() + timings.READER_KNOWN_MS
+        key = readers_key(self._settings.namespace, request_id)
+        until_ms = self._clock.now_ms() + timings.READER_KNOWN_MS
         return [
             ("ZADD", key, until_ms, self._ingress_id),
             ("PEXPIRE", key, timings.READER_KNOWN_MS),
         ]
 
     async def attach(self, request_id: str, seen: int, ended: bool = False) -> Follower:
-        """Follow a request after event `seen`, for a client that has reconnected.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
+        """Follow a request after event `seen`, for a client that has reconnected. Raises
+        `RedisUnavailable`.
         """
         doubt, submitted = self._unsure.pop(request_id, (None, None))
         if doubt is not None:
@@ -142,15 +138,11 @@ class Disconnects:
     def _look_after(
         self, request_id: str, unsure: RequestFacts | None = None
     ) -> asyncio.Task[None]:
-        task = asyncio.create_task(
-            self._after_grace(request_id, unsure), name=f"departed-{request_id}"
-        )
+        after_grace = self._after_grace(request_id, unsure)
+        task = asyncio.create_task(after_grace, name=f"departed-{request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _key(self, request_id: str) -> str:
-        return readers_key(self._settings.namespace, request_id)
 
     async def _renew(self) -> None:
         """Write down the new readers every two seconds; short requests never cost a command."""
@@ -170,10 +162,8 @@ class Disconnects:
                 log.debug("cannot write down who reads: %s", error)
 
     async def _after_grace(self, request_id: str, unsure: RequestFacts | None) -> None:
-        """Cancel a request that nobody reads.
-
-        Args:
-            unsure: what was submitted, if Redis may still accept it: then wait in case it arrives.
+        """Cancel a request that nobody reads. `unsure`: what was submitted, if Redis may still
+        accept it: then wait in case it arrives.
         """
         may_come_s = timings.ADMISSION_MAY_COME_S if unsure else 0.0
         pause_s = self._settings.ingress.disconnect_grace_s
@@ -184,10 +174,9 @@ class Disconnects:
                 record = await self._store.record(request_id)
                 if await self._is_read(request_id):  # asked last: clients come back until the end
                     return  # the current reader starts its own grace period when it leaves
-                give_up_s = min(
-                    give_up_s, self._clock.local.monotonic_s() + may_come_s
-                )  # counted from Redis's first answer
-                if record or self._clock.local.monotonic_s() >= give_up_s:
+                now_s = self._clock.local.monotonic_s()
+                give_up_s = min(give_up_s, now_s + may_come_s)  # from Redis's first answer
+                if record or now_s >= give_up_s:
                     await self._cancel(request_id, record, unsure)
                     return
                 pause_s = timings.CANCEL_RETRY_S
@@ -212,22 +201,15 @@ class Disconnects:
 
     async def _is_read(self, request_id: str) -> bool:
         """Whether somebody reads the request here or at another ingress that lives.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached, or was so slow that it may not know all
-                readers, or which ingresses live.
+        `RedisUnavailable`, also if Redis was so slow that it may not know all readers, or which
+        ingresses live.
         """
         if self._is_read_here(request_id):
             return True
-        key, began_s = self._key(request_id), self._clock.local.monotonic_s()
-        _, readers = all_answered(
-            await self._link.call(
-                [
-                    ("ZREM", key, self._ingress_id),
-                    ("ZRANGEBYSCORE", key, self._clock.now_ms(), "+inf"),
-                ]
-            )
-        )
+        key = readers_key(self._settings.namespace, request_id)
+        began_s, known = self._clock.local.monotonic_s(), (self._clock.now_ms(), "+inf")
+        asked = [("ZREM", key, self._ingress_id), ("ZRANGEBYSCORE", key, *known)]
+        _, readers = all_answered(await self._link.call(asked))
         self._written.pop(request_id, None)
         if self._is_read_here(request_id):  # since
             return True

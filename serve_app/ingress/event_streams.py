@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app import timings
 from serve_app.ingress.connection_limits import ConnectionLimits
-from serve_app.ingress.exchange import Exchange, Exchanges
+from serve_app.ingress.exchange import Exchanges
 from serve_app.requests.record import Record
 
 
@@ -57,7 +57,8 @@ class EventStreams:
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             if record.ended:
                 self._unread.check(tenant)
-            exchange = await self.attach(request_id, seen, record, as_events)
+            its = request_id, record.path, seen, record.ended
+            exchange = await self._exchanges.attach(*its, as_events)
             await exchange(scope, receive, send)
 
         return _Reading(self.connections.hold(tenant), run)
@@ -79,7 +80,3 @@ class EventStreams:
                 self._unread.release(tenant, size)
 
         return _Reading(self.connections.hold(tenant), run)
-
-    async def attach(self, request_id: str, seen: int, record: Record, as_events: bool) -> Exchange:
-        its = request_id, record.path, seen, record.ended
-        return await self._exchanges.attach(*its, as_events)

@@ -187,11 +187,8 @@ class Exchange:
 
     async def _expire(self) -> None:
         """The deadline has passed and no other process has ended the request: end it here, whatever
-        it waits for.
-
-        Raises:
-            _Overdue: Redis does not answer, or nobody can read the journal, and the client has
-                received nothing yet.
+        it waits for. `_Overdue`: Redis does not answer, or nobody can read the journal, and the
+        client has received nothing yet.
         """
         self._overdue = False
         try:
@@ -236,14 +233,9 @@ class Exchange:
                 return
             sent_s = max(self._last_sent_s, self.follower.pushed_at)
             if self._streamed and SYSTEM.monotonic_s() - sent_s >= self._heartbeat_s:
-                last = max(reader.last_event, reader.seen)
-                sign = sign_of_life(
-                    self._path,
-                    self.follower.request_id,
-                    self.facts,
-                    last,
-                    self._stage.begun or last > 0,
-                )
+                last, request_id = max(reader.last_event, reader.seen), self.follower.request_id
+                begun = self._stage.begun or last > 0
+                sign = sign_of_life(self._path, request_id, self.facts, last, begun)
                 await self._send(send, _EVENT_STREAM, sign)
             if self._overdue:
                 await self._expire()
@@ -251,10 +243,8 @@ class Exchange:
                 await self._wait()
 
     def _count_unread(self, size: int) -> None:
-        """Count so much that was read of a journal and not sent yet, unless it is little.
-
-        Raises:
-            RequestRefused: there is no room for it, and nothing has been sent.
+        """Count so much that was read of a journal and not sent yet, unless it is little. Refuse if
+        there is no room for it, and nothing has been sent.
         """
         if size > max(self._unread_bytes, timings.LARGE_BYTES):
             if not (self._stage.begun or self._unread_bytes):
@@ -434,10 +424,7 @@ class Exchanges:
         self, request_id: str, path: str, seen: int, over: bool, as_events: bool
     ) -> Exchange:
         """The exchange with a client that reads any request after event `seen`. `over`: whether it
-        has ended.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
+        has ended. Raises `RedisUnavailable`.
         """
         follower = await self._parts.disconnects.attach(request_id, seen, over)
         facts = follower.reader.facts

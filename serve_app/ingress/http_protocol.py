@@ -48,8 +48,7 @@ class _Gathered:
         if self._size >= timings.SEND_BYTES or self._transport.get_write_buffer_size():
             self._flush()
 
-    def push(self, body: bytes) -> bool:
-        """See `Push`."""
+    def push(self, body: bytes) -> bool:  # see `Push`
         if asyncio.get_running_loop() is not self._loop:  # Serve may run the application in another
             return False
         transport = self._transport

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -55,26 +56,18 @@ _MAX_ID_CHARS = 128
 """Of a client's own id for its request: it is in logs and in answers."""
 
 
+@dataclass(eq=False)
 class InferenceEndpoint:
     """A plain ASGI endpoint: the hot path uses neither dependency injection nor a response
     class.
     """
 
-    def __init__(
-        self,
-        uploads: Uploads,
-        validator: Validator,
-        conversations: Conversations,
-        submissions: Submissions,
-        exchanges: Exchanges,
-        tracing: Tracing,
-    ) -> None:
-        self._uploads = uploads
-        self._validator = validator
-        self._conversations = conversations
-        self._submissions = submissions
-        self._exchanges = exchanges
-        self._tracing = tracing
+    uploads: Uploads
+    validator: Validator
+    conversations: Conversations
+    submissions: Submissions
+    exchanges: Exchanges
+    tracing: Tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
@@ -83,7 +76,7 @@ class InferenceEndpoint:
         }
         path = scope["path"]
         what = {"http.request.method": "POST", "http.route": path, "url.path": path}
-        with self._tracing.begin(
+        with self.tracing.begin(
             f"POST {path}", headers.get("traceparent", ""), what, SERVER
         ) as span:
             answer, ignored = await self._submit(scope, receive, headers, span)
@@ -112,24 +105,24 @@ class InferenceEndpoint:
         path, state = scope["path"], scope["state"]
         caller = Caller(state["tenant"], state["key"])
         query = scope["query_string"].decode("latin-1")
-        with self._uploads.of(caller.tenant) as upload:
+        with self.uploads.of(caller.tenant) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
-            request, body, ignored = await self._validator.parse(path, body)
+            request, body, ignored = await self.validator.parse(path, body)
             if path in (RESPONSES, INPUT_TOKENS) and goes_on(request):
-                body = await self._conversations.whole(caller.tenant, body, request)
+                body = await self.conversations.whole(caller.tenant, body, request)
                 upload.grew(len(body))
-                request, body, _ = await self._validator.parse(path, body)
-            submission = self._submissions.of(
+                request, body, _ = await self.validator.parse(path, body)
+            submission = self.submissions.of(
                 caller, path, query, headers, body, request, span.traceparent
             )
             background = _in_background(path, request)
             if submission.facts.detached and not (background and submission.facts.streamed):
-                request_id, facts = await self._exchanges.submit_detached(submission)
+                request_id, facts = await self.exchanges.submit_detached(submission)
                 span.tell({"hermes.request_id": request_id, "hermes.class": facts.request_class})
                 if background:
                     return await queued(request_id, facts, body), ignored
                 return accepted(request_id, facts), ignored
-            exchange = await self._exchanges.submit(submission)
+            exchange = await self.exchanges.submit(submission)
         assert exchange.facts is not None
         told = {"hermes.request_id": exchange.follower.request_id}
         span.tell({**told, "hermes.class": exchange.facts.request_class})

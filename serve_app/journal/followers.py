@@ -33,6 +33,8 @@ from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")
 
+_LOST = Ending(State.FAILED, Reason.JOURNAL_LOST, None)
+
 
 class Follower:
     """Follows one journal for one connection: with wake-ups, and with the stream if a wake-up was
@@ -46,9 +48,8 @@ class Follower:
         self.request_id = request_id
         self.reader = reader
         self.stale = False
-        self.fed_at = (
-            math.inf
-        )  # silence counts only once somebody waits, because the journal may not exist yet
+        # Silence counts only once somebody waits, because the journal may not exist yet.
+        self.fed_at = math.inf
         self.due_at: float | None = None
         """When to stop waiting for an answer from Redis, by the event loop's clock."""
         self.push: Callable[[bytes], bool] | None = None
@@ -101,10 +102,7 @@ class Follower:
 
     async def catch_up(self) -> None:
         """Read one page of the stream after the current position; the next page follows when this
-        one has been consumed.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
+        one has been consumed. Raises `RedisUnavailable`.
         """
         wanted, at_most = [(self.request_id, self.reader.position)], self._page
         (entries,) = await self._store.read_many(wanted, at_most)
@@ -122,15 +120,13 @@ class Follower:
         if at_most and entries is not None and len(entries) == at_most:
             self.wake(stale=True)
         if entries is None:
-            self.reader.ending = self.reader.ending or Ending(
-                State.FAILED, Reason.JOURNAL_LOST, None
-            )
+            self.reader.ending = self.reader.ending or _LOST
         try:
             for entry in entries or ():
                 self.reader.feed(entry)
         except Unreadable as error:
             log.error("request %s has a journal that cannot be read: %r", self.request_id, error)
-            self.reader.ending = Ending(State.FAILED, Reason.JOURNAL_LOST, None)
+            self.reader.ending = _LOST
         except Exception:  # a defect of ours ends this reader alone, and the request goes on
             log.exception("request %s: its reader fails", self.request_id)
             self.reader.ending = Ending(State.FAILED, Reason.INTERNAL, None)
@@ -140,11 +136,7 @@ class Followers:
     """Subscribes to this ingress's wake-up channel and hands entries to the followers."""
 
     def __init__(
-        self,
-        settings: Settings,
-        store: JournalStore,
-        ingress_id: str,
-        loops: Loops | None = None,
+        self, settings: Settings, store: JournalStore, ingress_id: str, loops: Loops | None = None
     ) -> None:
         self.channel = wake_channel(settings.namespace, ingress_id)
         self._settings = settings
@@ -183,10 +175,8 @@ class Followers:
         return self._add(request_id, JournalReader(position=REQUEST_ID))
 
     async def follow(self, request_id: str, seen: int) -> Follower:
-        """Follow any request after event `seen`, and read its journal up to now.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
+        """Follow any request after event `seen`, and read its journal up to now. Raises
+        `RedisUnavailable`.
         """
         follower = self._add(request_id, JournalReader(seen=seen))
         try:
@@ -360,9 +350,6 @@ class Followers:
     async def _look(self, at_most: int) -> None:
         """Read the journals of so many followers that have been silent for too long, of those first
         for which it is most overdue.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         silent_since_s = SYSTEM.monotonic_s() - timings.FOLLOWER_SILENCE_S
         due = [

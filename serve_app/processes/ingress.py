@@ -223,14 +223,12 @@ class IngressProcess:
             ),
         ]
         return build_app(
-            settings.model.name,
+            settings,
             inference,
             routers,
             self._api_keys,
             self.connections.requests,
             self.slow_readers,
-            settings.ingress.max_header_bytes,
-            settings.ingress.cors_origins,
             base.telemetry,
             lambda: self.entrance.let_in,
         )

@@ -18,8 +18,7 @@ import pytest
 
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.docs_page import OPEN_PATHS
-from serve_app.ingress.event_streams import EventStreams
-from serve_app.ingress.exchange import Exchange
+from serve_app.ingress.exchange import Exchange, Exchanges
 from serve_app.ingress.status import PROBES, Readiness
 from tests.journal.in_process import (
     Door,
@@ -288,7 +287,7 @@ def broken(*_: object, **__: object) -> None:
         ("POST", COMPLETIONS, (Exchange, "_write"), True),
         ("POST", COMPLETIONS, (Uploads, "of"), False),
         ("GET", "/v1/requests/{}/events", (Exchange, "_write"), True),
-        ("GET", "/v1/requests/{}/events", (EventStreams, "attach"), False),
+        ("GET", "/v1/requests/{}/events", (Exchanges, "attach"), False),
         ("GET", "/readyz", (Readiness, "report"), False),
     ],
 )
