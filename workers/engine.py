@@ -14,12 +14,10 @@ from workers.attempt import Attempt, EngineFailed
 
 
 class Progress:
-    """An engine that has work and makes no step for too long is sick, even if it answers pings.
-
-    `on_step`: called behind each step, when all of its outputs have been handed over.
-    """
+    """An engine that has work and makes no step for too long is sick, even if it answers pings."""
 
     on_step: Callable[[], None] | None = None
+    """Called behind each step, when all of its outputs have been handed over."""
 
     def __init__(self) -> None:
         self._generating = 0
@@ -32,12 +30,10 @@ class Progress:
         self._generating += 1
 
     def ended(self) -> None:
-        """The generation no longer waits."""
         self._generating -= 1
 
     @property
     def idle(self) -> bool:
-        """Whether no generation waits for the engine."""
         return not self._generating
 
     def stepped(self) -> None:
@@ -47,11 +43,7 @@ class Progress:
             self.on_step()
 
     def check(self, stall_s: float) -> None:
-        """Raise if the engine makes no progress.
-
-        Raises:
-            EngineFailed: it has work, and has made no step for `stall_s` seconds.
-        """
+        """Raise `EngineFailed` if there is work, and was no step for `stall_s` seconds."""
         silent_s = SYSTEM.monotonic_s() - self._moved_s
         if self._generating and silent_s > stall_s:
             raise EngineFailed(
@@ -64,13 +56,10 @@ class Engine(Protocol):
     """An engine with an OpenAI-compatible server in the same process."""
 
     progress: Progress
-
-    @property
-    def name(self) -> str:
-        """The engine's name in the response header `x-hermes-engine` and in the journal, such as
-        `vllm-0.32.0`.
-        """
-        ...
+    name: str
+    """In the response header `x-hermes-engine` and in the journal, such as `vllm-0.32.0`."""
+    fingerprint: str
+    """What must be equal in two engines so that one can continue what the other began."""
 
     async def start(self) -> None:
         """Load the model; returns when requests can be served.
@@ -91,34 +80,23 @@ class Engine(Protocol):
         """
         ...
 
-    @property
-    def fingerprint(self) -> str:
-        """What must be equal in two engines so that one can continue what the other began."""
-        ...
-
     def report(self, name: str) -> EngineReport | None:
-        """What its memory holds and how much of that is used; None of an engine that has none.
-
-        Args:
-            name: of its worker's lease.
+        """What the memory of the engine of this worker's lease holds, and how much of that is used;
+        None of one that has none.
         """
         ...
 
     async def check_health(self) -> None:
-        """Raise if the engine cannot serve."""
+        """Raise if it cannot serve."""
         ...
 
     async def stop(self) -> None:
-        """End the engine's processes."""
+        """End its processes."""
         ...
 
 
 class EngineHealth:
-    """The health of one engine. An engine that was found sick stays sick.
-
-    Args:
-        on_sick: called once, with the error that the engine's own check raised.
-    """
+    """An engine that was found sick stays sick; `on_sick` is told once, with its check's error."""
 
     def __init__(self, engine: Engine, on_sick: Callable[[Exception], Awaitable[None]]) -> None:
         self._engine = engine

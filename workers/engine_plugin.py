@@ -34,7 +34,6 @@ log = logging.getLogger(f"vllm.{__name__}")
 
 
 def prior_of(params: Any) -> list[int]:
-    """The output tokens that a request begins with; usually none."""
     return (params.extra_args or {}).get(PRIOR) or [] if params is not None else []
 
 
@@ -102,13 +101,12 @@ def _advanced(create: Any) -> Any:
 class _Spent:
     """CPU time of a grammar's masks beyond their usual one; shared by its requests.
 
-    In each of its steps an engine core computes, one after another, which tokens each structured
-    request may have next. All other requests wait for that. With xgrammar and a vocabulary of
-    128,000 tokens such a mask takes below 10 ms for most grammars, but 0.6 s for
-    `([a-z]+ ?){1,20}`, with each token. So the masks of a tenant's grammar have a budget, over all
-    of its requests: what they take beyond `timings.MASK_S` each is added up, and what they take
-    less is paid back, so that a slow first mask condemns nothing. Past `timings.MASKS_S` no more of
-    them are computed, and the requests end with an error, as do later ones with the same grammar.
+    In each step an engine core computes, one after another, which tokens each structured request
+    may have next, and all others wait for that. With a vocabulary of 128,000 tokens such a mask
+    takes below 10 ms for most grammars, but 0.6 s for `([a-z]+ ?){1,20}`, with each token. So the
+    masks of a tenant's grammar have a budget: what they take beyond `timings.MASK_S` each is added
+    up, and what they take less is paid back, so that a slow first mask condemns nothing. Past
+    `timings.MASKS_S` no more are computed, and all requests with this grammar end with an error.
     """
 
     __slots__ = ("s",)
@@ -117,7 +115,6 @@ class _Spent:
         self.s = 0.0
 
     def add(self, cpu_s: float) -> None:
-        """A mask has taken so long."""
         self.s = max(0.0, self.s + cpu_s - timings.MASK_S)
 
     def exceeded(self) -> bool:

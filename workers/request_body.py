@@ -24,14 +24,11 @@ _REWRITTEN = (b"null", b"allowed_tools", b"input_image", b"json_object")
 def as_vllm_takes(
     path: str, body: bytes, request_id: str, obeyed: Callable[[Any], Any] = prepared
 ) -> bytes:
-    """The body for vLLM's server.
+    """The body, which has passed the ingress, for vLLM's server.
 
     A field that is null is left out, in the request and in what the model reads, because vLLM
-    refuses null in some fields for which OpenAI documents it.
-
-    Args:
-        body: has passed the ingress.
-        obeyed: raises `NotObeyed` for a JSON schema that the engine's answers would not obey.
+    refuses null in some fields for which OpenAI documents it. `obeyed` raises `NotObeyed` for a
+    JSON schema that the engine's answers would not obey.
     """
     if path not in _RESPONSES and not any(word in body for word in _REWRITTEN):
         return body
@@ -94,10 +91,8 @@ def _allow_tools(request: dict[str, Any], within: bool) -> None:
 
 def _format(wanted: Any, within: str = "") -> Any:
     """An answer's format. `json_object` with a schema, as llama.cpp and others have it, is a schema
-    to obey; vLLM would forget it.
-
-    Args:
-        within: the field that holds schema and name of a `json_schema`; in responses none does.
+    to obey; vLLM would forget it. `within` holds a `json_schema` and its name; in responses no
+    field does.
     """
     if not isinstance(wanted, dict) or wanted.get("type") != "json_object":
         return wanted

@@ -1,9 +1,9 @@
-"""A simulated engine without a model and without vLLM. It starts at once, and every response header
-names it.
+"""A simulated engine without a model and without vLLM, for load tests, chaos and dry runs. It
+starts at once, and every response header names it.
 
-It is for load tests, chaos and dry runs. Its timing is that of continuous batching with fixed
-rates: each step gives one token to every running request. Its text depends on the prompt alone, so
-every lost, duplicated or changed token shows. A prompt can trigger faults (`faults`).
+Its timing is that of continuous batching, by the law that `scripts/simulation` has, too. Its text
+depends on the prompt alone, so every lost, duplicated or changed token shows. A prompt can trigger
+faults.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import os
 import time
 from array import array
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
 from itertools import count, islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -37,15 +37,15 @@ class ResponseFormat:
 
     def __init__(self, request_id: str, model: str, chat: bool, created_s: int) -> None:
         self._chat = chat
-        self._id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
-        self._model = model
-        self._created = created_s
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        self._prefix = (
-            "data: "
-            f'{{"id":"{self._id}","object":"{kind}","created":{self._created},"model":"{model}",'
-            '"choices":[{"index":0,' + ('"delta":{"content":"' if chat else '"text":"')
-        ).encode()
+        self._facts: dict[str, Any] = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": created_s,
+            "model": model,
+        }
+        said = b'"delta":{"content":"' if chat else b'"text":"'
+        facts = msgspec.json.encode(self._facts)[:-1]
+        self._prefix = b'data: %b,"choices":[{"index":0,%b' % (facts, said)
 
     def chunk(self, words: str, last: bool) -> bytes:
         """One event of a stream; the words need no escaping."""
@@ -59,43 +59,29 @@ class ResponseFormat:
 
     def usage(self, usage: dict[str, int]) -> bytes:
         """The chunk that `stream_options.include_usage` asks for."""
-        chunk = {
-            **self._object("chat.completion.chunk" if self._chat else "text_completion", []),
-            "usage": usage,
-        }
+        chunk = {**self._facts, "choices": [], "usage": usage}
         return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
     def complete(self, text: str, usage: dict[str, int]) -> bytes:
         """The complete response, if it is not streamed."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
+        said: dict[str, Any] = {"text": text}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        choice = {"index": 0, "finish_reason": "length", "logprobs": None, **said}
         kind = "chat.completion" if self._chat else "text_completion"
-        return msgspec.json.encode({**self._object(kind, [choice]), "usage": usage})
-
-    def _object(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
+        whole = {**self._facts, "object": kind, "choices": [choice], "usage": usage}
+        return msgspec.json.encode(whole)
 
 
 def embeddings(request: dict[str, Any], model: str) -> tuple[bytes, int]:
     """The response to a request for embeddings, and how many tokens that has read. Each embedding
     depends on its text alone.
     """
-    inputs = request.get("input")
-    texts = [inputs] if isinstance(inputs, str) or not isinstance(inputs, list) else inputs
-    if texts and isinstance(texts[0], int):
-        texts = [texts]
+    inputs: Any = request.get("input")
+    several = isinstance(inputs, list) and not isinstance(next(iter(inputs), ""), int)
     base64 = request.get("encoding_format") == "base64"
     data: list[dict[str, Any]] = []
-    encoded = [msgspec.json.encode(text) for text in texts]
+    encoded = [msgspec.json.encode(text) for text in (inputs if several else [inputs])]
     for index, text in enumerate(encoded):
         vector = array("f", (byte / 256 for byte in hashlib.blake2b(text).digest()))
         value = b64encode(vector.tobytes()).decode() if base64 else vector.tolist()
@@ -106,12 +92,9 @@ def embeddings(request: dict[str, Any], model: str) -> tuple[bytes, int]:
     return msgspec.json.encode(answer), read
 
 
-def start(status: int, content_type: str) -> dict[str, Any]:
-    return {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [(b"content-type", content_type.encode())],
-    }
+def start(content_type: bytes) -> dict[str, Any]:
+    headers = [(b"content-type", content_type)]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 def body_part(body: bytes) -> dict[str, Any]:
@@ -119,9 +102,9 @@ def body_part(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def respond(recorder: Attempt, status: int, content_type: str, body: bytes) -> None:
+async def _respond(recorder: Attempt, body: bytes) -> None:
     """Send a complete response."""
-    await recorder.send(start(status, content_type))
+    await recorder.send(start(b"application/json"))
     await recorder.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
@@ -146,38 +129,159 @@ class Fault(StrEnum):
     """The request gets no further token and keeps its place until it is cancelled."""
 
 
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a step takes: the sum of these, each times what the step holds."""
+
+    step_ms: float
+    """For the step itself, whatever it holds."""
+    prefill_token_us: float = 0.0
+    """For each token of a prompt that the step computes."""
+    decode_sequence_us: float = 0.0
+    """For each sequence that gets its next token."""
+    context_token_ns: float = 0.0
+    """For each token of context that those sequences read."""
+    prefill_context_token_ps: float = 0.0
+    """For each pair of a computed token of a prompt and a token that it attends to."""
+    new_sequence_us: float = 0.0
+    """For each sequence that begins in the step."""
+    request_ms: float = 0.0
+    """From a request's arrival until the engine knows it, and the way of its first token back."""
+
+    def step_s(self, prefill: int, pairs: int, decoding: int, context: int, fresh: int) -> float:
+        """Of a step that holds so much of each."""
+        each_us = (
+            self.prefill_token_us * prefill
+            + self.decode_sequence_us * decoding
+            + self.new_sequence_us * fresh
+        )
+        return (
+            self.step_ms * 1e-3
+            + each_us * 1e-6
+            + self.context_token_ns * context * 1e-9
+            + self.prefill_context_token_ps * pairs * 1e-12
+        )
+
+
 class SimulatedArguments(msgspec.Struct, forbid_unknown_fields=True):
     """`engine.args` of a simulated engine."""
 
     tokens_per_s: float = 100.0
     """Tokens per second for each running request."""
-    max_output_tokens: int = 0
-    """Upper limit on the output, like a model's context; 0: no limit beyond the request's own."""
     prefill_ms: float = 0.0
     """Time from the start of a request to its first step."""
+    timing: Timing | None = None
+    """In place of these two: the `timing` of an engine in `scripts/simulation/engines`."""
+    max_output_tokens: int = 0
+    """Upper limit on the output, like a model's context; 0: no limit beyond the request's own."""
     faults: dict[str, Fault] = {}
     """Maps a text in a request's body to the fault that occurs after `fault_after_tokens` of its
     output.
     """
     fault_after_tokens: int = 3
+    vllm: dict[str, Any] | None = None
+    """Arguments of vLLM: its own server answers, with all that it can (`simulated_core.py`)."""
+
+    def fault_of(self, body: bytes) -> Fault | None:
+        return next((it for text, it in self.faults.items() if text.encode() in body), None)
+
+
+def arguments_of(settings: Settings) -> SimulatedArguments:
+    try:
+        return msgspec.convert(settings.engine.args, SimulatedArguments)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"settings: engine.args (simulated): {error}") from None
+
+
+class Member(Protocol):
+    """One sequence in the batch; each step gives it one more token."""
+
+    prompt_tokens: int
+    produced: int
+
+    def step(self) -> None: ...
+
+
+class Batch:
+    """What runs, and the clock of its steps: each gives one token to every member, and is due when
+    the one before it is, and its own time, are over; a late step does not delay the next.
+    """
+
+    def __init__(self, arguments: SimulatedArguments, stepped: Callable[[], None]) -> None:
+        self._timing = arguments.timing or Timing(
+            1e3 / arguments.tokens_per_s, request_ms=arguments.prefill_ms
+        )
+        self._stepped = stepped
+        self._members: set[Member] = set()
+        self._work = asyncio.Event()
+        self._steps: asyncio.Task[None] | None = None
+        self.failed = False
+
+    async def join(self, member: Member) -> None:
+        await asyncio.sleep(self._timing.request_ms / 1e3)
+        if self._steps is None:
+            self._steps = asyncio.create_task(self._step(), name="simulated-steps")
+        self._members.add(member)
+        self._work.set()
+
+    def leave(self, member: Member) -> None:
+        self._members.discard(member)
+
+    def stop(self) -> None:
+        if self._steps is not None:
+            self._steps.cancel()
+
+    def suffer(self, fault: Fault | None) -> None:
+        """What the fault does to the engine, and not to the request alone."""
+        if fault is Fault.EXIT:
+            os._exit(1)
+        if fault is Fault.HOLD:
+            until_s = time.thread_time() + timings.SIMULATED_HOLD_S
+            while time.thread_time() < until_s:
+                pass
+        if fault is Fault.HANG:
+            self.stop()
+        if fault is Fault.FAIL:
+            self.failed = True
+
+    async def _step(self) -> None:
+        due = SYSTEM.monotonic_s()
+        while True:
+            if not self._members:
+                self._work.clear()
+                await self._work.wait()
+                due = SYSTEM.monotonic_s()
+            due = max(due + self._step_s(), SYSTEM.monotonic_s())
+            await asyncio.sleep(due - SYSTEM.monotonic_s())
+            for member in list(self._members):
+                member.step()
+            self._stepped()
+
+    def _step_s(self) -> float:
+        fresh = [one.prompt_tokens for one in self._members if not one.produced]
+        prefill = sum(fresh)
+        context = sum(one.prompt_tokens + one.produced for one in self._members) - prefill
+        pairs = sum(tokens * tokens // 2 for tokens in fresh)
+        decoding = len(self._members) - len(fresh)
+        return self._timing.step_s(prefill, pairs, decoding, context, len(fresh))
 
 
 class _Running:
-    """One request in the batch. `waiting`: tokens that it has not taken; `left`: those to come."""
+    """A request of the engine without vLLM. `waiting`: tokens that it has not taken."""
 
-    __slots__ = ("_begun", "_left", "_pause", "ready", "waiting")
+    __slots__ = ("_left", "_pause", "produced", "prompt_tokens", "ready", "waiting")
 
-    def __init__(self, left: int, pause: Pause) -> None:
+    def __init__(self, prompt_tokens: int, left: int, pause: Pause) -> None:
+        self.prompt_tokens, self.produced = prompt_tokens, 0
         self.waiting = 0
         self.ready = asyncio.Event()
-        self._begun = False
         self._left = left
         self._pause = pause
 
     def step(self) -> None:
-        """One more token. In a pause it waits, unless it is the first or the last."""
+        """In a pause the token waits, unless it is the first or the last."""
         self._left -= 1
-        running, self._begun = self._begun and self._left > 0, True
+        running = self.produced and self._left > 0
+        self.produced += 1
         if not running or (not self.waiting and not self._pause.holds(self._wake)):
             self.ready.set()
         self.waiting += 1
@@ -195,107 +299,77 @@ class _Running:
 
 
 class SimulatedEngine:
-    """The engine interface without an engine."""
+    """The engine interface without an engine. Its fingerprint is constant, because the text depends
+    on nothing but the prompt.
+    """
 
-    name = "simulated"
+    name = fingerprint = "simulated"
 
     def __init__(self, settings: Settings) -> None:
-        try:
-            self._arguments = msgspec.convert(settings.engine.args, SimulatedArguments)
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"settings: engine.args (simulated): {error}") from None
+        self._arguments = arguments_of(settings)
         self._model = settings.model.name
-        self._batch: set[_Running] = set()
-        self._work = asyncio.Event()
-        self._steps: asyncio.Task[None] | None = None
-        self._failed = asyncio.Event()
         self.progress = Progress()
+        self._batch = Batch(self._arguments, self.progress.stepped)
         self._stall_s = settings.workers.engine_stall_timeout_s
 
-    @property
-    def fingerprint(self) -> str:
-        """Constant, because the text depends on nothing but the prompt."""
-        return self.name
-
     async def start(self) -> None:
-        self._steps = asyncio.create_task(self._step(), name="simulated-steps")
+        """Nothing is loaded."""
 
     async def stop(self) -> None:
-        if self._steps is not None:
-            self._steps.cancel()
+        self._batch.stop()
 
     def report(self, name: str) -> EngineReport | None:
-        """None: fixed rates know no memory."""
+        """None: it has no memory."""
         return None
 
     async def check_health(self) -> None:
         """Raise once a fault has made the engine fail or hang."""
-        if self._failed.is_set():
-            raise EngineFailed("the simulated engine was told to fail")
+        self._check()
         self.progress.check(self._stall_s)
 
-    async def _step(self) -> None:
-        """The clock of the batch: a step is due every 1/rate seconds; a late step does not delay
-        the next.
-        """
-        period_s = 1.0 / self._arguments.tokens_per_s
-        due = SYSTEM.monotonic_s()
-        while True:
-            if not self._batch:
-                self._work.clear()
-                await self._work.wait()
-                due = SYSTEM.monotonic_s()
-            due = max(due + period_s, SYSTEM.monotonic_s())
-            await asyncio.sleep(due - SYSTEM.monotonic_s())
-            for running in self._batch:
-                running.step()
-            self.progress.stepped()
+    def _check(self) -> None:
+        if self._batch.failed:
+            raise EngineFailed("the simulated engine was told to fail")
 
     async def serve(
         self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
     ) -> None:
-        """Chat and completions, streamed and not, and embeddings.
-
-        Raises:
-            EngineFailed: a fault was injected.
-        """
-        request = msgspec.json.decode(body)
-        if line.path == "/v1/embeddings":
-            await self._embed(request, recorder)
-            return
-        if line.path not in ("/v1/chat/completions", "/v1/completions"):
+        """Chat and completions, streamed and not, and embeddings."""
+        if line.path not in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             message = f"The simulated engine has no {line.path}."
             recorder.failure = RequestRefused(Reason.NOT_FOUND, message)
             return
-        shape = ResponseFormat(
-            request_id,
-            self._model,
-            line.path.endswith("/chat/completions"),
-            int(recorder.created_s),
-        )
+        self.progress.begun()
+        try:
+            if line.path == "/v1/embeddings":
+                await self._embed(msgspec.json.decode(body), recorder)
+            else:
+                await self._answer(request_id, line, body, recorder)
+        finally:
+            self.progress.ended()
+
+    async def _answer(
+        self, request_id: str, line: RequestLine, body: bytes, recorder: Attempt
+    ) -> None:
+        request = msgspec.json.decode(body)
+        chat = line.path.endswith("/chat/completions")
+        shape = ResponseFormat(request_id, self._model, chat, int(recorder.created_s))
         limit = int(request.get("max_completion_tokens") or request.get("max_tokens") or 64)
         limit = min(limit, self._arguments.max_output_tokens or limit)
         prompt = msgspec.json.encode(request.get("messages", request.get("prompt")))
         streamed = request.get("stream") is True
         if streamed:
-            await recorder.send(start(200, "text/event-stream; charset=utf-8"))
-        fault = next(
-            (fault for text, fault in self._arguments.faults.items() if text.encode() in body), None
-        )
-        self.progress.begun()
-        try:
-            spoken = [
-                word async for word in self._speak(prompt, limit, shape, recorder, streamed, fault)
-            ]
-        finally:
-            self.progress.ended()
-        usage = {
-            "prompt_tokens": len(prompt) // 4,
-            "completion_tokens": limit,
-            "total_tokens": len(prompt) // 4 + limit,
-        }
+            await recorder.send(start(b"text/event-stream; charset=utf-8"))
+        spoken = []
+        fault = self._arguments.fault_of(body)
+        async for words, last in self._speak(prompt, limit, recorder, fault):
+            if streamed:
+                await recorder.send(body_part(shape.chunk(words, last)))
+            spoken.append(words)
+        read = len(prompt) // 4
+        usage = {"prompt_tokens": read, "completion_tokens": limit, "total_tokens": read + limit}
         if not streamed:
-            await respond(recorder, 200, "application/json", shape.complete("".join(spoken), usage))
+            await _respond(recorder, shape.complete("".join(spoken), usage))
             return
         if (request.get("stream_options") or {}).get("include_usage"):
             await recorder.send(body_part(shape.usage(usage)))
@@ -304,39 +378,29 @@ class SimulatedEngine:
 
     async def _embed(self, request: dict[str, Any], recorder: Attempt) -> None:
         """A request for embeddings takes one step."""
-        self.progress.begun()
-        running = await self._join(1, recorder.pause)
+        answer, read = embeddings(request, self._model)
+        running = _Running(read, 1, recorder.pause)
+        await self._batch.join(running)
         try:
             await running.taken()
         finally:
-            self._batch.discard(running)
-            self.progress.ended()
-        answer, read = embeddings(request, self._model)
+            self._batch.leave(running)
         recorder.read(read, 0)
-        await respond(recorder, 200, "application/json", answer)
+        await _respond(recorder, answer)
 
     async def _speak(
-        self,
-        prompt: bytes,
-        limit: int,
-        shape: ResponseFormat,
-        recorder: Attempt,
-        streamed: bool,
-        fault: Fault | None,
-    ) -> Any:
-        """Send the recorded part at once; then one token per step, or several together if a pause
-        has kept them or the loop was late.
+        self, prompt: bytes, limit: int, recorder: Attempt, fault: Fault | None
+    ) -> AsyncIterator[tuple[str, bool]]:
+        """The recorded part at once; then one token per step, or several together if a pause has
+        kept them or the loop was late. Each with whether it is the last.
         """
-        words, taken = text_of(prompt), 0
+        words, taken, read = text_of(prompt), 0, len(prompt) // 4
         for output in recorder.recorded.outputs:
-            text = "".join(islice(words, len(output.token_ids)))
             taken += len(output.token_ids)
-            if streamed:
-                await recorder.send(body_part(shape.chunk(text, taken == limit)))
+            yield "".join(islice(words, len(output.token_ids))), taken == limit
             recorder.flush_previous()
-            yield text
-        running = await self._join(limit - taken, recorder.pause)
-        read = len(prompt) // 4
+        running = _Running(read + taken, limit - taken, recorder.pause)
+        await self._batch.join(running)
         if taken:
             recorder.count_recompute(read + taken)
         else:
@@ -345,46 +409,26 @@ class SimulatedEngine:
         try:
             while taken < limit:
                 tokens = await running.taken()
-                if taken >= fault_at or self._failed.is_set():
+                if taken >= fault_at or self._batch.failed:
                     await self._suffer(fault, recorder)
                 text = "".join(islice(words, tokens))
                 token_ids = range(taken + 1, taken + tokens + 1)
                 taken += tokens
                 last = taken == limit
                 recorder.record(0, text, token_ids, "length" if last else None, None, 0)
-                if streamed:
-                    await recorder.send(body_part(shape.chunk(text, last)))
+                yield text, last
                 if not last:
                     recorder.flush_previous()
-                yield text
         finally:
-            self._batch.discard(running)
-
-    async def _join(self, left: int, pause: Pause) -> _Running:
-        if self._arguments.prefill_ms:
-            await asyncio.sleep(self._arguments.prefill_ms / 1000)
-        running = _Running(left, pause)
-        self._batch.add(running)
-        self._work.set()
-        return running
+            self._batch.leave(running)
 
     async def _suffer(self, fault: Fault | None, recorder: Attempt) -> None:
-        if fault is Fault.EXIT:
-            os._exit(1)
-        if fault is Fault.HOLD:
-            until_s = time.thread_time() + timings.SIMULATED_HOLD_S
-            while time.thread_time() < until_s:
-                pass
-            return
-        if fault is Fault.STAY:
+        self._batch.suffer(fault)
+        if fault in (Fault.STAY, Fault.HANG):
             await asyncio.Event().wait()
-        if fault is Fault.HANG:
-            if self._steps is not None:
-                self._steps.cancel()
-            await asyncio.Event().wait()
-        self._failed.set()
-        recorder.stop(Cause.ENGINE_FAILED)
-        raise EngineFailed("the simulated engine was told to fail")
+        if self._batch.failed:
+            recorder.stop(Cause.ENGINE_FAILED)
+            self._check()
 
 
 def text_of(prompt: bytes) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Direct:
             return
         shape = ResponseFormat("bench", MODEL, scope["path"].endswith("chat/completions"), 0)
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 64
-        await send(start(200, "text/event-stream; charset=utf-8"))
+        await send(start(b"text/event-stream; charset=utf-8"))
         words = text_of(msgspec.json.encode(request.get("messages", request.get("prompt"))))
         step = asyncio.Event()
         self._join(step)
@@ -81,7 +81,7 @@ class Direct:
 
 
 async def _answer(send: Any, body: bytes) -> None:
-    await send(start(200, "application/json"))
+    await send(start(b"application/json"))
     await send({"type": "http.response.body", "body": body})
 
 

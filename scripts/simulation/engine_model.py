@@ -21,27 +21,9 @@ import msgspec
 
 from serve_app.contract import EngineReport
 from serve_app.errors import SettingsError
+from workers.simulated_engine import Timing
 
 _FOLDER = Path(__file__).parent / "engines"
-
-
-class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long a step takes: the sum of these, each times what the step holds."""
-
-    step_ms: float
-    """For the step itself, whatever it holds."""
-    prefill_token_us: float = 0.0
-    """For each token of a prompt that the step computes."""
-    decode_sequence_us: float = 0.0
-    """For each sequence that gets its next token."""
-    context_token_ns: float = 0.0
-    """For each token of context that those sequences read."""
-    prefill_context_token_ps: float = 0.0
-    """For each pair of a computed token of a prompt and a token that it attends to."""
-    new_sequence_us: float = 0.0
-    """For each sequence that begins in the step."""
-    request_ms: float = 0.0
-    """From a request's arrival until the engine knows it, and the way of its first token back."""
 
 
 class EngineParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -356,17 +338,7 @@ class VirtualEngine:
             prefill += tokens
             pairs += tokens * sequence.computed + tokens * tokens // 2
         context = sum(sequence.computed for sequence in decoding) if timing.context_token_ns else 0
-        each_us = (
-            timing.prefill_token_us * prefill
-            + timing.decode_sequence_us * len(decoding)
-            + timing.new_sequence_us * fresh
-        )
-        return (
-            timing.step_ms * 1e-3
-            + each_us * 1e-6
-            + timing.context_token_ns * context * 1e-9
-            + timing.prefill_context_token_ps * pairs * 1e-12
-        )
+        return timing.step_s(prefill, pairs, len(decoding), context, fresh)
 
     def _continue_running(
         self, chunks: list[tuple[Sequence, int]], decoding: list[Sequence]

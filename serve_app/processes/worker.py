@@ -18,9 +18,13 @@ log = logging.getLogger("hermes.worker")
 
 def make_engine(settings: Settings) -> Engine:
     if settings.engine.kind == "simulated":
-        from workers.simulated_engine import SimulatedEngine
+        from workers.simulated_engine import SimulatedEngine, arguments_of
 
-        return SimulatedEngine(settings)
+        if arguments_of(settings).vllm is None:
+            return SimulatedEngine(settings)
+        from workers.simulated_core import SimulatedVllm
+
+        return SimulatedVllm(settings)
     from workers.vllm_engine import VllmEngine
 
     return VllmEngine(settings)

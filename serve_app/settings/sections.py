@@ -254,7 +254,7 @@ class EngineSettings(Section):
     """Which engine a worker owns, and its arguments (validated by vLLM, under vLLM's own names)."""
 
     kind: Literal["vllm", "simulated"] = "vllm"
-    """`simulated` loads no model; it is for load tests and dry runs"""
+    """`simulated` loads no model: for load tests and dry runs"""
     args: dict[str, Any] = Field(default_factory=dict)
     """The engine's own arguments; see below"""
 

@@ -29,7 +29,7 @@ from tests.journal.in_process import (
 )
 from tests.journal.journal_helpers import World
 from tests.waiting import eventually
-from workers.simulated_engine import SimulatedEngine, text_of
+from workers.simulated_engine import Batch, SimulatedEngine, text_of
 
 OLD, NEW = "worker-1", "worker-2"
 COMMITTED, WHOLE = 5, 40
@@ -38,29 +38,39 @@ PROMPT = "Tell me"
 TEXT = "".join(islice(text_of(msgspec.json.encode(PROMPT)), WHOLE))
 
 
-class SteppedEngine(SimulatedEngine):
+class SteppedBatch(Batch):
     """It makes as many tokens of its only request as it is told to."""
 
-    def __init__(self, settings: Settings, tokens: int) -> None:
-        super().__init__(settings)
-        self.steps = asyncio.Semaphore(tokens)
-        self.made = 0
-
-    def go_on(self) -> None:
-        for _ in range(WHOLE):
-            self.steps.release()
+    steps: asyncio.Semaphore
+    made = 0
 
     async def _step(self) -> None:
         while True:
             self._work.clear()
-            if not self._batch:
+            if not self._members:
                 await self._work.wait()
             await self.steps.acquire()
-            for running in self._batch:
+            members: list[Any] = list(self._members)
+            for running in members:
                 running.step()
                 self.made += running._left >= 0
-            self.progress.stepped()
+            self._stepped()
             await asyncio.sleep(0)
+
+
+class SteppedEngine(SimulatedEngine):
+    def __init__(self, settings: Settings, tokens: int) -> None:
+        super().__init__(settings)
+        self._batch: SteppedBatch = SteppedBatch(self._arguments, self.progress.stepped)
+        self.steps = self._batch.steps = asyncio.Semaphore(tokens)
+
+    @property
+    def made(self) -> int:
+        return self._batch.made
+
+    def go_on(self) -> None:
+        for _ in range(WHOLE):
+            self.steps.release()
 
 
 class Pair:

@@ -68,6 +68,7 @@ OWNERS = {
     "xgrammar": ("workers.shapes",),
     "vllm": (
         "workers.vllm_engine",
+        "workers.simulated_core",
         "workers.vllm_arguments",
         "workers.resumable",
         "workers.shapes",
