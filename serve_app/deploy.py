@@ -191,7 +191,7 @@ def build(args: dict[str, Any]) -> Application:
     _check_ray()
     settings = load_settings(args)
     if settings.engine.kind == "vllm":
-        from workers.vllm_arguments import engine_arguments
+        from workers.vllm_engine import engine_arguments
 
         try:
             engine_arguments(_readable_here(settings))

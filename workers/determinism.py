@@ -1,11 +1,9 @@
 """Makes ids and times in a response deterministic, so that every attempt produces the same bytes.
 
 vLLM's serving layer takes `created` from `time.time()`, and item ids (`msg_…`, `rs_…`, `call_…`)
-from `random_uuid()`, which its modules import by name, some of them only when a request first
-needs them; ids of Mistral's tool calls come from `random.choices`. This module replaces all of
-these, `random_uuid` where it is imported from too; outside of a recorded request, and for what
-does not make answers, they are as before. The items of a response (`/v1/responses`) carry its
-request's id.
+from `random_uuid()`, which its modules import by name, some only when a request first needs them;
+ids of Mistral's tool calls come from `random.choices`. All are replaced, `random_uuid` at its
+source, too; outside of a recorded request, and for what makes no answers, they are as before.
 """
 
 from __future__ import annotations
@@ -50,27 +48,26 @@ class _Clock:
 
 def install() -> int:
     """Replace them in every module loaded so far, and in those that vLLM loads later. Returns how
-    many names have been replaced, now or before.
-
-    Raises:
-        RuntimeError: vLLM has neither of them where this looks, so ids would be random.
+    many names have been replaced, now or before; none is an error, because ids would be random.
     """
     import vllm.utils
 
-    own = vllm.utils.random_uuid
-    if not hasattr(own, "__wrapped__"):
-        vllm.utils.random_uuid = _equal_uuid(own)
+    if not hasattr(vllm.utils.random_uuid, "__wrapped__"):
+        vllm.utils.random_uuid = _equal_uuid(vllm.utils.random_uuid)
     if _TEKKEN in sys.modules:  # it takes two seconds, and only that tokenizer needs it
         import_module(_OF_MISTRAL)
     ours = vllm.utils.random_uuid
-    replaced = {"random_uuid": ours, "time": _clock, "choices": _equal_choices}
-    originals = {"random_uuid": ours.__wrapped__, "time": time, "choices": random.choices}
-    found = dict.fromkeys(replaced, 0)
+    pairs = {
+        "random_uuid": (ours.__wrapped__, ours),
+        "time": (time, _clock),
+        "choices": (random.choices, _equal_choices),
+    }
+    found = dict.fromkeys(pairs, 0)
     for module in [one for name, one in sys.modules.items() if name.startswith(_PACKAGES)]:
-        for name, original in originals.items():
+        for name, (original, replaced) in pairs.items():
             if vars(module).get(name) is original:
-                setattr(module, name, replaced[name])
-            found[name] += vars(module).get(name) is replaced[name]
+                setattr(module, name, replaced)
+            found[name] += vars(module).get(name) is replaced
     if not (found["random_uuid"] and found["time"]):
         raise RuntimeError(f"vLLM takes ids and times from elsewhere: {found}")
     return sum(found.values())

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from serve_app import timings
+from workers.patches import wrap
 
 PRIOR = "hermes_prior_token_ids"
 """Key in `SamplingParams.extra_args`: ids of the output tokens of earlier attempts. No client sets
@@ -45,57 +46,44 @@ def install() -> None:
     if getattr(Request, "resumes", False):
         return
     Request.resumes = True
-    Request.__init__ = _resumed_request(Request.__init__)
-    CachedRequestState.__post_init__ = _resumed_state(CachedRequestState.__post_init__)
-    Grammars._create_grammar = _advanced(_with_budget(Grammars._create_grammar))
-    Grammars._fill_bitmasks = _timed(Grammars._fill_bitmasks)
-    Grammars.accept_tokens = _ended(Grammars.accept_tokens)
+    wrap(Request, "__init__", _resumed_request)
+    wrap(CachedRequestState, "__post_init__", _resumed_state)
+    wrap(Grammars, "_create_grammar", _created)
+    wrap(Grammars, "_fill_bitmasks", _timed)
+    wrap(Grammars, "accept_tokens", _ended)
 
 
-def _resumed_request(create: Any) -> Any:
+def _resumed_request(create: Any, self: Any, *args: Any, **options: Any) -> None:
     """The scheduler's side: what counts tokens, and hands them to the second model runner."""
-
-    @functools.wraps(create)
-    def created(self: Any, *args: Any, **options: Any) -> None:
-        create(self, *args, **options)
-        if prior := prior_of(self.sampling_params):
-            self.append_output_token_ids(prior)
-            # For a request that was not preempted vLLM asserts that the prefix cache holds no more
-            # than its prompt; here the cache may hold output, too.
-            self.prefill_stats = None
-
-    return created
+    create(self, *args, **options)
+    if prior := prior_of(self.sampling_params):
+        self.append_output_token_ids(prior)
+        # For a request that was not preempted vLLM asserts that the prefix cache holds no more than
+        # its prompt; here the cache may hold output, too.
+        self.prefill_stats = None
 
 
-def _resumed_state(complete: Any) -> Any:
+def _resumed_state(complete: Any, self: Any) -> None:
     """The first model runner's side: the sampler's view of a request."""
-
-    @functools.wraps(complete)
-    def completed(self: Any) -> None:
-        complete(self)
-        if prior := prior_of(self.sampling_params):
-            self.output_token_ids.extend(prior)
-
-    return completed
+    complete(self)
+    if prior := prior_of(self.sampling_params):
+        self.output_token_ids.extend(prior)
 
 
-def _advanced(create: Any) -> Any:
-    """A grammar that has accepted what is there, from the end of the reasoning on."""
-
-    @functools.wraps(create)
-    def created(self: Any, request: Any) -> Any:
-        grammar = create(self, request)
-        prior = prior_of(request.sampling_params)
-        if not prior:
-            return grammar
+def _created(create: Any, self: Any, request: Any) -> Any:
+    """A grammar with a budget, which has accepted what is there since the reasoning ended."""
+    grammar = create(self, request)
+    # The salt differs from tenant to tenant (`resumable.py`): none spends another one's budget.
+    text = repr((request.cache_salt, request.structured_output_request.structured_output_key))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    grammar.spent = _spent(digest)
+    if prior := prior_of(request.sampling_params):
         start, _ = self._get_constraint_bounds(request, prior, spec_tokens_committed=True)
         if start <= len(prior):
             request.structured_output_request.reasoning_ended = True
             if not grammar.accept_tokens(request.request_id, prior[start:]):
                 raise ValueError("the grammar does not accept the tokens of the earlier attempt")
-        return grammar
-
-    return created
+    return grammar
 
 
 class _Spent:
@@ -126,42 +114,21 @@ def _spent(grammar: bytes) -> _Spent:
     return _Spent()
 
 
-def _with_budget(create: Any) -> Any:
-    @functools.wraps(create)
-    def created(self: Any, request: Any) -> Any:
-        grammar = create(self, request)
-        # The salt differs from tenant to tenant (`resumable.py`): none spends another one's budget.
-        text = repr((request.cache_salt, request.structured_output_request.structured_output_key))
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        grammar.spent = _spent(digest)
-        return grammar
-
-    return created
+def _timed(fill: Any, self: Any, batch: Iterable[tuple[Any, int, bool]]) -> None:
+    for grammar, index, apply in batch:
+        spent = grammar.spent
+        # CPU time of this thread: a busy machine condemns no grammar.
+        start_s = time.thread_time()
+        computes = apply and not spent.exceeded()
+        fill(self, ((grammar, index, computes),))
+        if computes:
+            spent.add(time.thread_time() - start_s)
 
 
-def _timed(fill: Any) -> Any:
-    @functools.wraps(fill)
-    def filled(self: Any, batch: Iterable[tuple[Any, int, bool]]) -> None:
-        for grammar, index, apply in batch:
-            spent = grammar.spent
-            # CPU time of this thread: a busy machine condemns no grammar.
-            start_s = time.thread_time()
-            computes = apply and not spent.exceeded()
-            fill(self, ((grammar, index, computes),))
-            if computes:
-                spent.add(time.thread_time() - start_s)
-
-    return filled
-
-
-def _ended(accept: Any) -> Any:
-    @functools.wraps(accept)
-    def accepted(self: Any, request: Any, token_ids: list[int]) -> bool:
-        shape = request.structured_output_request
-        spent = getattr(shape and shape.grammar, "spent", None)
-        if spent is not None and spent.exceeded():
-            log.warning("grammar_over_budget request=%s spent_s=%.1f", request.request_id, spent.s)
-            return False
-        return bool(accept(self, request, token_ids))
-
-    return accepted
+def _ended(accept: Any, self: Any, request: Any, token_ids: list[int]) -> bool:
+    shape = request.structured_output_request
+    spent = getattr(shape and shape.grammar, "spent", None)
+    if spent is not None and spent.exceeded():
+        log.warning("grammar_over_budget request=%s spent_s=%.1f", request.request_id, spent.s)
+        return False
+    return bool(accept(self, request, token_ids))

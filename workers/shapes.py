@@ -24,7 +24,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from xgrammar import Grammar
 
-from workers import vllm_failures
+from workers.patches import replace, wrap
 from workers.schemas import NotObeyed, prepared, prepared_in_tag
 
 _TERM = r"([\w.-]+)(?:\{(\d+), (-?\d+)\})?"
@@ -54,23 +54,19 @@ def install() -> None:
     """Let the model call or answer in the format, in the app that is built next; and let that say
     what is wrong with a structural tag, which vLLM does not.
     """
-    apply = DelegatingParser._apply_structural_tag
-    if not hasattr(apply, "__wrapped__"):
-        DelegatingParser._apply_structural_tag = _call_or_answer(apply)
-    vllm_failures.replace(protocol.validate_structural_tag_payload, _saying_why)
+    if not hasattr(DelegatingParser._apply_structural_tag, "__wrapped__"):
+        wrap(DelegatingParser, "_apply_structural_tag", _call_or_answer)
+    replace(protocol.validate_structural_tag_payload, _saying_why)
 
 
-def _call_or_answer(apply: Any) -> Any:
-    @functools.wraps(apply)
-    def applied(self: Any, request: Any) -> Any:
-        tools = self.tool_parser_cls
-        chooses = tools is not None and request.tools and request.tool_choice == "auto"
-        # `structured_outputs`, which vLLM alone knows, is no format: where no function is strict,
-        # it shapes all that the model writes.
-        text = getattr(request, "text", None)
-        wanted = getattr(request, "response_format", None) or (text and text.format)
-        if not (chooses and wanted and wanted.type in ("json_object", "json_schema")):
-            return apply(self, request)
+def _call_or_answer(apply: Any, self: Any, request: Any) -> Any:
+    tools = self.tool_parser_cls
+    chooses = tools is not None and request.tools and request.tool_choice == "auto"
+    # `structured_outputs`, which vLLM alone knows, is no format: where no function is strict, it
+    # shapes all that the model writes.
+    text = getattr(request, "text", None)
+    wanted = getattr(request, "response_format", None) or (text and text.format)
+    if chooses and wanted and wanted.type in ("json_object", "json_schema"):
         if tools.structural_tag_model is None:
             raise VLLMValidationError(
                 "This model cannot choose between a call and an answer in a format: send either "
@@ -80,21 +76,15 @@ def _call_or_answer(apply: Any) -> Any:
         # That of functions that are not strict: their calls have a form, their arguments are free.
         level = tools.default_tool_strict_level or ToolStrictLevel.FUNCTION
         self.tool_strict_level = max(self.tool_strict_level, level)
-        return apply(self, request)
-
-    return applied
+    return apply(self, request)
 
 
-def _saying_why(validate: Any) -> Any:
-    @functools.wraps(validate)
-    def validated(payload: Any, **options: Any) -> None:
-        try:
-            prepared_in_tag(_decoded(payload), obeyed)
-        except NotObeyed as error:
-            raise VLLMValidationError(str(error)) from error
-        validate(payload, **options)
-
-    return validated
+def _saying_why(validate: Any, payload: Any, **options: Any) -> None:
+    try:
+        prepared_in_tag(_decoded(payload), obeyed)
+    except NotObeyed as error:
+        raise VLLMValidationError(str(error)) from error
+    validate(payload, **options)
 
 
 def prepare(params: SamplingParams, backend: str) -> None:

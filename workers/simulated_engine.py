@@ -14,7 +14,8 @@ import os
 import time
 from array import array
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from enum import StrEnum
 from itertools import count, islice
 from typing import Any, Protocol
@@ -362,10 +363,11 @@ class SimulatedEngine:
             await recorder.send(start(b"text/event-stream; charset=utf-8"))
         spoken = []
         fault = self._arguments.fault_of(body)
-        async for words, last in self._speak(prompt, limit, recorder, fault):
-            if streamed:
-                await recorder.send(body_part(shape.chunk(words, last)))
-            spoken.append(words)
+        async with aclosing(self._speak(prompt, limit, recorder, fault)) as parts:
+            async for words, last in parts:
+                if streamed:
+                    await recorder.send(body_part(shape.chunk(words, last)))
+                spoken.append(words)
         read = len(prompt) // 4
         usage = {"prompt_tokens": read, "completion_tokens": limit, "total_tokens": read + limit}
         if not streamed:
@@ -390,7 +392,7 @@ class SimulatedEngine:
 
     async def _speak(
         self, prompt: bytes, limit: int, recorder: Attempt, fault: Fault | None
-    ) -> AsyncIterator[tuple[str, bool]]:
+    ) -> AsyncGenerator[tuple[str, bool], None]:
         """The recorded part at once; then one token per step, or several together if a pause has
         kept them or the loop was late. Each with whether it is the last.
         """

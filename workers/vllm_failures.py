@@ -9,11 +9,9 @@ room in the context.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +22,7 @@ from serve_app.errors import RequestRefused, context_exceeded
 from serve_app.field_errors import refusal_of, written
 from serve_app.journal.ending import MESSAGES
 from workers.attempt import Attempt, current
+from workers.patches import replace
 from workers.request_body import as_vllm_takes
 from workers.schemas import NotObeyed
 
@@ -56,7 +55,6 @@ _OPAQUE = "The model's server cannot process the request as it is."
 
 
 def install() -> None:
-    """Note the failures of the app that is built next."""
     from vllm.entrypoints.serve.exception_handling import error_response, register
     from vllm.entrypoints.serve.utils import api_utils
 
@@ -107,7 +105,6 @@ def failure_of(error: BaseException, path: str, body: bytes, recorder: Attempt) 
 
 
 def _mistake(message: str, param: str | None, path: str) -> RequestRefused:
-    """A mistake of the client in vLLM's words."""
     if _PYTHON.search(message):
         message, param = _OPAQUE, param or _read(path)
     param = _FIELDS.get(param or "", param) or _named_in(message, path)
@@ -129,16 +126,18 @@ def _not_obeyed(error: BaseException | None) -> NotObeyed | None:
 def _of_schema(error: NotObeyed, body: bytes) -> RequestRefused:
     """What the engine's answers would not obey, by the function or field that has it."""
     message, request = _cleaned(error), msgspec.json.decode(body)
-    fields = ((name, request.get(name)) for name in _SHAPES if error.schema is not None)
-    for name, value in fields:
-        for place, part in _parts(value, [name]):
-            if part != error.schema:
-                continue
-            if name == "tools":
-                message = f"Function '{called(value[place[1]])[1]}': {message}"
-            return RequestRefused(Reason.INVALID_REQUEST, message, param=written(place))
-    field = next((name for name in _SHAPES if name in request), None)  # as text in another
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=field)
+    param = _shape_in(request)  # as text in another
+    parts = (one for name in _SHAPES for one in _parts(request.get(name), [name]))
+    if error.schema is not None:
+        place = next((place for place, part in parts if part == error.schema), None)
+        if place and place[0] == "tools":
+            message = f"Function '{called(request['tools'][place[1]])[1]}': {message}"
+        param = written(place) if place else param
+    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
+
+
+def _shape_in(request: Mapping[str, Any]) -> str | None:
+    return next((name for name in _SHAPES if name in request), None)
 
 
 def _named_in(message: str, path: str) -> str | None:
@@ -148,7 +147,7 @@ def _named_in(message: str, path: str) -> str | None:
     if begins and begins[1] in request:
         return begins[1]
     if _OF_SHAPE.search(message):
-        return next((name for name in _SHAPES if name in request), None)
+        return _shape_in(request)
     return _read(path) if _OF_WHAT_IS_READ.search(message) else None
 
 
@@ -157,9 +156,7 @@ def _read(path: str) -> str:
 
 
 def _cleaned(error: BaseException) -> str:
-    """The exception's words, without its field and value, which vLLM appends, and with its cause,
-    if they say nothing.
-    """
+    """Without field and value, which vLLM appends, and with the cause, if the words say nothing."""
     words, cause = str(error.args[0]) if error.args else str(error), error
     while _SAYS_NOTHING.search(words) and cause.__cause__ is not None:
         cause = cause.__cause__
@@ -172,7 +169,7 @@ def _in_one_line(text: str) -> str:
 
 
 def _of_fields(errors: Any, path: str, body: bytes) -> RequestRefused:
-    """From pydantic's errors: of the request, or of a part of it that vLLM reads later."""
+    """Pydantic's: of the request, or of a part of it that vLLM reads later."""
     request = msgspec.json.decode(body)
     found = [{**one, "loc": [x for x in one["loc"] if x != "body"]} for one in errors]
     if found[0]["loc"][:1] != [_read(path)]:
@@ -199,23 +196,22 @@ def _is_of(error: Mapping[str, Any], part: Any) -> bool:
         inside = isinstance(step, int) and isinstance(found, list) and step < len(found)
         if inside or (isinstance(found, dict) and step in found):
             found = found[step]
-    missing = error["type"] == "missing"
-    return bool(found == error["input"]) and missing == (found is part)
+    return bool(found == error["input"]) and (error["type"] == "missing") == (found is part)
 
 
-def _noting(create: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(create)
-    def created(
-        message: Any, err_type: str = "BadRequestError", status_code: Any = 400, param: Any = None
-    ) -> Any:
-        recorder = current.get()
-        if isinstance(message, Exception):
-            note(message)
-        elif recorder is not None and recorder.failure is None:
-            recorder.failure = _said(int(status_code), message, param)
-        return create(message, err_type, status_code, param)
-
-    return created
+def _noting(
+    create: Any,
+    message: Any,
+    err_type: str = "BadRequestError",
+    status_code: Any = 400,
+    param: Any = None,
+) -> Any:
+    recorder = current.get()
+    if isinstance(message, Exception):
+        note(message)
+    elif recorder is not None and recorder.failure is None:
+        recorder.failure = _said(int(status_code), message, param)
+    return create(message, err_type, status_code, param)
 
 
 def _said(status: int, message: str, param: str | None) -> RequestRefused:
@@ -227,44 +223,26 @@ def _said(status: int, message: str, param: str | None) -> RequestRefused:
     return _mistake(_in_one_line(message), param, asked.get()[0])
 
 
-def _handling(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(handler)
-    async def handled(request: Any, error: Exception) -> Any:
-        note(error)
-        return await handler(request, error)
-
-    return handled
+async def _handling(handler: Any, request: Any, error: Exception) -> Any:
+    note(error)
+    return await handler(request, error)
 
 
-def _refusing_the_sum(get: Callable[..., int]) -> Callable[..., int]:
+def _refusing_the_sum(
+    get: Any, max_model_len: int, max_tokens: int | None, input_length: int, *args: Any, **more: Any
+) -> Any:
     """vLLM shortens the answer to what has room; OpenAI refuses, and agents then cut their
     history.
     """
     from vllm.exceptions import VLLMValidationError
 
-    @functools.wraps(get)
-    def got(
-        max_model_len: int, max_tokens: int | None, input_length: int, *args: Any, **more: Any
-    ) -> int:
-        asked_for = 1 if max_tokens is None else max_tokens
-        truncated = more.get("truncate_prompt_tokens") is not None
-        if input_length + asked_for > max_model_len and not truncated:
-            raise VLLMValidationError(
-                f"This model's maximum context length is {max_model_len} tokens, but "
-                f"{input_length + asked_for} were requested: {input_length} in the prompt and "
-                f"{asked_for} for the answer. Please reduce either.",
-                parameter="input_tokens",
-            )
-        return get(max_model_len, max_tokens, input_length, *args, **more)
-
-    return got
-
-
-def replace(function: Callable[..., Any], wrapped: Callable[[Any], Any]) -> None:
-    """In all modules of vLLM, which import it by name; once in a process."""
-    if hasattr(function, "__wrapped__"):
-        return
-    other = wrapped(function)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.") and vars(module).get(function.__name__) is function:
-            setattr(module, function.__name__, other)
+    asked_for = 1 if max_tokens is None else max_tokens
+    truncated = more.get("truncate_prompt_tokens") is not None
+    if input_length + asked_for > max_model_len and not truncated:
+        raise VLLMValidationError(
+            f"This model's maximum context length is {max_model_len} tokens, but "
+            f"{input_length + asked_for} were requested: {input_length} in the prompt and "
+            f"{asked_for} for the answer. Please reduce either.",
+            parameter="input_tokens",
+        )
+    return get(max_model_len, max_tokens, input_length, *args, **more)

@@ -51,7 +51,7 @@ def _tried_by_vllm(settings: Settings) -> None:
     Raises:
         SettingsError: one line that names the setting.
     """
-    from workers.vllm_arguments import engine_arguments
+    from workers.vllm_engine import engine_arguments
 
     with contextlib.suppress(RuntimeError):  # vLLM for GPUs without one: the workers will see
         engine_arguments(settings)

@@ -161,7 +161,7 @@ import json, sys
 import vllm.platforms
 vllm.platforms.vllm_version_matches_substr = lambda text: False  # no build for CPUs
 from serve_app.settings import load_settings
-from workers.vllm_arguments import engine_arguments
+from workers.vllm_engine import engine_arguments
 print(engine_arguments(load_settings(json.loads(sys.argv[1]))).tensor_parallel_size)
 """
 

@@ -14,7 +14,7 @@ from serve_app.errors import SettingsError
 from serve_app.settings import Settings
 from serve_app.settings.vllm_names import DATA, VLLM
 from tests.tables import each
-from workers.vllm_arguments import engine_arguments
+from workers.vllm_engine import engine_arguments
 
 
 def test_the_table_of_names_is_that_of_the_installed_vllm() -> None:

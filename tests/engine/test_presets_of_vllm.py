@@ -6,7 +6,7 @@ pytest.importorskip("vllm")
 
 from serve_app.settings import load_settings
 from serve_app.settings.presets import PRESETS, PresetName
-from workers.vllm_arguments import engine_arguments
+from workers.vllm_engine import engine_arguments
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

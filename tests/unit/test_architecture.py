@@ -69,7 +69,6 @@ OWNERS = {
     "vllm": (
         "workers.vllm_engine",
         "workers.simulated_core",
-        "workers.vllm_arguments",
         "workers.resumable",
         "workers.shapes",
         "workers.engine_plugin",

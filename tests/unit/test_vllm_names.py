@@ -11,7 +11,7 @@ from serve_app.settings import Settings, load_settings
 from serve_app.settings.sections import FORMS
 from serve_app.settings.vllm_names import HARMFUL_VARIABLES, WITH_MEANING, WITHOUT_MEANING
 from tests.tables import each
-from workers.vllm_arguments import _as_words
+from workers.vllm_engine import _as_words
 
 
 def refusal(args: dict[str, Any], environment: dict[str, str] | None = None) -> str:
