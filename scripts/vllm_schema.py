@@ -22,7 +22,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES
-from serve_app.ingress.validation.fields import INFERENCE_PATHS, READ_HERE
+from serve_app.ingress.validation.fields import PATHS
 from serve_app.settings.vllm_names import DATA
 
 OPENAIS: dict[str, type[Any]] = {
@@ -41,18 +41,18 @@ def dumped() -> dict[str, Any]:
     for tasks in (("generate",), ("embed",)):
         model: Any = SimpleNamespace(get_pooling_task=lambda tasks: tasks[0])
         for route in build_app(parser.parse_args([]), tasks, model).routes:
-            if (path := getattr(route, "path", "")) in INFERENCE_PATHS:
+            if (path := getattr(route, "path", "")) in PATHS:
                 (body,) = route.dependant.body_params
                 requests[path] = _fields(body.field_info.annotation)
     requests[INPUT_TOKENS] = requests[RESPONSES]  # ours, and so in no app of vLLM's
     without_effect = {
-        path: sorted({"stream", *kind.__annotations__} - {*requests[path], *READ_HERE[path]})
+        path: sorted({"stream", *kind.__annotations__} - {*requests[path], *PATHS[path]["ours"]})
         for path, kind in OPENAIS.items()
     }
     return {
         "vllm": __version__.split("+")[0],
         "arguments": sorted(action.dest for action in parser._actions),
-        "requests": {path: requests[path] for path in INFERENCE_PATHS if path != INPUT_TOKENS},
+        "requests": {path: requests[path] for path in PATHS if path != INPUT_TOKENS},
         "without_effect": without_effect,
     }
 

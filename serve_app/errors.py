@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,99 +29,48 @@ LASTING = frozenset(
 `Idempotency-Key`; after any other failure the repeat is a new request.
 """
 
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The HTTP form of a reason."""
-
-    status: int
-    type: str
-    retryable: bool = False
-
-
-_SHAPES: dict[Reason, _Shape] = {
-    Reason.INVALID_API_KEY: _Shape(401, "invalid_request_error"),
-    Reason.KEY_NOT_PERMITTED: _Shape(403, "invalid_request_error"),
-    Reason.MALFORMED_JSON: _Shape(400, "invalid_request_error"),
-    Reason.INVALID_REQUEST: _Shape(400, "invalid_request_error"),
-    Reason.MODEL_NOT_FOUND: _Shape(404, "invalid_request_error"),
-    Reason.NOT_FOUND: _Shape(404, "invalid_request_error"),
-    Reason.METHOD_NOT_ALLOWED: _Shape(405, "invalid_request_error"),
-    Reason.BODY_TOO_LARGE: _Shape(413, "invalid_request_error"),
-    Reason.HEADERS_TOO_LARGE: _Shape(431, "invalid_request_error"),
-    Reason.UPLOAD_TIMEOUT: _Shape(408, "timeout_error", retryable=True),
-    Reason.UNSUPPORTED_MEDIA_TYPE: _Shape(415, "invalid_request_error"),
-    Reason.QUEUE_FULL: _Shape(429, "rate_limit_error", retryable=True),
-    Reason.STORAGE_FULL: _Shape(429, "rate_limit_error", retryable=True),
-    Reason.RESULTS_FULL: _Shape(429, "rate_limit_error", retryable=True),
-    Reason.CONTEXT_LENGTH_EXCEEDED: _Shape(400, "invalid_request_error"),
-    Reason.TENANT_LIMIT: _Shape(429, "rate_limit_error", retryable=True),
-    Reason.TOO_MANY_CONNECTIONS: _Shape(429, "rate_limit_error", retryable=True),
-    Reason.JOURNAL_UNAVAILABLE: _Shape(503, "service_unavailable_error", retryable=True),
-    Reason.PREVIOUS_RESPONSE_NOT_FOUND: _Shape(400, "invalid_request_error"),
-    Reason.JOURNAL_LOST: _Shape(410, "invalid_request_error"),
-    Reason.DEADLINE: _Shape(504, "timeout_error", retryable=True),
-    Reason.CANCELLED: _Shape(499, "request_cancelled"),
-    Reason.CLIENT_DISCONNECTED: _Shape(499, "request_cancelled"),
-    Reason.ENGINE_ERROR: _Shape(500, "server_error"),
-    Reason.ATTEMPT_LOST: _Shape(503, "service_unavailable_error", retryable=True),
-    Reason.POISON: _Shape(500, "server_error"),
-    Reason.EVENT_LOOP_BLOCKED: _Shape(400, "invalid_request_error"),
-    Reason.ANSWER_TOO_LARGE: _Shape(400, "invalid_request_error"),
-    Reason.IDEMPOTENCY_CONFLICT: _Shape(422, "invalid_request_error"),
-    Reason.INTERNAL: _Shape(500, "server_error"),
+_STATUS: dict[Reason, int] = {
+    Reason.INVALID_API_KEY: 401,
+    Reason.KEY_NOT_PERMITTED: 403,
+    Reason.MALFORMED_JSON: 400,
+    Reason.INVALID_REQUEST: 400,
+    Reason.MODEL_NOT_FOUND: 404,
+    Reason.NOT_FOUND: 404,
+    Reason.METHOD_NOT_ALLOWED: 405,
+    Reason.BODY_TOO_LARGE: 413,
+    Reason.HEADERS_TOO_LARGE: 431,
+    Reason.UPLOAD_TIMEOUT: 408,
+    Reason.UNSUPPORTED_MEDIA_TYPE: 415,
+    Reason.QUEUE_FULL: 429,
+    Reason.STORAGE_FULL: 429,
+    Reason.RESULTS_FULL: 429,
+    Reason.CONTEXT_LENGTH_EXCEEDED: 400,
+    Reason.TENANT_LIMIT: 429,
+    Reason.TOO_MANY_CONNECTIONS: 429,
+    Reason.JOURNAL_UNAVAILABLE: 503,
+    Reason.PREVIOUS_RESPONSE_NOT_FOUND: 400,
+    Reason.JOURNAL_LOST: 410,
+    Reason.DEADLINE: 504,
+    Reason.CANCELLED: 499,
+    Reason.CLIENT_DISCONNECTED: 499,
+    Reason.ENGINE_ERROR: 500,
+    Reason.ATTEMPT_LOST: 503,
+    Reason.POISON: 500,
+    Reason.EVENT_LOOP_BLOCKED: 400,
+    Reason.ANSWER_TOO_LARGE: 400,
+    Reason.IDEMPOTENCY_CONFLICT: 422,
+    Reason.INTERNAL: 500,
 }
-
-
-ADVICE: dict[Reason, str] = {
-    Reason.INVALID_API_KEY: "The API key is missing or unknown: send a valid one.",
-    Reason.KEY_NOT_PERMITTED: "The API key is valid but may not do this: use one of a tenant that "
-    "may.",
-    Reason.MALFORMED_JSON: "The body is not valid JSON: correct it.",
-    Reason.INVALID_REQUEST: "A field is wrong or beyond a limit: correct the field that `param` "
-    "names.",
-    Reason.MODEL_NOT_FOUND: "The model is not served here: use one that `GET /v1/models` lists.",
-    Reason.NOT_FOUND: "The path, request or response does not exist or has expired: check the id.",
-    Reason.METHOD_NOT_ALLOWED: "The path takes other methods: use one that `Allow` names.",
-    Reason.BODY_TOO_LARGE: "The body exceeds `ingress.max_body_bytes`: send less.",
-    Reason.HEADERS_TOO_LARGE: "The headers exceed `ingress.max_header_bytes`: send fewer or "
-    "shorter ones.",
-    Reason.UPLOAD_TIMEOUT: "The body did not arrive in time: send the request again.",
-    Reason.UNSUPPORTED_MEDIA_TYPE: "Send the body as `application/json`, and without "
-    "`Content-Encoding`.",
-    Reason.QUEUE_FULL: "As many requests of this class wait as may: retry after `Retry-After`.",
-    Reason.STORAGE_FULL: "Redis has no memory for more requests: retry after `Retry-After`.",
-    Reason.RESULTS_FULL: "Retained answers fill their share: delete old ones, or retry after "
-    "`Retry-After`.",
-    Reason.TENANT_LIMIT: "The tenant's share of the queue, or of an ingress's connections and "
-    "buffers, is used up (the message says which): send fewer requests at a time, and retry.",
-    Reason.CONTEXT_LENGTH_EXCEEDED: "Prompt and answer exceed the model's context: shorten the "
-    "prompt or `max_tokens`.",
-    Reason.TOO_MANY_CONNECTIONS: "The ingress serves as many connections as it may: retry after "
-    "`Retry-After`.",
-    Reason.JOURNAL_UNAVAILABLE: "Redis cannot be used now: retry after `Retry-After`, with the "
-    "same `Idempotency-Key`.",
-    Reason.PREVIOUS_RESPONSE_NOT_FOUND: "The previous response does not exist or has expired: send "
-    "the whole conversation.",
-    Reason.JOURNAL_LOST: "Redis lost a part of the request's journal: send it as a new request.",
-    Reason.DEADLINE: "The deadline passed first: retry, or set a later one "
-    "(`x-request-timeout-seconds`).",
-    Reason.CANCELLED: "The request was cancelled by its client: nothing to do.",
-    Reason.CLIENT_DISCONNECTED: "The client disconnected and did not come back in time: send the "
-    "request again.",
-    Reason.ENGINE_ERROR: "The engine failed on this request: report it to the operator.",
-    Reason.ATTEMPT_LOST: "An engine died and no other could resume the answer: send the request "
-    "again.",
-    Reason.POISON: "Several engines that ran this request have died: do not send it again.",
-    Reason.EVENT_LOOP_BLOCKED: "The request blocked all others of its worker: make it smaller or "
-    "simpler.",
-    Reason.ANSWER_TOO_LARGE: "The answer exceeds `journal.max_answer_bytes`: ask for less at a "
-    "time.",
-    Reason.IDEMPOTENCY_CONFLICT: "The `Idempotency-Key` belongs to a request with another body: "
-    "use a new key.",
-    Reason.INTERNAL: "The service failed on this request: report it to the operator.",
+_TYPES = {
+    408: "timeout_error",
+    429: "rate_limit_error",
+    499: "request_cancelled",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
 }
-"""What has happened and what the client should do, for docs/errors.md."""
+"""OpenAI's error types, by status; of others it is `invalid_request_error`."""
+_RETRYABLE = {408, 429, 503, 504}
 
 
 class HermesError(Exception):
@@ -224,7 +172,7 @@ class RequestRefused(HermesError):
 
     @property
     def status(self) -> int:
-        return _SHAPES[self.reason].status
+        return _STATUS[self.reason]
 
     def headers(self) -> dict[str, str]:
         """Response headers: the reason, and when to retry."""
@@ -254,7 +202,7 @@ def context_exceeded(message: str, param: str | None) -> RequestRefused:
 
 def retry_headers(reason: Reason) -> dict[str, str]:
     """What keeps OpenAI's clients from sending again what cannot succeed."""
-    return {} if _SHAPES[reason].retryable else {"x-should-retry": "false"}
+    return {} if _STATUS[reason] in _RETRYABLE else {"x-should-retry": "false"}
 
 
 def error_body(reason: Reason, message: str, param: str | None = None) -> dict[str, Any]:
@@ -265,7 +213,7 @@ def error_body(reason: Reason, message: str, param: str | None = None) -> dict[s
     return {
         "error": {
             "message": message,
-            "type": _SHAPES[reason].type,
+            "type": _TYPES.get(_STATUS[reason], "invalid_request_error"),
             "param": param,
             "code": str(reason),
         }

@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app import __version__
-from serve_app.ingress.validation.fields import INFERENCE_PATHS, documented
+from serve_app.ingress.validation.fields import PATHS, documented
 from serve_app.policy.classes import PUBLIC_CLASSES
 
 _PACKAGE = find_spec("fastapi_offline")
@@ -71,29 +71,6 @@ def add_docs(app: FastAPI, model: str) -> None:
 
 _KEYLESS = ("/healthz", "/readyz")
 
-_STORY = "Tell me a story about a lighthouse."
-_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
-    "/v1/chat/completions": (
-        "An answer to a conversation",
-        {"messages": [{"role": "user", "content": _STORY}], "max_tokens": 64, "stream": False},
-    ),
-    "/v1/completions": (
-        "The continuation of a prompt",
-        {"prompt": "A lighthouse", "max_tokens": 64, "stream": False},
-    ),
-    "/v1/responses": (
-        "A response in OpenAI's Responses format",
-        {"input": _STORY, "max_output_tokens": 64, "stream": False},
-    ),
-    "/v1/responses/input_tokens": (
-        "The number of tokens of a response's input",
-        {"input": _STORY},
-    ),
-    "/v1/embeddings": ("Embeddings, if the model supports them", {"input": "A lighthouse"}),
-    "/tokenize": ("A prompt's or a conversation's token ids", {"prompt": "A lighthouse"}),
-    "/detokenize": ("The text of token ids", {"tokens": [1, 2, 3]}),
-}
-"""For each path: what it does, and a body to try."""
 _TEXT: dict[str, Any] = {"type": "string"}
 _SECONDS = {"type": "number", "exclusiveMinimum": 0}
 _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -148,14 +125,13 @@ def description(app: FastAPI, model: str) -> dict[str, Any]:
     document["security"] = [{"key": []}]
     for path in _KEYLESS:
         document["paths"][path]["get"]["security"] = []
-    inference = {path: {"post": _operation(path, model)} for path in INFERENCE_PATHS}
+    inference = {path: {"post": _operation(path, model)} for path in PATHS}
     document["paths"] = {**inference, **document["paths"]}
     return document
 
 
 def _operation(path: str, model: str) -> dict[str, Any]:
-    summary, example = _EXAMPLES[path]
-    body = documented(path)
+    body, example = documented(path), PATHS[path]["example"]
     answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in example:
         events = "with `stream`: server-sent events, each with an id"
@@ -173,7 +149,7 @@ def _operation(path: str, model: str) -> dict[str, Any]:
     shown = {"schema": body, "example": {"model": model, **example}}
     return {
         "tags": ["inference"],
-        "summary": summary,
+        "summary": PATHS[path]["summary"],
         "operationId": path.strip("/").replace("/", "_"),
         "parameters": [
             {"name": name, "in": "header", "description": about, "schema": kind}

@@ -7,8 +7,9 @@ import random
 
 import pytest
 
+from scripts.pages import ADVICE
 from serve_app.contract import Reason, State
-from serve_app.errors import ADVICE, HermesError, RequestRefused, error_body
+from serve_app.errors import HermesError, RequestRefused, error_body
 from serve_app.journal.ending import Ending
 from tests.tables import each
 

@@ -7,19 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from serve_app.contract import COMPLETIONS, INPUT_TOKENS, RESPONSES, Reason
+from serve_app.contract import RESPONSES, Reason
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.effects import check_effects
-from serve_app.ingress.validation.fields import (
-    CHECKED,
-    DETOKENIZE,
-    EMBEDDINGS,
-    INT32,
-    MEANING,
-    TOKENIZE,
-    rewritten,
-    unknown_fields,
-)
+from serve_app.ingress.validation.fields import CHECKED, PATHS, rewritten, unknown_fields
 from serve_app.ingress.validation.limits import check_forbidden, check_limits
 from serve_app.ingress.validation.structure import NotJson, read, too_many
 from serve_app.ingress.validation.walker import Walker, compiled
@@ -27,7 +18,9 @@ from serve_app.settings.limits import RequestLimits
 
 _DEFAULT_LIMITS = RequestLimits()
 _SCHEMAS = {path: compiled(schema) for path, schema in CHECKED.items()}
-_PROMPTS = {COMPLETIONS: "prompt", EMBEDDINGS: "input", DETOKENIZE: "tokens"}
+_INT32 = 2**31 - 1
+"""The range of the engine's tensors."""
+_PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/detokenize": "tokens"}
 """Fields that may hold token ids, perhaps very many."""
 
 
@@ -56,7 +49,7 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
         RequestRefused: `malformed_json`, `invalid_request` or `model_not_found`, in OpenAI's
             wording where it has one.
     """
-    if path == TOKENIZE and len(body) > limits.max_tokenize_bytes:
+    if path == "/tokenize" and len(body) > limits.max_tokenize_bytes:
         raise too_many("bytes", limits.max_tokenize_bytes)
     try:
         request = read(body, limits)
@@ -68,7 +61,7 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
         raise RequestRefused(Reason.INVALID_REQUEST, "The body must be a JSON object.")
     _check_model(path, request.get("model"), model)
     ignored = unknown_fields(path, request, limits)
-    if ignored or not request.keys().isdisjoint(MEANING.get(path, ())):
+    if ignored or not request.keys().isdisjoint(PATHS[path].get("meaning", ())):
         body = rewritten(path, body, ignored)
     for name in ignored:
         del request[name]
@@ -80,12 +73,12 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
         raise problem.refusal()
     check_effects(path, request, limits)
     if (field := _PROMPTS.get(path)) and field in request:
-        _check_prompt(request[field], field, chats=path == EMBEDDINGS)
+        _check_prompt(request[field], field, chats=path == "/v1/embeddings")
     return Parsed(request, body, ignored)
 
 
 def _check_model(path: str, name: Any, model: str) -> None:
-    if name is None and path.startswith("/v1/") and path not in (RESPONSES, INPUT_TOKENS):
+    if name is None and path.startswith("/v1/") and not path.startswith(RESPONSES):
         raise RequestRefused(
             Reason.INVALID_REQUEST, "You must provide a model parameter.", param="model"
         )
@@ -122,7 +115,7 @@ def _check_ids(ids: list[Any], place: str) -> None:
     if kinds - {int}:
         index = next(index for index, item in enumerate(ids) if type(item) is not int)
         raise _no_prompt(f"{place}[{index}]")
-    if ids and not (min(ids) >= 0 and max(ids) <= INT32):
+    if ids and not (min(ids) >= 0 and max(ids) <= _INT32):
         raise RequestRefused(
             Reason.INVALID_REQUEST, f"Invalid value for '{place}': no such token id.", param=place
         )
