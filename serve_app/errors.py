@@ -192,6 +192,10 @@ class RequestRefused(HermesError):
         return msgspec.json.encode(error_body(self.reason, self.message, self.param))
 
 
+def invalid(message: str, param: str | None = None) -> RequestRefused:
+    return RequestRefused(Reason.INVALID_REQUEST, message, param)
+
+
 def context_exceeded(message: str, param: str | None) -> RequestRefused:
     """More tokens than the context has. The text ends with the code: LangChain looks for it there,
     and `openai` no longer puts the whole body into its exceptions.

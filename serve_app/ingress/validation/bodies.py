@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from serve_app.contract import RESPONSES, Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, invalid
 from serve_app.ingress.validation.effects import check_effects
 from serve_app.ingress.validation.fields import CHECKED, PATHS, rewritten, unknown_fields
 from serve_app.ingress.validation.limits import check_forbidden, check_limits
@@ -58,7 +58,7 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
             Reason.MALFORMED_JSON, f"The body is not valid JSON: {error}."
         ) from None
     if not isinstance(request, dict):
-        raise RequestRefused(Reason.INVALID_REQUEST, "The body must be a JSON object.")
+        raise invalid("The body must be a JSON object.")
     _check_model(path, request.get("model"), model)
     ignored = unknown_fields(path, request, limits)
     if ignored or not request.keys().isdisjoint(PATHS[path].get("meaning", ())):
@@ -79,9 +79,7 @@ def parse(path: str, body: bytes, model: str, limits: RequestLimits = _DEFAULT_L
 
 def _check_model(path: str, name: Any, model: str) -> None:
     if name is None and path.startswith("/v1/") and not path.startswith(RESPONSES):
-        raise RequestRefused(
-            Reason.INVALID_REQUEST, "You must provide a model parameter.", param="model"
-        )
+        raise invalid("You must provide a model parameter.", "model")
     if isinstance(name, str) and name != model:
         raise RequestRefused(
             Reason.MODEL_NOT_FOUND,
@@ -116,13 +114,11 @@ def _check_ids(ids: list[Any], place: str) -> None:
         index = next(index for index, item in enumerate(ids) if type(item) is not int)
         raise _no_prompt(f"{place}[{index}]")
     if ids and not (min(ids) >= 0 and max(ids) <= _INT32):
-        raise RequestRefused(
-            Reason.INVALID_REQUEST, f"Invalid value for '{place}': no such token id.", param=place
-        )
+        raise invalid(f"Invalid value for '{place}': no such token id.", place)
 
 
 def _no_prompt(place: str) -> RequestRefused:
     message = (
         f"Invalid value for '{place}': it must be a text, a list of texts, or (lists of) token ids."
     )
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=place)
+    return invalid(message, place)

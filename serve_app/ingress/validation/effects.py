@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES, Reason, called
-from serve_app.errors import RequestRefused
+from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES, called
+from serve_app.errors import invalid
 from serve_app.ingress.validation.structure import too_many
 from serve_app.settings.limits import RequestLimits
 
@@ -25,7 +25,7 @@ def check_effects(path: str, request: Mapping[str, Any], limits: RequestLimits) 
     """Refuse what would not be obeyed without a word.
 
     Args:
-        request: has passed the models in `bodies`.
+        request: has passed the walker.
 
     Raises:
         RequestRefused: `invalid_request`; the message names the field.
@@ -41,10 +41,6 @@ def check_effects(path: str, request: Mapping[str, Any], limits: RequestLimits) 
         _check_objects(text, "text", "format")
         _check_format(text.get("format"), "text.format", "schema")
     _check_format(request.get("response_format"), "response_format", "json_schema")
-
-
-def _refuse(message: str, place: str) -> NoReturn:
-    raise RequestRefused(Reason.INVALID_REQUEST, message, param=place)
 
 
 def _check_choice(choice: Any, tools: Sequence[Any], limits: RequestLimits, within: bool) -> None:
@@ -68,7 +64,7 @@ def _check_choice(choice: Any, tools: Sequence[Any], limits: RequestLimits, with
         if name not in _names(tools):
             _refuse_missing(f"tool_choice{'.function' * within}.name", name)
     if choice == "required" and tools and not any(_names(tools)):
-        _refuse(
+        raise invalid(
             "Invalid value for 'tool_choice': a call is required, and the model can call none of "
             "the 'tools' here.",
             "tool_choice",
@@ -76,7 +72,9 @@ def _check_choice(choice: Any, tools: Sequence[Any], limits: RequestLimits, with
 
 
 def _refuse_missing(place: str, name: str) -> NoReturn:
-    _refuse(f"Invalid value for '{place}': '{name[:_NAME_CHARS]}' is not among the 'tools'.", place)
+    raise invalid(
+        f"Invalid value for '{place}': '{name[:_NAME_CHARS]}' is not among the 'tools'.", place
+    )
 
 
 def _names(tools: Sequence[Any]) -> Iterator[str]:
@@ -109,7 +107,9 @@ def _check_items(items: Any) -> None:
     for number, item in enumerate(items if isinstance(items, list) else ()):
         if item.get("type") == "additional_tools":
             place = f"input[{number}].type"
-            _refuse(f"Invalid value for '{place}': tools are only read in 'tools' here.", place)
+            raise invalid(
+                f"Invalid value for '{place}': tools are only read in 'tools' here.", place
+            )
 
 
 def _check_format(wanted: Any, place: str, of_schema: str) -> None:
@@ -125,10 +125,12 @@ def _check_format(wanted: Any, place: str, of_schema: str) -> None:
     _check_objects(wanted, place, field)
     schema = wanted.get(field)
     if kind == "json_object" and schema is not None and not isinstance(schema, dict):
-        _refuse(f"Invalid value for '{place}.schema': it must be an object.", f"{place}.schema")
+        raise invalid(
+            f"Invalid value for '{place}.schema': it must be an object.", f"{place}.schema"
+        )
     if kind == of_schema and isinstance(schema, dict) and schema.get("schema") is None:
         place = f"{place}.{of_schema}.schema"
-        _refuse(f"Missing required parameter: '{place}'.", place)
+        raise invalid(f"Missing required parameter: '{place}'.", place)
 
 
 def _check_objects(holder: Mapping[str, Any], place: str, known: str) -> None:
@@ -140,4 +142,4 @@ def _check_objects(holder: Mapping[str, Any], place: str, known: str) -> None:
 
 def _refuse_unknown(place: str, known: str) -> NoReturn:
     instead = f" Use '{known}' instead." if known else ""
-    _refuse(f"Unknown parameter: '{place}'.{instead}", place)
+    raise invalid(f"Unknown parameter: '{place}'.{instead}", place)

@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import invalid
 from serve_app.ingress.validation.structure import too_many
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
 from serve_app.settings.vllm_names import VLLM
@@ -143,7 +142,7 @@ def unknown_fields(path: str, request: Mapping[str, Any], limits: RequestLimits)
         if why is None and limits.refuse_unknown_fields and request[name] is not None:
             why = f"Unknown parameter: '{shown}'."
         if why is not None:
-            raise RequestRefused(Reason.INVALID_REQUEST, why, param=shown)
+            raise invalid(why, shown)
     return found
 
 

@@ -1,19 +1,15 @@
-"""Validates a request's headers. Pure."""
+"""Validates a request's headers, and refuses it with `RequestRefused`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, invalid
 
 
 def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
-    """Refuse headers whose total length exceeds the limit.
-
-    Raises:
-        RequestRefused: `headers_too_large`.
-    """
+    """Refuse headers whose total length exceeds the limit."""
     size = sum(len(name) + len(value) + 4 for name, value in headers)
     if size > limit_bytes:
         raise RequestRefused(
@@ -23,21 +19,13 @@ def check_headers(headers: list[tuple[bytes, bytes]], limit_bytes: int) -> None:
 
 
 def check_host(http_version: str, headers: list[tuple[bytes, bytes]]) -> None:
-    """Refuse HTTP/1.1 without a `Host`, as RFC 9112 wants; not every server before us does.
-
-    Raises:
-        RequestRefused: `invalid_request`.
-    """
+    """Refuse HTTP/1.1 without a `Host`, as RFC 9112 wants; not every server before us does."""
     if http_version == "1.1" and not any(name.lower() == b"host" for name, _ in headers):
-        raise RequestRefused(Reason.INVALID_REQUEST, "The request has no Host header.")
+        raise invalid("The request has no Host header.")
 
 
 def check_content_encoding(coding: str) -> None:
-    """Refuse a compressed body, whose size nobody knows before it is decoded.
-
-    Raises:
-        RequestRefused: `unsupported_media_type`.
-    """
+    """Refuse a compressed body, whose size nobody knows before it is decoded."""
     if coding.strip().lower() not in ("", "identity"):
         raise RequestRefused(
             Reason.UNSUPPORTED_MEDIA_TYPE,
@@ -46,16 +34,11 @@ def check_content_encoding(coding: str) -> None:
 
 
 def last_event_id(text: str | None) -> int:
-    """The number in `Last-Event-ID`: of the last event that the client has; 0 if it has none.
-
-    Raises:
-        RequestRefused: `invalid_request`.
-    """
+    """The number in `Last-Event-ID`: of the last event that the client has; 0 if it has none."""
     if text is None or text == "":
         return 0
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise RequestRefused(
-            Reason.INVALID_REQUEST,
+        raise invalid(
             "The header Last-Event-ID must be the number of an event.",
             param="last-event-id",
         )
@@ -63,11 +46,7 @@ def last_event_id(text: str | None) -> int:
 
 
 def check_content_type(content_type: str) -> None:
-    """Refuse everything except JSON.
-
-    Raises:
-        RequestRefused: `unsupported_media_type`.
-    """
+    """Refuse everything except JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestRefused(
@@ -82,11 +61,7 @@ def prefers_async(prefer: str) -> bool:
 
 
 def seconds(headers: Mapping[str, str], name: str) -> float | None:
-    """The number of seconds in a header; None if there is no such header.
-
-    Raises:
-        RequestRefused: `invalid_request`.
-    """
+    """The number of seconds in a header; None if there is no such header."""
     text = headers.get(name)
     if text is None:
         return None
@@ -95,8 +70,7 @@ def seconds(headers: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise RequestRefused(
-            Reason.INVALID_REQUEST,
+        raise invalid(
             f"The header {name} must be a positive number of seconds, not '{text[:40]}'.",
             param=name,
         )

@@ -1,7 +1,6 @@
 """Limits on what one request may ask of an engine: how many, how long, and what is forbidden. Pure.
 
-Wrong types are ignored here: the models in `bodies` refuse them afterwards, when no list is long
-enough to be expensive.
+Wrong types are ignored here: the walker has found them, and they are refused afterwards.
 """
 
 from __future__ import annotations
@@ -12,32 +11,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import invalid
 from serve_app.ingress.validation.structure import too_many
 from serve_app.ingress.validation.walker import check_repeats
 from serve_app.policy.work import prompts_in
 from serve_app.settings.limits import RequestLimits
 
-_SCHEMAS = (
-    "response_format",
-    "structured_outputs",
-    "text",
-    "tools",
-    "chat_template_kwargs",
-)
+_SCHEMAS = "response_format structured_outputs text tools chat_template_kwargs".split()
+_COUNTED = ("Items", "Length", "Properties", "Contains")
 _SCHEMA_WRAPPER_DEPTH = 4
 """Levels of a request around a JSON schema."""
-_COUNTS = {
-    "minItems",
-    "maxItems",
-    "minLength",
-    "maxLength",
-    "minProperties",
-    "maxProperties",
-    "minContains",
-    "maxContains",
-}
+_COUNTS = {f"{most}{of}" for most in ("min", "max") for of in _COUNTED}
 _MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 
 
@@ -53,23 +37,15 @@ def check_limits(path: str, request: Mapping[str, Any], limits: RequestLimits) -
         _check_media(request.get(name), name, limits)
 
 
-def _refused(message: str, param: str) -> RequestRefused:
-    return RequestRefused(Reason.INVALID_REQUEST, message, param=param)
-
-
 def check_forbidden(request: Mapping[str, Any], limits: RequestLimits) -> None:
     kwargs = request.get("chat_template_kwargs")
     own_template = isinstance(kwargs, dict) and "chat_template" in kwargs
     if own_template and "chat_template" not in limits.allowed_fields:
-        raise _refused(
-            "Custom chat templates are not allowed here.",
-            "chat_template_kwargs.chat_template",
-        )
+        place = "chat_template_kwargs.chat_template"
+        raise invalid("Custom chat templates are not allowed here.", place)
     if request.get("priority"):
-        raise _refused(
-            "Set the priority with the header x-hermes-class or with service_tier.",
-            "priority",
-        )
+        advice = "Set the priority with the header x-hermes-class or with service_tier."
+        raise invalid(advice, "priority")
 
 
 def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -81,20 +57,16 @@ def _check_sequences(path: str, request: Mapping[str, Any], limits: RequestLimit
         inputs = prompts_in(request.get("input", request.get("messages")))
         if inputs > limits.max_inputs:
             raise too_many("texts", limits.max_inputs, "input")
-    elif (
-        path in (RESPONSES, INPUT_TOKENS) and prompts_in(request.get("input")) > limits.max_messages
-    ):
-        raise too_many("items", limits.max_messages, "input")
     count = request.get("n")
     each = count if isinstance(count, int) else 1
     if prompts * each > limits.max_sequences:
         message = f"{prompts} prompts times n={each} are more than {limits.max_sequences} answers."
-        raise _refused(message, "n" if each > 1 else "prompt")
+        raise invalid(message, "n" if each > 1 else "prompt")
     if request.get("use_beam_search"):
         if not limits.max_beams:
-            raise _refused("Beam search is not allowed here.", "use_beam_search")
+            raise invalid("Beam search is not allowed here.", "use_beam_search")
         if each > limits.max_beams:
-            raise _refused(f"A beam search may have 'n' up to {limits.max_beams} here.", "n")
+            raise invalid(f"A beam search may have 'n' up to {limits.max_beams} here.", "n")
 
 
 def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -116,7 +88,7 @@ def _check_schemas(request: Mapping[str, Any], limits: RequestLimits) -> None:
             if size <= limits.max_schema_bytes:
                 _check_schema(_decoded(text), name, limits, limits.max_schema_depth)
     if size > limits.max_schema_bytes:
-        raise _refused(
+        raise invalid(
             f"The tools and JSON schemas of the request are {size} bytes long; at most "
             f"{limits.max_schema_bytes} are allowed.",
             next(name for name in _SCHEMAS if name in request),
@@ -139,16 +111,15 @@ def _check_schema(value: Any, place: str, limits: RequestLimits, levels: int) ->
         pattern = value.get("pattern")
         if isinstance(pattern, str):
             if len(pattern) > limits.max_regex_chars:
-                raise _refused(
+                raise invalid(
                     f"A pattern in '{place}' is longer than {limits.max_regex_chars} characters.",
                     place,
                 )
             check_repeats(pattern, place, limits.max_repeats)
         for name in _COUNTS & value.keys():
             count = value[name]
-            if (
-                isinstance(count, int | float) and count > limits.max_repeats
-            ):  # one of vLLM's backends unrolls repeats
+            # One of vLLM's backends unrolls repeats.
+            if isinstance(count, int | float) and count > limits.max_repeats:
                 raise too_many(f"repeats ({name})", limits.max_repeats, place)
         value = value.values()
     elif not isinstance(value, list):
@@ -176,7 +147,7 @@ def _check_media(value: Any, field: str, limits: RequestLimits) -> None:
 
 def _check_url(url: str, place: str, limits: RequestLimits) -> None:
     if url[:5].lower() != "data:" and (host := _host(url)) not in limits.media_domains:
-        raise _refused(
+        raise invalid(
             f"Media from '{host[:100] or url[:40]}' cannot be fetched here; send them as a data: "
             "URL.",
             place,

@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, invalid
 from serve_app.settings.limits import RequestLimits
 
 PIECE_BYTES = 1 << 20
@@ -83,8 +82,7 @@ def read(body: bytes, limits: RequestLimits) -> Any:
     except UnicodeDecodeError as error:
         raise NotJson(f"a text in it is not encoded in UTF-8 ({error.reason})") from None
     except msgspec.ValidationError:
-        raise RequestRefused(
-            Reason.INVALID_REQUEST,
+        raise invalid(
             "The request contains a number that cannot be represented: it is beyond 1.8e308 or "
             "has more than 4300 digits.",
         ) from None
@@ -138,9 +136,7 @@ def _too_many(
 def too_many(what: str, limit: int, param: str | None = None) -> RequestRefused:
     """The refusal of a request with too many, too long or too deep values."""
     place = f"'{param}'" if param else "The request"
-    return RequestRefused(
-        Reason.INVALID_REQUEST, f"{place} contains more than {limit} {what}.", param=param
-    )
+    return invalid(f"{place} contains more than {limit} {what}.", param)
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
@@ -180,8 +176,7 @@ def _load(raw: Buffer, depth: int) -> Any:
 
 
 def _no_character() -> RequestRefused:
-    return RequestRefused(
-        Reason.INVALID_REQUEST,
+    return invalid(
         "A text of the request contains half of a surrogate pair (an escape such as \\ud83d "
         "without the other half), which is no character.",
     )

@@ -12,13 +12,19 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from serve_app.errors import RequestRefused, context_exceeded
+from serve_app.errors import context_exceeded
 from serve_app.ingress.validation.bodies import Parsed, parse
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.capacity import spare_slots
 from serve_app.settings import Settings
 
 _AT_ONCE_BYTES = 64 * 1024
+_OF_THE_ANSWER = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+}
+"""The fields that limit the answer; the first one that is set counts, as in vLLM."""
 
 
 class Validator:
@@ -31,15 +37,11 @@ class Validator:
         most = min(settings.limits.max_sequences, at_once - spare_slots(at_once))
         self._limits = settings.limits.model_copy(update={"max_sequences": most})
         self.most_tokens = 0
-        """Of a prompt and its answer, as the engines report; 0 if none does."""
+        """Of a prompt and its answer, in the engine that takes the most; 0 if none says so."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="validator")
 
     async def parse(self, path: str, body: bytes) -> Parsed:
-        """See `bodies.parse` and `check_context`.
-
-        Raises:
-            RequestRefused: as there; `context_length_exceeded`.
-        """
+        """See `bodies.parse` and `check_context`."""
         if len(body) <= _AT_ONCE_BYTES:
             parsed = parse(path, body, self._model, self._limits)
         else:
@@ -57,60 +59,32 @@ class Validator:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-_LIMITS = {
-    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
-    "/v1/completions": ("max_completion_tokens", "max_tokens"),
-    "/v1/responses": ("max_output_tokens",),
-}
-"""The fields that limit the answer; the first one that is set counts, as in vLLM."""
-
-
 def check_context(path: str, request: Mapping[str, Any], most_tokens: int) -> None:
     """Refuse what no engine can answer.
-
-    Args:
-        request: the validated body.
-        most_tokens: of a prompt and its answer, in the engine that takes the most; 0 if no engine
-            says so.
 
     Raises:
         RequestRefused: `context_length_exceeded`; the message names the field and both numbers.
     """
     if not most_tokens:
         return
-    answer = 1
-    for name in _LIMITS.get(path, ()):
-        limit = request.get(name)
-        if isinstance(limit, int):
-            answer = limit
-            if limit > most_tokens:
-                raise _refused(f"{name} is {limit}", most_tokens, name)
-            break
-    if path == "/v1/completions" and request.get("truncate_prompt_tokens") is None:
-        for size in _sizes(request.get("prompt")):
-            if size + max(answer, 1) > most_tokens:
-                raise _refused(
-                    f"the prompt has {size} tokens and the answer may have {answer}",
-                    most_tokens,
-                    "prompt",
-                )
+    for param, what in _too_long(path, request, most_tokens):
+        raise context_exceeded(
+            f"This model's maximum context length is {most_tokens} tokens, but {what}. Please "
+            "reduce it.",
+            param,
+        )
 
 
-def _sizes(prompt: Any) -> Iterator[int]:
-    """The lengths of prompts that are given as token ids."""
+def _too_long(path: str, request: Mapping[str, Any], most_tokens: int) -> Iterator[tuple[str, str]]:
+    set_ = [name for name in _OF_THE_ANSWER.get(path, ()) if isinstance(request.get(name), int)]
+    answer: int = request[set_[0]] if set_ else 1
+    if answer > most_tokens:
+        yield set_[0], f"{set_[0]} is {answer}"
+    prompt = request.get("prompt")
+    if path != "/v1/completions" or request.get("truncate_prompt_tokens") is not None:
+        return
     if not isinstance(prompt, list) or not prompt:
         return
-    if isinstance(prompt[0], int):
-        yield len(prompt)
-        return
-    for one in prompt:
-        if isinstance(one, list):
-            yield len(one)
-
-
-def _refused(what: str, most_tokens: int, param: str) -> RequestRefused:
-    return context_exceeded(
-        f"This model's maximum context length is {most_tokens} tokens, but {what}. Please reduce "
-        "it.",
-        param,
-    )
+    for ids in [prompt] if isinstance(prompt[0], int) else prompt:
+        if isinstance(ids, list) and len(ids) + max(answer, 1) > most_tokens:
+            yield "prompt", f"the prompt has {len(ids)} tokens and the answer may have {answer}"

@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, invalid
 from serve_app.field_errors import written
 from serve_app.ingress.validation.fields import Schema
 from serve_app.ingress.validation.structure import too_many
@@ -54,7 +53,7 @@ class Problem(NamedTuple):
         if place is None:
             sentence = f"Invalid request: {self.what}."
         message = sentence.replace("{}", f"'{place}'", 1)
-        return RequestRefused(Reason.INVALID_REQUEST, message, param=place)
+        return invalid(message, place)
 
 
 class Walker:
@@ -119,7 +118,7 @@ class Walker:
         if len(text) > most:
             name = written(place)
             message = f"A text in '{name}' is longer than {most} characters."
-            raise RequestRefused(Reason.INVALID_REQUEST, message, param=name)
+            raise invalid(message, name)
         if "maxRepeats" in schema:
             check_repeats(text, written(place), self._bound(schema["maxRepeats"]))
 
