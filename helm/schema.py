@@ -404,19 +404,6 @@ OURS: dict[str, Schema] = {
 }
 
 
-PORT = (
-    "is not the port of the service, but where vLLM looks for ports for itself: remove it; the "
-    "address is Ray Serve's (http_options)"
-)
-SERVERS_VARIABLES = """
-    VLLM_DEBUG_LOG_API_SERVER_RESPONSE VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_KEEP_ALIVE_ON_ENGINE_DEATH
-    VLLM_RUST_FRONTEND_PATH VLLM_SERVER_DEV_MODE VLLM_USE_RUST_FRONTEND
-""".split()
-ADAPTERS_VARIABLES = """
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_LORA_RESOLVER_CACHE_DIR VLLM_LORA_RESOLVER_HF_REPO_LIST
-""".split()
-
-
 def settings() -> Schema:
     """The service's settings tree, without titles and defaults: a setting that is not listed
     keeps the service's default.
@@ -483,12 +470,7 @@ def rules() -> str:
         "presets": {name: one._asdict() for name, one in PRESETS.items()},
         "withoutMeaning": vllm.WITHOUT_MEANING,
         "withMeaning": sorted(vllm.WITH_MEANING),
-        "variables": {
-            **vllm.HARMFUL_VARIABLES,
-            "VLLM_PORT": PORT,
-            **dict.fromkeys(SERVERS_VARIABLES, vllm.SERVER),
-            **dict.fromkeys(ADAPTERS_VARIABLES, vllm.ADAPTERS),
-        },
+        "variables": vllm.VARIABLES,
         "formerNames": RENAMED,
     }
     return json.dumps(document, indent=1) + "\n"

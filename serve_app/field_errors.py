@@ -1,5 +1,5 @@
-"""What is wrong with a field of a request, in one sentence: from pydantic's errors, whose words and
-places are Python's. Pure.
+"""What is wrong with a field of a request, in one sentence: from the errors of pydantic, with which
+vLLM checks requests, and whose words and places are Python's. Pure.
 """
 
 from __future__ import annotations
@@ -7,29 +7,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from serve_app.contract import Reason
-from serve_app.errors import RequestRefused
+from serve_app.errors import RequestRefused, invalid
 
 _MAX_PLACE_CHARS = 200
 _KINDS = ("type", "role")
 """Fields that tell the branches of a union from each other."""
 _MUST_BE = {
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "dataclass_type": "an object",
-    "list_type": "an array",
-    "iterable_type": "an array",
-    "tuple_type": "an array",
-    "set_type": "an array",
-    "string_type": "a string",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
+    kind: words
+    for words, kinds in {
+        "an object": "dict_type model_type model_attributes_type dataclass_type",
+        "an array": "list_type iterable_type tuple_type set_type",
+        "a string": "string_type",
+        "an integer": "int_type int_parsing int_from_float",
+        "a number": "float_type float_parsing",
+        "true or false": "bool_type bool_parsing",
+    }.items()
+    for kind in kinds.split()
 }
 """By the type of pydantic's error. Of other errors its own sentence is taken."""
 
@@ -37,13 +30,10 @@ Error = Mapping[str, Any]
 
 
 def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> RequestRefused:
-    """The refusal of a request.
-
-    Of a union's branches those count whose type or role is that of the request, and of their errors
-    the deepest.
+    """The refusal of a request. Of a union's branches those count whose type or role is that of the
+    request, and of their errors the deepest.
 
     Args:
-        errors: pydantic's, at least one.
         body: the request, to tell its fields from the names of pydantic's branches.
         root: the field in which the errors are; None if their places begin at the request.
     """
@@ -58,7 +48,7 @@ def refusal_of(errors: Sequence[Error], body: Any, root: str | None = None) -> R
     deepest = max((place for _, place in fitting), key=len)
     here = [error for error, place in fitting if place == deepest]
     place = written(deepest)[:_MAX_PLACE_CHARS] or root
-    return RequestRefused(Reason.INVALID_REQUEST, _sentence(here, place), param=place)
+    return invalid(_sentence(here, place), place)
 
 
 def _is_of_another_branch(error: Error) -> bool:
@@ -118,9 +108,7 @@ def _sentence(errors: Sequence[Error], place: str | None) -> str:
 
 
 def _is_of_type(error: Error) -> bool:
-    """Whether a branch of a union is for another kind of value; then the other branches' errors
-    say more.
-    """
+    """Whether a branch is for another kind of value; then the other branches' errors say more."""
     return error["type"] in _MUST_BE or error["type"] == "literal_error"
 
 

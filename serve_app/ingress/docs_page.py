@@ -8,6 +8,7 @@ of whose code runs.
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from starlette.routing import Route
 
 from serve_app import __version__
 from serve_app.ingress.validation.fields import PATHS, documented
-from serve_app.policy.classes import PUBLIC_CLASSES
 
 _PACKAGE = find_spec("fastapi_offline")
 assert _PACKAGE is not None, "fastapi-offline is not installed"
@@ -70,40 +70,8 @@ def add_docs(app: FastAPI, model: str) -> None:
 
 
 _KEYLESS = ("/healthz", "/readyz")
-
-_TEXT: dict[str, Any] = {"type": "string"}
-_SECONDS = {"type": "number", "exclusiveMinimum": 0}
-_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
-    "x-session-id": (
-        _TEXT,
-        "requests with the same value go to the replica that holds their KV cache",
-    ),
-    "x-hermes-class": (
-        {**_TEXT, "enum": list(PUBLIC_CLASSES)},
-        "the queue in which the request waits",
-    ),
-    "x-request-timeout-seconds": (_SECONDS, "seconds after which the request expires"),
-    "Prefer": (
-        _TEXT,
-        "`respond-async`: answered at once with 202; the answer is at its `Location`, in /response",
-    ),
-    "x-hermes-retention-seconds": (
-        _SECONDS,
-        "how long the answer of such a request is kept after its end",
-    ),
-    "Idempotency-Key": (_TEXT, "a repeated POST with the same key joins the earlier request"),
-}
-_MAYBE = {"type": ["string", "null"]}
-_ERROR_FIELDS = {
-    "message": {**_TEXT, "description": "what is wrong, and what to do"},
-    "type": _TEXT,
-    "param": _MAYBE,
-    "code": {**_MAYBE, "description": "one word of a closed set"},
-}
-_ERROR = {
-    "type": "object",
-    "properties": {"error": {"type": "object", "properties": _ERROR_FIELDS}},
-}
+_COMPONENTS = json.loads(Path(__file__).with_name("openapi.json").read_text())
+"""The parts of the description that all inference paths share."""
 
 
 def description(app: FastAPI, model: str) -> dict[str, Any]:
@@ -118,10 +86,8 @@ def description(app: FastAPI, model: str) -> dict[str, Any]:
         "enter it under *Authorize*.",
     )
     components = document.setdefault("components", {})
-    components["securitySchemes"] = {
-        "key": {"type": "http", "scheme": "bearer", "description": "an API key"}
-    }
-    components.setdefault("schemas", {})["Error"] = _ERROR
+    for kind, parts in _COMPONENTS.items():
+        components.setdefault(kind, {}).update(parts)
     document["security"] = [{"key": []}]
     for path in _KEYLESS:
         document["paths"][path]["get"]["security"] = []
@@ -131,30 +97,17 @@ def description(app: FastAPI, model: str) -> dict[str, Any]:
 
 
 def _operation(path: str, model: str) -> dict[str, Any]:
-    body, example = documented(path), PATHS[path]["example"]
-    answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if "stream" in example:
-        events = "with `stream`: server-sent events, each with an id"
-        answers["text/event-stream"] = {"schema": {**_TEXT, "description": events}}
-    responses = {
-        "200": {"description": "as OpenAI's, by vLLM's own server", "content": answers},
-        "202": {"description": "accepted; nobody waits for the answer (`Prefer`)"},
-    }
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for statuses, what in (
-        ("4XX", "refused; `x-hermes-reason` gives the reason in one word"),
-        ("5XX", "failed, or cannot be accepted now (`Retry-After`)"),
-    ):
-        responses[statuses] = {"description": what, "content": error}
-    shown = {"schema": body, "example": {"model": model, **example}}
+    example = {"model": model, **PATHS[path]["example"]}
+    body = {"application/json": {"schema": documented(path), "example": example}}
     return {
         "tags": ["inference"],
         "summary": PATHS[path]["summary"],
         "operationId": path.strip("/").replace("/", "_"),
-        "parameters": [
-            {"name": name, "in": "header", "description": about, "schema": kind}
-            for name, (kind, about) in _HEADERS.items()
-        ],
-        "requestBody": {"required": True, "content": {"application/json": shown}},
-        "responses": responses,
+        "parameters": [_part("parameters", name) for name in _COMPONENTS["parameters"]],
+        "requestBody": {"required": True, "content": body},
+        "responses": {name: _part("responses", name) for name in _COMPONENTS["responses"]},
     }
+
+
+def _part(kind: str, name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/{kind}/{name}"}

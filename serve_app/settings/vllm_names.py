@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,62 +21,26 @@ of its parser; the fields of its `requests`, with their JSON Schemas; and by pat
 OpenAI's that it does not know (`without_effect`).
 """
 
-SERVER = (
-    "belongs to vLLM's own HTTP server, which does not run here: remove it; the address is Ray "
-    "Serve's (http_options), and TLS and CORS are a proxy's"
-)
-_KEYS = (
-    "belongs to vLLM's own HTTP server: remove it, and ask for API keys with `auth` (hermes-serve "
-    "api-key makes them)"
-)
-_ENGINES = "is for engines that several servers share: remove it, and set workers.replicas"
-ADAPTERS = (
-    "would load an adapter that no request can ask for, because the service knows model.name "
-    "alone: remove it, and serve a model with the adapter merged into it"
-)
-_OWNED = {
-    "allowed_media_domains": "limits.media_domains",
-    "max_logprobs": "limits.max_logprobs",
-    "max_num_seqs": "workers.max_running_requests",
-    "model": "model.source",
-    "model_tag": "model.source",
-    "otlp_traces_endpoint": "telemetry.traces_endpoint",
-    "served_model_name": "model.name",
-    "sse_keep_alive_interval": "ingress.heartbeat_s",
-    "tensor_parallel_size": "workers.tensor_parallel_size",
-}
-_SERVERS = """
-    allow_credentials allowed_headers allowed_methods allowed_origins
-    disable_access_log_for_endpoints disable_fastapi_docs disable_uvicorn_access_log
-    enable_offline_docs enable_request_id_headers enable_scale_out enable_server_load_tracking
-    enable_ssl_refresh enable_tokenizer_info_endpoint grpc grpc_port h11_max_header_count
-    h11_max_incomplete_event_size host middleware port root_path ssl_ca_certs ssl_cert_reqs
-    ssl_certfile ssl_ciphers ssl_keyfile tokens_only uds uvicorn_log_level
-"""
-_OF_ENGINES = """
-    api_server_count data_parallel_external_lb data_parallel_hybrid_lb
-    data_parallel_multi_port_external_lb data_parallel_rank data_parallel_start_rank
-    data_parallel_supervisor_port dp_supervisor_probe_failure_threshold
-    dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s headless master_addr master_port
-    nnodes node_rank
-"""
+_DATA = tomllib.loads(DATA.with_name("vllm_arguments.toml").read_text())
+
+
+def _reasons(kind: str) -> dict[str, str]:
+    groups = _DATA["refused"]
+    return {name: group["why"] for group in groups for name in group.get(kind, "").split()}
+
+
 WITHOUT_MEANING: Mapping[str, str] = {
-    **{name: f"is set by {own}: remove it and set {own}" for name, own in _OWNED.items()},
-    **dict.fromkeys(_SERVERS.split(), SERVER),
-    **dict.fromkeys(_OF_ENGINES.split(), _ENGINES),
-    "api_key": _KEYS,
-    "config": "names a file of further arguments, which nobody would check: write them here",
-    "help": "is no setting: remove it",
-    "lora_modules": ADAPTERS,
+    **{name: f"is set by {own}: remove it and set {own}" for name, own in _DATA["owned"].items()},
+    **_reasons("arguments"),
 }
 """The rest of a sentence that begins with the argument, for each argument to refuse."""
 WITH_MEANING = frozenset(VLLM["arguments"]) - WITHOUT_MEANING.keys()
-
-_DP = "VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE"
-HARMFUL_VARIABLES = {"VLLM_API_KEY": _KEYS, **dict.fromkeys(_DP.split(), _ENGINES)}
+HARMFUL_VARIABLES = _reasons("variables")
 """Variables of the environment that promise keys nobody would ask for, or servers that an engine
 would wait for.
 """
+VARIABLES = {**HARMFUL_VARIABLES, **_reasons("chart_variables")}
+"""What the chart's `env`, too, takes none of. A machine's own environment may have the others."""
 
 TEMPLATE = r"^/|[{}\n]|^template_\w+\.jinja$"
 """A file by its full path, the text itself as vLLM tells it from a file, or a file of vLLM's."""
@@ -95,7 +60,7 @@ def argument_problem(name: str, value: Any = None) -> str:
     if value is None:
         return ""
     if plain in ("data_parallel_size", "data_parallel_size_local") and str(value) != "1":
-        return _ENGINES
+        return WITHOUT_MEANING["data_parallel_rank"]
     if plain == "gpu_memory_utilization" and not _is_share(value):
         return "takes a share above 0 and up to 1: 90 % is 0.9"
     if plain == "chat_template" and not (isinstance(value, str) and re.search(TEMPLATE, value)):

@@ -13,6 +13,7 @@ from fastapi.openapi.models import OpenAPI
 from serve_app.ingress import docs_page
 from serve_app.ingress.validation.bodies import parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
+from serve_app.policy.classes import PUBLIC_CLASSES
 
 
 async def get(*paths: str) -> list[httpx.Response]:
@@ -53,3 +54,9 @@ async def test_the_description_has_every_inference_path_with_a_body_that_passes_
         assert parse(
             path, httpx.Request("POST", "http://here", json=content["example"]).content, "m"
         ), path
+
+
+async def test_the_page_names_the_classes_that_a_client_may_choose() -> None:
+    (answer,) = await get("/openapi.json")
+    parameter = answer.json()["components"]["parameters"]["x-hermes-class"]
+    assert parameter["schema"]["enum"] == list(PUBLIC_CLASSES)

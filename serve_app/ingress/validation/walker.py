@@ -19,9 +19,9 @@ from serve_app.ingress.validation.structure import too_many
 from serve_app.settings.limits import RequestLimits
 
 _WORDS = {
-    "object": "an object",
-    "array": "an array",
     "string": "a string",
+    "array": "an array",
+    "object": "an object",
     "boolean": "true or false",
     "integer": "an integer",
     "number": "a number",
@@ -49,11 +49,10 @@ class Problem(NamedTuple):
 
     def refusal(self) -> RequestRefused:
         place = written(self.place)[:_MAX_PLACE_CHARS] or None
-        sentence = self.whole or f"Invalid value for {{}}: {self.what}."
         if place is None:
-            sentence = f"Invalid request: {self.what}."
-        message = sentence.replace("{}", f"'{place}'", 1)
-        return invalid(message, place)
+            return invalid(f"Invalid request: {self.what}.")
+        sentence = self.whole or f"Invalid value for {{}}: {self.what}."
+        return invalid(sentence.replace("{}", f"'{place}'", 1), place)
 
 
 class Walker:
@@ -89,7 +88,7 @@ class Walker:
     def _check_number(self, value: float, schema: Schema, place: Place) -> None:
         for name, (holds, words) in _BOUNDS.items():
             bound = schema.get(name)
-            limit: float | None = getattr(self._limits, bound) if isinstance(bound, str) else bound
+            limit = self._bound(bound)
             if limit is not None and not holds(value, limit):
                 self._wrong(place, f"it should be {words} {limit}")
                 if limit is not bound:
@@ -117,21 +116,13 @@ class Walker:
         most: int = self._bound(schema["maxLength"])
         if len(text) > most:
             name = written(place)
-            message = f"A text in '{name}' is longer than {most} characters."
-            raise invalid(message, name)
+            raise invalid(f"A text in '{name}' is longer than {most} characters.", name)
         if "maxRepeats" in schema:
             check_repeats(text, written(place), self._bound(schema["maxRepeats"]))
 
-    def _check_many(
-        self, value: Sequence[Any] | Mapping[str, Any], schema: Schema, place: Place
-    ) -> None:
-        most: int = self._bound(schema["maxItems"])
-        if len(value) > most:
-            raise too_many(schema["of"], most, written(place))
-
     def _check_array(self, value: list[Any], schema: Schema, place: Place) -> None:
-        if "maxItems" in schema:
-            self._check_many(value, schema, place)
+        if "maxItems" in schema and len(value) > (most := self._bound(schema["maxItems"])):
+            raise too_many(schema["of"], most, written(place))
         if "maxLength" in schema:
             for text in value:
                 if isinstance(text, str):
@@ -150,8 +141,8 @@ class Walker:
                         break  # of very many, one is enough
 
     def _check_object(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
-        if "maxItems" in schema:
-            self._check_many(value, schema, place)
+        if "maxItems" in schema and len(value) > (most := self._bound(schema["maxItems"])):
+            raise too_many(schema["of"], most, written(place))
         if "oneOf" in schema:
             chosen = self._branch(value, schema["oneOf"], place)
             if chosen is None:
@@ -179,17 +170,18 @@ class Walker:
         self, value: Mapping[str, Any], branches: Sequence[Schema], place: Place
     ) -> Schema | None:
         """The branch of a union whose `type` the value has, or that needs none."""
-        kinds: list[str] = []
-        for branch in branches:
-            its = branch["properties"]["type"]["enum"]
-            if "type" not in value and "type" not in branch["required"]:
-                return branch
-            if "type" in value and value["type"] in its:
-                return branch
-            kinds += its
-        missing = "" if "type" in value else "Missing required parameter: {}."
-        self._wrong((*place, "type"), f"it must be {_one_of(kinds)}", missing)
-        return None
+
+        def fits(branch: Schema) -> bool:
+            if "type" in value:
+                return value["type"] in branch["properties"]["type"]["enum"]
+            return "type" not in branch["required"]
+
+        chosen = next(filter(fits, branches), None)
+        if chosen is None:
+            kinds = [kind for one in branches for kind in one["properties"]["type"]["enum"]]
+            missing = "" if "type" in value else "Missing required parameter: {}."
+            self._wrong((*place, "type"), f"it must be {_one_of(kinds)}", missing)
+        return chosen
 
     def _check_entries(self, value: Mapping[str, Any], schema: Schema, place: Place) -> None:
         """Check an object whose names are the client's own."""
@@ -240,11 +232,7 @@ def compiled(schema: Schema) -> Schema:
 
 
 def check(value: Any, schema: Schema, limits: RequestLimits) -> None:
-    """Check a whole value by a schema that `compiled` returned.
-
-    Raises:
-        RequestRefused: `invalid_request`.
-    """
+    """Refuse a value that is not as a schema that `compiled` returned."""
     walker = Walker(limits)
     walker.check(value, schema)
     if (problem := walker.worst(schema)) is not None:
@@ -252,11 +240,7 @@ def check(value: Any, schema: Schema, limits: RequestLimits) -> None:
 
 
 def check_repeats(expression: str, place: str, most: int) -> None:
-    """Refuse a regular expression or grammar that repeats something too often.
-
-    Raises:
-        RequestRefused: `invalid_request`.
-    """
+    """Refuse a regular expression or grammar that repeats something too often."""
     for counts in _REPEATS.findall(expression):
         for count in counts:
             digits = count.lstrip("0")
@@ -265,12 +249,8 @@ def check_repeats(expression: str, place: str, most: int) -> None:
 
 
 def _must_be(schema: Schema) -> str:
-    kinds = [_WORDS[kind] for kind in schema["type"] if kind != "null" and kind != "string"]
-    if "enum" in schema:
-        kinds.insert(0, _one_of(schema["enum"]))
-    elif "string" in schema["type"]:
-        kinds.insert(0, _WORDS["string"])
-    return "it must be " + " or ".join(kinds)
+    words = {**_WORDS, "string": _one_of(schema["enum"])} if "enum" in schema else _WORDS
+    return "it must be " + " or ".join(w for kind, w in words.items() if kind in schema["type"])
 
 
 def _one_of(values: Sequence[str]) -> str:
