@@ -1,8 +1,6 @@
 """The clock of a process, and an estimate of Redis's clock that is the same in every process.
-
 No other module calls Python's `time` (`tests/unit/test_architecture.py` names the exceptions), so
-that a simulation can control the clock of the code that it runs. Pauses and timeouts are asyncio's:
-they follow the clock of the event loop, which the simulation controls as well.
+that a simulation can control the clock. Pauses and timeouts follow the event loop's.
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ class RedisClock:
 
     Use it for every time that one process writes and another compares: the clocks of nodes may
     differ by seconds, but there is only one Redis. Each renewal of a lease passes on what Redis's
-    `TIME` returned.
-
-    Args:
-        local: this process's clock, for durations.
+    `TIME` returned. `local` is this process's clock, for durations.
     """
 
     def __init__(self, local: Clock = SYSTEM) -> None:
@@ -77,10 +72,8 @@ class RedisClock:
         return int(self.now_s() * 1000)
 
     def told(self, answer: tuple[int, int], asked_s: float) -> None:
-        """Redis has answered a `TIME` that was sent at `asked_s` of the local `monotonic_s`.
-
-        A slow answer is inaccurate, because it is unknown when Redis gave it. The quickest recent
-        one sets the clock.
+        """Redis has answered a `TIME` that was sent at `asked_s` of the local `monotonic_s`. The
+        quickest recent answer sets the clock: when Redis gave a slow one is not known.
         """
         seconds, microseconds = answer
         now_s = self.local.monotonic_s()

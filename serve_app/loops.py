@@ -1,9 +1,6 @@
-"""Background loops. A loop that ends is restarted, and a loop that keeps ending makes its process
-unhealthy.
-
-A process whose loop has died looks alive: its lease is renewed and its probes answer, but nobody
-does the loop's work. Therefore no loop is a bare task. If a loop ends by an error, by returning or
-by a cancellation that did not come from us, it is logged, counted and restarted after a growing
+"""Background loops. A process whose loop has died looks alive: its lease is renewed and its probes
+answer, but nobody does the loop's work. Therefore no loop is a bare task: one that ends, by an
+error, by returning or by a cancellation that did not come from us, is restarted after a growing
 pause. If it keeps ending, `failing` names it, and Serve replaces the replica.
 """
 
@@ -42,9 +39,7 @@ class Loops:
         self._failed_s: dict[str, deque[float]] = {}
 
     def keep(self, name: str, work: Work) -> asyncio.Task[None]:
-        """Run `work()`, which never returns, until `end` is called with the returned task, or
-        `stop`.
-        """
+        """Run `work()`, which never returns, until `end` with the returned task, or `stop`."""
         if self._telemetry is not None:
             self._telemetry.loop_kept(name)
         self._failed_s.setdefault(name, deque(maxlen=timings.LOOP_FAILURES))
@@ -63,9 +58,7 @@ class Loops:
 
     @property
     def failing(self) -> list[str]:
-        """Names of the loops that have ended `LOOP_FAILURES` times in the last minute or are not
-        running.
-        """
+        """The loops that have ended `LOOP_FAILURES` times lately, or are not running."""
         since_s = self._clock.monotonic_s() - timings.LOOP_FAILURES_WITHIN_S
         often = {
             name
@@ -75,11 +68,7 @@ class Loops:
         return sorted(often | {name for task, name in self._kept.items() if task.done()})
 
     def check_health(self) -> None:
-        """Serve calls this to check the replica's health.
-
-        Raises:
-            LoopFailed: a loop keeps ending.
-        """
+        """Serve calls this; raises `LoopFailed` if a loop keeps ending."""
         if failing := self.failing:
             raise LoopFailed(f"background loops keep ending: {', '.join(failing)}")
 
@@ -111,10 +100,8 @@ class Loops:
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended, and ignore their results.
-
-    One cancellation is not enough: if it coincides with a timeout inside a library, the library may
-    treat it as the timeout and continue.
+    """Cancel tasks until they have ended, and ignore their results. If a cancellation coincides
+    with a timeout inside a library, the library may treat it as the timeout and continue.
     """
     left = set(tasks)
     while left:

@@ -10,57 +10,37 @@ from __future__ import annotations
 # -- loops ----------------------------------------------------------------------------------------
 
 LOOP_FAILURES = 5
-"""A process is unhealthy if one loop ends this often within `LOOP_FAILURES_WITHIN_S`. Fewer
-failures may be an outage that passes.
-"""
+"""A process is unhealthy if one loop ends this often within `LOOP_FAILURES_WITHIN_S`."""
 LOOP_FAILURES_WITHIN_S = 60.0
 """Older failures say nothing about a loop that runs today."""
 LOOP_RESTART_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before an ended loop restarts, by the number of recent failures: short after the first,
-long if the loop keeps ending.
-"""
+"""Pauses before an ended loop restarts, by the number of recent failures."""
 LOOP_CANCEL_AGAIN_S = 0.5
-"""If a task has not ended this long after its cancellation, it is cancelled again: a library may
-have swallowed the first one.
-"""
+"""A task that goes on after its cancellation is cancelled again: a library swallowed it."""
 
 # -- redis ----------------------------------------------------------------------------------------
 
 REDIS_QUIET_S = 0.2
-"""After a connection could not be opened, callers fail immediately for this long. Otherwise every
-waiting request would try to connect when Redis returns.
-"""
+"""Callers fail at once for this long after a failure, so that not all of them connect."""
 SENTINEL_ANSWER_S = 0.5
-"""How long one Sentinel may take before the next is asked. All of them together must fit into the
-time of an admission.
-"""
+"""How long one Sentinel may take before the next is asked; all must fit into an admission."""
 CLOCK_GOOD_FOR_S = 10.0
-"""The quickest answer of this period sets the clock, because it is the most accurate. Clocks do not
-drift by a millisecond in this time.
-"""
+"""The quickest answer of this period sets the clock, which hardly drifts meanwhile."""
 
 REDIS_CHECK_RETRY_S = 1.0
 """Time between two tries of a Redis that cannot be used."""
 REDIS_CHECK_AGAIN_S = 60.0
-"""Time between two tries of one that can, of 50 commands each. It is tried at once when a lease
-could not be renewed or a request not be accepted.
-"""
+"""Time between two tries of a Redis that can, unless a lease or a request was refused before."""
 REDIS_SIZES_AGAIN_S = 60.0
-"""Time between two tries of whether Redis takes the largest values: after a reconnection, and while
-it does not. Each try sends and reads `ingress.max_body_bytes`.
-"""
+"""Time between two tries of the largest value, which sends `ingress.max_body_bytes`."""
 REDIS_SIZE_ANSWER_S = 10.0
 """How long such a value may take to get there and back."""
 REDIS_ANSWER_COUNTS_S = 5.0
-"""How long Redis's own words count for more than the network's: a Redis that closes connections
-tells some of them why, and not all.
-"""
+"""How long Redis's own words count for more than the network's, which follow them."""
 REDIS_TELL_AGAIN_S = 60.0
 """A problem of Redis that comes and goes is logged no more often than this."""
 REDIS_CHECK_NAME_S = 15.0
-"""How long a name may take. The system's resolver asks each server twice for five seconds, and only
-then knows that none answers.
-"""
+"""How long a name may take: a resolver asks each server twice for five seconds."""
 REDIS_CHECK_ANSWER_S = 5.0
 """How long a connection or an answer may take in this check, where nobody waits for a token."""
 DOCTOR_S = 4.5
@@ -71,17 +51,11 @@ REDIS_TRIAL_MS = 60_000
 # -- journal --------------------------------------------------------------------------------------
 
 APPEND_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Pauses before the writer appends again, by the number of failures. A failover takes about a
-second, and streams stand still meanwhile.
-"""
+"""Pauses before the writer appends again, by the failures; a failover takes about a second."""
 WRITER_SILENCE_S = 1.0
-"""An attempt that has appended nothing for this long checks whether its journal has been ended;
-otherwise only an append would show it.
-"""
+"""An attempt that has appended nothing for this long looks whether its journal has ended."""
 FOLLOWER_SILENCE_S = 1.0
-"""A follower that has received nothing for this long reads the stream. This bounds the cost of a
-lost wake-up.
-"""
+"""A follower that has received nothing for this long reads: the cost of a lost wake-up."""
 FOREIGN_BLOCK_S = 1.0
 """How long a read waits in Redis for news of the requests whose wake-ups go to another ingress."""
 FOLLOWER_LOOKS_A_S = 2_000
@@ -97,9 +71,7 @@ PAGE_ENTRIES = 256
 FIRST_PAGE_ENTRIES = 32
 """Entries of the first page, when nobody knows yet how large they are."""
 PAGE_BYTES = 256 * 1024
-"""After a larger page the next one has fewer entries, because who does not read keeps a page. Most
-entries have less than a KiB; an entry may have `ENTRY_BYTES`.
-"""
+"""After a larger page the next one has fewer entries, because who does not read keeps a page."""
 ENTRY_BYTES = (1 << 20) - 1_024
 """An entry holds about this much of a response and of the engine's outputs, so that no append keeps
 those of other requests waiting: sending a MiB takes about a millisecond. It is a little less than
@@ -108,21 +80,13 @@ the least that Redis's `proto-max-bulk-len` and `client-query-buffer-limit` can 
 ENTRY_OUTPUTS = 1_024
 """Engine outputs per entry: encoding many more than fit would cost time."""
 OPENING_WAKE_S = 0.05
-"""The wake-up of an opening goes with the next one of its worker, usually that of its first output.
-After this time it goes alone: until then its request counts as one that waits.
-"""
+"""The wake-up of an opening goes with the next one of its worker, or alone after this time."""
 ENTRIES_PER_S = 500
-"""A worker whose engine makes at least twice as many outputs writes several of a stream together,
-so that it writes about as many entries, if `journal.linger_ms` allows it.
-"""
+"""A worker that makes twice as many outputs may write several of a stream together."""
 PACK_BYTES = 128 * 1024
-"""A writer packs accepted entries of one attempt when they take this much memory, some 160 tokens.
-Short answers never do; packing holds the event loop for 0.2 ms.
-"""
+"""A writer packs accepted entries of one attempt above this, in 0.2 ms; short answers never."""
 PACK_AT_MOST_BYTES = 2 * PACK_BYTES
-"""More, because the last entry is large, is kept as it is. So much holds the loop for 2 ms if it is
-embeddings, which zlib packs most slowly.
-"""
+"""More, because the last entry is large, is kept as it is: embeddings would take 2 ms."""
 PACK_AT_ONCE_BYTES = 128 * 1024
 """A transcript up to this size, some 400 tokens, is packed on the event loop: 0.2 ms, 1 ms for
 embeddings. A larger one is packed in a thread, which costs the loop 0.1 ms. Of higher levels of
@@ -134,24 +98,16 @@ response bytes is announced without them, and readers read the stream: Redis dro
 which more than 32 MB wait (cluster/redis.conf).
 """
 SUBSCRIPTION_RETRY_S = 0.1
-"""Pause before subscribing again. Until then all streams of the ingress rely on
-`FOLLOWER_SILENCE_S`.
-"""
+"""Pause before subscribing again; until then streams rely on `FOLLOWER_SILENCE_S`."""
 SUBSCRIPTION_PING_S = 1.5
-"""A subscription that has been silent for this long is pinged, because a dead connection looks the
-same.
-"""
+"""A subscription that was silent for this long is pinged: a dead one looks the same."""
 SUBSCRIPTION_ANSWER_S = 2.5
-"""How long the answer to that ping may take. Together with the ping, a dead connection is replaced
-after 4 s.
-"""
+"""How long the answer to that ping may take; so a dead connection is replaced after 4 s."""
 ENDED_WITHIN_S = 300.0
-"""A journal outlives its deadline by at least this long, so that a late ending still finds it."""
+"""A journal outlives its deadline by at least this long, so that a late ending finds it."""
 
 WHOLES_AT_ONCE = 4
-"""Whole journals that one ingress holds in memory at a time, each of up to
-`journal.max_answer_bytes`.
-"""
+"""Whole journals of up to `journal.max_answer_bytes` that one ingress holds at a time."""
 
 KEPT_LOOK_S = 2.0
 """How old an ingress's knowledge of a tenant's kept answers may be."""
@@ -160,9 +116,7 @@ HOUR_S = 3_600
 """OpenAI's buckets of usage begin at full hours of Unix time."""
 
 HOUR_MS = 3_600_000
-"""The ledger sums up by the hour in which requests end; answers that are kept for whoever comes
-later are counted by the hour in which they expire.
-"""
+"""The ledger sums up by the hour in which requests end, or in which kept answers expire."""
 
 # -- request queue --------------------------------------------------------------------------------
 
@@ -171,19 +125,13 @@ CLAIM_BLOCK_MS = 1_000
 silent; otherwise an idle queue would look like a dead Redis.
 """
 TAKE_OVER_IDLE_MS = 1_000
-"""A claim that was touched this recently is not taken over. If two ingresses take over at the same
-time, the second finds the claim just touched.
-"""
+"""A claim that was touched this recently is not taken over: another ingress was faster."""
 CLAIM_ANSWER_LOST_MS = 8_000
-"""An ingress takes up its own claim that it does not work on after this time; earlier, the answer
-to the claim may still arrive.
-"""
+"""An ingress takes up its own claim after this time; earlier, the answer may still arrive."""
 TAKE_OVER_AT_MOST = 1_000
 """Claims checked per round trip."""
 OVERDUE_A_LOOK = 500
-"""Waiting entries per class that one sweep for passed deadlines reads, so that a long queue costs
-no more than a short one.
-"""
+"""Waiting entries per class that one sweep for passed deadlines reads."""
 DEAD_LETTERS_A_PAGE = 10
 """Dead letters per reply; a body may have many megabytes."""
 
@@ -194,31 +142,23 @@ LEASE_RENEW_S = 0.5
 LEASE_MS = 3_000
 """Length of the lease of an ingress or a worker: how soon its death is noticed if no call fails."""
 LEASE_PATIENCE_S = 10.0
-"""If Redis has answered every read of the leases for this long, but none quickly enough to be
-certain, then a process that was in none of them is dead (docs/adr/0013).
-"""
+"""After so long without a quick read, who was in none of the reads is dead (docs/adr/0013)."""
 LEASE_QUICK_S = 0.5
 """A read that takes no longer shows every living process, because all have renewed meanwhile."""
 LEASE_STEADY_S = LEASE_MS / 1000 - LEASE_RENEW_S
 """A renewal that takes as long as such a read still leaves a lease."""
 SERVICE_KNOWN_MS = 60_000
-"""How long a namespace belongs to a service without an ingress: longer than all of them take to
-start again, or than a short outage of Redis, in which nobody can renew the name.
-"""
+"""How long a namespace stays a service's without ingress: longer than a restart of all."""
 CLUSTER_KNOWN_MS = 86_400_000
 """A Ray cluster that has had no ingress for so long counts as a new one."""
 MODEL_GONE_MS = 30_000
-"""What waits for a model is refused if no ingress has served it for so long: longer than Serve
-takes to start one that has died.
-"""
+"""What waits for a model that was not served for so long is refused; Serve starts one sooner."""
 UNSERVED_LOOK_S = 1.0
 """Time between two looks for such models, which cost nothing while there is none."""
 UNSERVED_A_LOOK = 200
 """Requests of each class of such a model that one look ends."""
 REPLICA_AVOID_S = 5.0
-"""A replica at which a call has failed gets no requests for this long. If it is dead, its lease
-expires within this time.
-"""
+"""A replica at which a call has failed gets no requests until its lease would have expired."""
 
 # -- dispatch -------------------------------------------------------------------------------------
 
@@ -231,31 +171,19 @@ WAITING_TELL_S = 15.0
 WAITING_TELL_AT_MOST = 20
 """Requests logged at a time; the log gives only the number of the others."""
 ATTEMPT_RETRY_S = 0.2
-"""Pause before a step of an attempt is repeated after Redis has failed. It is also how long a call
-to a replica that has left may take to report its own failure.
-"""
+"""Pause before a step of an attempt is repeated; also how long a call may take to report."""
 ATTEMPT_REFUSED_S = (0.2, 0.4, 0.8, 1.6, 2.0)
-"""Pauses before an attempt that no worker has opened is repeated, by how often that happened. An
-engine that comes back stays idle no longer than this.
-"""
+"""Pauses before an attempt that no worker has opened is repeated, by how often that was."""
 ATTEMPT_UNREAD_S = (0.2, 1.0, 5.0, 30.0)
-"""The same for attempts that were opened and then not read, by their number. Each leaves two
-entries in its journal: of a request that waits for a day, fewer than 6,000.
-"""
+"""The same for attempts that were opened and not read; each leaves two entries in its journal."""
 DEFECT_RETRY_S = (1.0, 5.0)
-"""Pauses before a request is taken up again on which our own code has failed. After another failure
-it ends as `internal`, so that it keeps no slot for a day.
-"""
+"""Pauses after our own code has failed on a request; then it ends as `internal`."""
 ATTEMPT_OPENS_S = 3.0
 """An adopted request whose attempt is not opened within this time gets a new attempt."""
 CALL_OPENS_S = 5.0
-"""A call that has not opened its attempt within this time is given up, and another replica is
-called.
-"""
+"""A call that has not opened its attempt within this time is given up for another replica."""
 CALL_PROOF_S = 5.0
-"""A direct connection between an ingress and a worker is closed unless both have proved within this
-time that they know its key.
-"""
+"""How long both ends of a direct connection may take to prove that they know its key."""
 CALL_UNREAD_MS = 20_000
 """A direct connection is lost if the other machine does not confirm what was sent for so long."""
 CALL_CONNECTIONS = 256
@@ -267,27 +195,19 @@ CALL_WAKE_BYTES = 1 << 20
 CALL_MESSAGE_CHARS = 300
 """How much of an error's text the answer to a call has."""
 EXPIRE_GRACE_S = 2.0
-"""The dispatcher ends an attempt this long after its deadline; the worker and the client's ingress
-come first.
-"""
+"""The dispatcher ends an attempt so long after its deadline; worker and ingress come first."""
 DEADLINE_GRACE_S = 1.0
-"""The ingress that holds the connection ends a request this long after its deadline; normally the
-worker ends it earlier.
-"""
+"""The connection's ingress ends a request so long after its deadline; the worker comes first."""
 DEADLINE_SWEEP_S = 1.0
 """Time between two searches for waiting requests whose deadline has passed."""
 QUARANTINE_LEASE_S = 10.0
-"""Length of the lease on the lock under which suspects run: how long the others wait if its holder
-dies.
-"""
+"""How long other suspects wait if the holder of their lock dies."""
 QUARANTINE_POLL_S = 0.2
 """Time between two attempts to get that lock."""
 ADOPTED_LOOK_S = 0.5
 """Time between two checks of an adopted request, if there are at most `ADOPTED_MANY`."""
 ADOPTED_MANY = 500
-"""With more adopted requests, each is checked less often in proportion, so that the checks never
-occupy the loop.
-"""
+"""With more adopted requests each is checked less often, so that checks never occupy the loop."""
 ADOPTED_GATHER_S = 0.05
 """Checks requested within this time go out together."""
 ADOPTED_A_LOOK = 250
@@ -296,44 +216,32 @@ ADOPTED_A_LOOK = 250
 # -- admission ------------------------------------------------------------------------------------
 
 RETRY_AFTER_S = 1.0
-"""Lowest `Retry-After` for a request that was refused because of a limit; every request that ends
-frees capacity.
-"""
+"""Lowest `Retry-After` of a request that a limit refuses; every end frees capacity."""
 FULL_STORAGE_RETRY_AFTER_S = 5.0
 """The same for a full Redis: memory is freed when journals expire, which takes longer."""
 KEYED_TRIES = 5
 """How often an admission with an `Idempotency-Key` tries again after another repeat was faster."""
 KEY_OUTLIVES_MS = 60_000
-"""How much longer the pointer to the newest request of an idempotency key lives than the journal of
-that request. It must never live shorter.
-"""
+"""How much longer the pointer of an idempotency key lives than the journal of its request."""
 
 # -- ingress --------------------------------------------------------------------------------------
 
 EXPIRE_WITHIN_S = 0.7
-"""How long Redis may take to record a passed deadline. Then the client is answered anyway, and
-Redis is updated later.
-"""
+"""How long Redis may take to record a passed deadline before the client is answered anyway."""
 SEND_BYTES = 16 * 1024
 """A piece of an answer. The server's `send` waits while the socket's buffer holds more than 64 KiB
 (the bound of asyncio and uvloop), so a client that does not read keeps at most that and a piece.
 """
 STALLED_LOOK_AT_MOST_S = 5.0
-"""Longest time between two searches for clients that do not read; otherwise a quarter of
-`ingress.stalled_client_timeout_s`.
-"""
+"""Longest time between two searches for clients that do not read."""
 KEYS_FILE_LOOK_S = 1.0
 """Time between two checks whether the file of API keys has changed."""
 READER_RENEW_S = 2.0
 """Time between two looks for readers that are to be written down."""
 READER_KNOWN_MS = 120_000
-"""How long it holds that an ingress reads a request, while that ingress lives; it is written again
-after half of this time.
-"""
+"""How long it holds that an ingress reads a request; it is written again after half of it."""
 READER_SLOW_S = 1.0
-"""If Redis takes longer to report that a request has no readers, new ones may not have been written
-down, so the report does not count.
-"""
+"""If Redis reports more slowly that nobody reads a request, new readers may not count yet."""
 CANCEL_RETRY_S = 0.5
 """Pause before searching again for a request that nobody reads and that Redis does not know yet."""
 ADMISSION_MAY_COME_S = 10.0
@@ -344,9 +252,7 @@ DEPTHS_LOOK_S = 0.5
 # -- observability --------------------------------------------------------------------------------
 
 SNAPSHOT_KEPT_S = 5
-"""Shortest time for which a process's metrics page is kept; normally four periods, so that one
-missed snapshot leaves no gap.
-"""
+"""Shortest time for which a process's metrics page is kept; normally four periods."""
 ACTIVITY_LOOK_S = 0.5
 """Time between two samples of the event loop's lag and the threads' CPU time; one takes some 50 µs.
 """
@@ -358,8 +264,7 @@ TRACES_EXPORT_MS = 1_000
 HEALTH_LOOK_S = 0.5
 """Time between two checks of a worker whether its engine makes progress."""
 VOID_FOR_S = 10.0
-"""For this long after Redis's last failure, a worker searches for an opening whose answer was lost.
-"""
+"""How long after Redis's last failure a worker looks for an opening whose answer was lost."""
 APP_ABORT_S = 5.0
 """How long vLLM's app may clean up after its client has left, before its task is cancelled."""
 LOOP_LOOK_S = 0.2
@@ -369,6 +274,4 @@ MASK_S = 0.02
 MASKS_S = 1.0
 """Budget of a grammar: CPU time beyond that, in all requests of a tenant."""
 SIMULATED_HOLD_S = 1.5
-"""How long the simulated engine's fault `hold` computes; it must exceed
-`workers.max_event_loop_block_s`.
-"""
+"""How long the simulated engine's fault `hold` computes; above `max_event_loop_block_s`."""

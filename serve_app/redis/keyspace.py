@@ -14,9 +14,7 @@ def journal_key(namespace: str, request_id: str) -> str:
 
 
 def body_key(namespace: str, request_id: str) -> str:
-    """The body of a request, apart from its journal, so that reading a state does not read the
-    body.
-    """
+    """The body of a request, apart from its journal, which many read."""
     return f"{namespace}:b:{request_id}"
 
 
@@ -45,9 +43,7 @@ def requests_key(namespace: str, tenant: str) -> str:
 
 
 def chats_key(namespace: str, tenant: str) -> str:
-    """The ids of a tenant's latest stored chat completions, by their admission in Unix
-    milliseconds.
-    """
+    """The ids of a tenant's latest stored chat completions, by their admission."""
     return f"{namespace}:c:{tenant}"
 
 
@@ -57,16 +53,12 @@ def metadata_key(namespace: str, request_id: str) -> str:
 
 
 def kept_key(namespace: str, tenant: str) -> str:
-    """Bytes of a tenant's (without a name: of all) answers that are kept for later, by the
-    hour in which they expire.
-    """
+    """Bytes of a tenant's (without a name: of all) answers, by the hour in which they expire."""
     return f"{namespace}:k:{tenant}"
 
 
 def usage_key(namespace: str, hour: int) -> str:
-    """What the requests have used that ended in an hour (since 1970): the ledger, by tenant, API
-    key, class and model.
-    """
+    """The ledger of an hour (since 1970): what the requests have used that ended in it."""
     return f"{namespace}:u:{hour}"
 
 
@@ -91,9 +83,7 @@ def cluster_key(namespace: str, cluster: str) -> str:
 
 
 def models_key(namespace: str) -> str:
-    """The models whose requests may wait, by when an ingress served them last, in Unix
-    milliseconds.
-    """
+    """The models whose requests may wait, by when an ingress served them last."""
     return f"{namespace}:models"
 
 

@@ -20,37 +20,26 @@ _PORT, _SENTINEL_PORT = 6379, 26379
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _OPTIONS = ("db", "username", "password")
 _OF_SENTINEL = ("sentinel_username", "sentinel_password")
-_SETTINGS = {
-    "timeout": "redis.connect_timeout_s",
-    "socket_connect_timeout": "redis.connect_timeout_s",
-    "socket_timeout": "redis.response_timeout_s",
-    "ssl_ca_certs": "redis.ca_file",
-    "ssl_cert_reqs": "redis.ca_file",
-}
-"""Options that other clients take, and what does it here."""
 _SENTINELS_FORM = "use redis+sentinel://host:26379,host:26379/<name of the primary>"
 
 Login = Mapping[str, str]
 
 
 class RedisAddress(NamedTuple):
-    """Where Redis is, and how to log in.
-
-    Args:
-        nodes: the one address, or the Sentinels; none for a Unix socket.
-        path: of the Unix socket.
-        primary: the name by which Sentinels know the primary; empty without Sentinels.
-        login: `username` and `password`, as far as they are given.
-        own_login: the Sentinels'.
-    """
+    """Where Redis is, and how to log in."""
 
     nodes: tuple[tuple[str, int], ...]
+    """The one address, or the Sentinels; none for a Unix socket."""
     path: str
+    """Of the Unix socket."""
     primary: str
+    """The name by which Sentinels know the primary; empty without Sentinels."""
     db: int
     tls: bool
     login: Login
+    """`username` and `password`, as far as they are given."""
     own_login: Login
+    """The Sentinels'."""
 
     @property
     def secrets(self) -> Iterator[str]:
@@ -80,20 +69,18 @@ def redis_address(url: str) -> RedisAddress:
     username, _, password = user.partition(":")
     login = _login({"username": unquote(username), "password": unquote(password), **options}, "")
     if scheme == "unix":
-        _check_path(hosts, path)
+        if hosts or not path:
+            what = f"names the host '{hosts}'" if hosts else "names no file"
+            raise ValueError(f"{what}: a Unix socket has three slashes, unix:///run/redis.sock")
         return RedisAddress((), unquote(f"/{path}"), "", _db(options.get("db")), False, login, {})
-    nodes = tuple(_node(host, of_sentinel) for host in hosts.split(","))
     primary, _, db = path.strip("/").partition("/") if of_sentinel else ("", "", path.strip("/"))
-    _check_names(nodes, primary if of_sentinel else None)
-    return RedisAddress(
-        nodes,
-        "",
-        unquote(primary),
-        _db(options.get("db", db)),
-        scheme.startswith("rediss"),
-        login,
-        _login(options, "sentinel_"),
-    )
+    nodes = tuple(_node(host, of_sentinel) for host in hosts.split(","))
+    if of_sentinel and not primary:
+        raise ValueError(f"names no primary: {_SENTINELS_FORM}")
+    db_number = _db(options.get("db", db))
+    own_login = _login(options, "sentinel_")
+    tls = scheme.startswith("rediss")
+    return RedisAddress(nodes, "", unquote(primary), db_number, tls, login, own_login)
 
 
 def _check_ends(scheme: str, rest: str) -> None:
@@ -108,37 +95,13 @@ def _check_ends(scheme: str, rest: str) -> None:
         )
 
 
-def _check_path(host: str, path: str) -> None:
-    if host or not path:
-        what = f"names the host '{host}'" if host else "names no file"
-        raise ValueError(f"{what}: a Unix socket has three slashes, unix:///run/redis.sock")
-
-
-def _check_names(nodes: tuple[tuple[str, int], ...], primary: str | None) -> None:
-    """Refuse an address without a name. `primary` is None without Sentinels."""
-    for host, _ in nodes:
-        try:
-            host.encode("idna")
-        except UnicodeError:
-            raise ValueError(f"host '{host}' is not a name or an address") from None
-    if not all(host for host, _ in nodes):
-        raise ValueError(
-            "names no host: use redis://host:6379/0"
-            if primary is None
-            else f"names no Sentinel: {_SENTINELS_FORM}"
-        )
-    if primary == "":
-        raise ValueError(f"names no primary: {_SENTINELS_FORM}")
-
-
 def _options(query: str, known: tuple[str, ...]) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
-    for name in options:
-        if name not in known:
-            instead = f"use the setting {_SETTINGS[name]}" if name in _SETTINGS else "remove it"
-            raise ValueError(
-                f"has the option '{name}', which is none of {', '.join(known)}: {instead}"
-            )
+    for name in options.keys() - set(known):
+        raise ValueError(
+            f"has the option '{name}', which is none of {', '.join(known)}: remove it; timeouts "
+            "and certificates are settings, such as redis.response_timeout_s and redis.ca_file"
+        )
     return {name: value for name, value in options.items() if value}
 
 
@@ -150,7 +113,15 @@ def _node(text: str, of_sentinel: bool) -> tuple[str, int]:
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         # Not shown: without an @, it is the password.
         raise ValueError("has a port that is not a number up to 65535: use host:6379")
-    return unquote(host.strip("[]")), int(port)
+    host = unquote(host.strip("[]"))
+    if not host:
+        form = f"Sentinel: {_SENTINELS_FORM}" if of_sentinel else "host: use redis://host:6379/0"
+        raise ValueError(f"names no {form}")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"host '{host}' is not a name or an address") from None
+    return host, int(port)
 
 
 def _db(text: str | None) -> int:
