@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -28,9 +28,64 @@ from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import NotResumed, Reason, State
 from serve_app.loops import Loops
 
+_TEXTS = {
+    "hermes_build_info": "Always 1; the version of this process's code.",
+    "hermes_requests_admitted": "Requests accepted: written to the journal and the queue.",
+    "hermes_requests_refused": "Requests refused before acceptance.",
+    "hermes_ignored_fields": "Unknown fields in requests, which were ignored (see "
+    "x-hermes-ignored).",
+    "hermes_requests_ended": "Requests that ended.",
+    "hermes_requests_not_resumed": "Requests that failed because no engine could resume an answer "
+    "that a client had begun.",
+    "hermes_attempts": "Attempts sent to workers: the `first` of a request, or a `retry` after one "
+    "was lost.",
+    "hermes_calls": "Calls to workers: to the replica that holds the session's prefix cache "
+    "(`home`), or to another one because that was full (`overflow`).",
+    "hermes_queue_wait_time_seconds": "Time from a request's acceptance to the start of its first "
+    "attempt.",
+    "hermes_batch_processing_time_seconds": "Time that an attempt spends in the engine's running "
+    "batch.",
+    "hermes_time_to_first_token_seconds": "Time from a request's acceptance to its first output "
+    "token.",
+    "hermes_end_to_end_time_seconds": "Time from a request's acceptance to its end.",
+    "hermes_loop_restarts": "Background tasks of the process that ended unexpectedly and were "
+    "restarted.",
+    "hermes_event_loop_blocks": "Times that one step blocked a worker's event loop for longer than "
+    "workers.max_event_loop_block_s.",
+    "hermes_engines_ready": "Engines that this ingress can send work to (0 in a worker's process).",
+    "hermes_in_flight_requests": "Attempts that this worker has begun and not ended (0 in an "
+    "ingress's process).",
+    "hermes_engine_slots": "Sequences that this worker's engine may run at a time (0 in an "
+    "ingress's process).",
+    "hermes_journal_buffer_bytes": "Memory of the journal entries that this worker keeps until "
+    "their requests end, to append them again if Redis loses them (0 in an ingress's process).",
+    "hermes_event_loop_lag_seconds": "How much later than due the process's asyncio event loop "
+    "runs a timer.",
+    "hermes_thread_cpu_seconds": "CPU time that a thread of the process has used.",
+    "hermes_thread_cpu_wait_seconds": "Time that a runnable thread has waited for a free CPU "
+    "(Linux).",
+    "hermes_threads": "Python threads of this process.",
+}
+
+
+class Maker:
+    """Makes the metrics of a registry, each with its text."""
+
+    def __init__(self, registry: CollectorRegistry, texts: Mapping[str, str]) -> None:
+        self._registry, self._texts = registry, texts
+
+    def counter(self, name: str, *labels: str) -> Counter:
+        return Counter(name, self._texts[name], labels, registry=self._registry)
+
+    def gauge(self, name: str, *labels: str) -> Gauge:
+        return Gauge(name, self._texts[name], labels, registry=self._registry)
+
+    def histogram(self, name: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        text = self._texts[name]
+        return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+
+
 _WAIT_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-
-
 _BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -84,15 +139,6 @@ class TokenTelemetry(Collector):
         )
 
 
-def _losses(counter: Callable[..., Counter]) -> Counter:
-    """Begins with zeros: Prometheus sees no increase to the first value of a series."""
-    text = "Requests that failed because no engine could resume an answer that a client had begun."
-    losses = counter("hermes_requests_not_resumed", text, ["cause"])
-    for cause in NotResumed:
-        losses.labels(str(cause))
-    return losses
-
-
 class Telemetry:
     """The metrics of one process, in a registry of their own beside the default one (which holds
     vLLM's and the process's).
@@ -102,98 +148,34 @@ class Telemetry:
         # They would be a series for each series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
-        counter = partial(Counter, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
-        duration = partial(Histogram, registry=self.registry, buckets=_WAIT_S)
-        self._admitted = counter(
-            "hermes_requests_admitted",
-            "Requests accepted: written to the journal and the queue.",
-            ["class"],
-        )
-        self._refused = counter(
-            "hermes_requests_refused", "Requests refused before acceptance.", ["reason"]
-        )
-        self._ignored = counter(
-            "hermes_ignored_fields",
-            "Unknown fields in requests, which were ignored (see x-hermes-ignored).",
-        )
-        self._ended = counter(
-            "hermes_requests_ended", "Requests that ended.", ["class", "state", "reason"]
-        )
-        self._attempts = counter(
-            "hermes_attempts",
-            "Attempts sent to workers: the `first` of a request, or a `retry` after one was lost.",
-            ["kind"],
-        )
-        self._calls = counter(
-            "hermes_calls",
-            "Calls to workers: to the replica that holds the session's prefix cache (`home`), or "
-            "to another one because that was full (`overflow`).",
-            ["placed"],
-        )
-        self._lost = _losses(counter)
-        self._queue_wait = duration(
-            "hermes_queue_wait_time_seconds",
-            "Time from a request's acceptance to the start of its first attempt.",
-            ["class"],
-        )
-        self._processing = duration(
-            "hermes_batch_processing_time_seconds",
-            "Time that an attempt spends in the engine's running batch.",
-            ["class"],
-        )
-        self._ttft = duration(
-            "hermes_time_to_first_token_seconds",
-            "Time from a request's acceptance to its first output token.",
-            ["class"],
-        )
-        self._end_to_end = duration(
-            "hermes_end_to_end_time_seconds",
-            "Time from a request's acceptance to its end.",
-            ["class"],
-        )
-        self.tokens = TokenTelemetry(self.registry)
-        self._loop_restarts = counter(
-            "hermes_loop_restarts",
-            "Background tasks of the process that ended unexpectedly and were restarted.",
-            ["loop"],
-        )
-        self._loop_held = counter(
-            "hermes_event_loop_blocks",
-            "Times that one step blocked a worker's event loop for longer than "
-            "workers.max_event_loop_block_s.",
-        )
+        make = Maker(self.registry, _TEXTS)
+        self._admitted = make.counter("hermes_requests_admitted", "class")
+        self._refused = make.counter("hermes_requests_refused", "reason")
+        self._ignored = make.counter("hermes_ignored_fields")
+        self._ended = make.counter("hermes_requests_ended", "class", "state", "reason")
+        self._lost = make.counter("hermes_requests_not_resumed", "cause")
+        self._attempts = make.counter("hermes_attempts", "kind")
+        self._calls = make.counter("hermes_calls", "placed")
         self._called = {True: 0, False: 0}
-        self._make_gauges(gauge)
-        self._prepare_series()
+        self._queue_wait = make.histogram("hermes_queue_wait_time_seconds", _WAIT_S, "class")
+        self._processing = make.histogram("hermes_batch_processing_time_seconds", _WAIT_S, "class")
+        self._ttft = make.histogram("hermes_time_to_first_token_seconds", _WAIT_S, "class")
+        self._end_to_end = make.histogram("hermes_end_to_end_time_seconds", _WAIT_S, "class")
+        self.tokens = TokenTelemetry(self.registry)
+        self._loop_restarts = make.counter("hermes_loop_restarts", "loop")
+        self._loop_held = make.counter("hermes_event_loop_blocks")
+        self._engines_ready = make.gauge("hermes_engines_ready")
+        self._in_flight = make.gauge("hermes_in_flight_requests")
+        self._slots = make.gauge("hermes_engine_slots")
+        self._journal_kept = make.gauge("hermes_journal_buffer_bytes")
+        make.gauge("hermes_build_info", "version").labels(__version__).set(1)
+        self._begin_at_zero()
 
-    def _make_gauges(self, gauge: Callable[..., Gauge]) -> None:
-        self._engines_ready = gauge(
-            "hermes_engines_ready",
-            "Engines that this ingress can send work to (0 in a worker's process).",
-        )
-        self._in_flight = gauge(
-            "hermes_in_flight_requests",
-            "Attempts that this worker has begun and not ended (0 in an ingress's process).",
-        )
-        self._slots = gauge(
-            "hermes_engine_slots",
-            "Sequences that this worker's engine may run at a time (0 in an ingress's process).",
-        )
-        self._journal_kept = gauge(
-            "hermes_journal_buffer_bytes",
-            "Memory of the journal entries that this worker keeps until their requests end, to "
-            "append them again if Redis loses them (0 in an ingress's process).",
-        )
-
-    def _prepare_series(self) -> None:
-        Gauge(
-            "hermes_build_info",
-            "Always 1; the version of this process's code.",
-            ["version"],
-            registry=self.registry,
-        ).labels(__version__).set(1)
-        for reason in Reason:  # start the series at 0, see `loop_kept`
+    def _begin_at_zero(self) -> None:
+        """Prometheus sees no increase to the first value of a series."""
+        for cause in NotResumed:
+            self._lost.labels(str(cause))
+        for reason in Reason:
             self._refused.labels(str(reason))
         for kind in ("first", "retry"):
             self._attempts.labels(kind)
@@ -202,9 +184,7 @@ class Telemetry:
     # -- every process ----------------------------------------------------------------------------
 
     def loop_kept(self, name: str) -> None:
-        """A background loop starts. This creates the series at 0: `increase()` does not see a
-        series that first appears at 1.
-        """
+        """A background loop starts, and its series at 0."""
         self._loop_restarts.labels(name)
 
     def loop_restarted(self, name: str) -> None:
@@ -225,7 +205,6 @@ class Telemetry:
         self._queue_wait.labels(request_class).observe(max(0.0, waited_s))
 
     def attempted(self, epoch: int) -> None:
-        """An attempt was sent to a worker."""
         self._attempts.labels("first" if epoch == 1 else "retry").inc()
 
     def called(self, calls: Mapping[bool, int]) -> None:
@@ -236,7 +215,6 @@ class Telemetry:
             self._called[home] = now
 
     def engines_ready(self, engines: int) -> None:
-        """How many engines this ingress can send work to."""
         self._engines_ready.set(engines)
 
     # -- worker -----------------------------------------------------------------------------------
@@ -252,7 +230,6 @@ class Telemetry:
         self._journal_kept.set_function(kept_bytes)
 
     def loop_held(self) -> None:
-        """A step has blocked the event loop for too long."""
         self._loop_held.inc()
 
     def first_token(self, request_class: str, since_admission_s: float) -> None:
@@ -291,27 +268,11 @@ class Activity:
     def __init__(self, registry: CollectorRegistry, loops: Loops, clock: Clock = SYSTEM) -> None:
         self._loops = loops
         self._clock = clock
-        self._lag = Histogram(
-            "hermes_event_loop_lag_seconds",
-            "How much later than due the process's asyncio event loop runs a timer.",
-            registry=registry,
-            buckets=_LAGS_S,
-        )
-        self._computed = Counter(
-            "hermes_thread_cpu_seconds",
-            "CPU time that a thread of the process has used.",
-            ["thread"],
-            registry=registry,
-        )
-        self._starved = Counter(
-            "hermes_thread_cpu_wait_seconds",
-            "Time that a runnable thread has waited for a free CPU (Linux).",
-            ["thread"],
-            registry=registry,
-        )
-        self._threads = Gauge(
-            "hermes_threads", "Python threads of this process.", registry=registry
-        )
+        make = Maker(registry, _TEXTS)
+        self._lag = make.histogram("hermes_event_loop_lag_seconds", _LAGS_S)
+        self._computed = make.counter("hermes_thread_cpu_seconds", "thread")
+        self._starved = make.counter("hermes_thread_cpu_wait_seconds", "thread")
+        self._threads = make.gauge("hermes_threads")
         self._seen_ns: dict[int, tuple[int, int]] = {}
 
     async def start(self) -> None:

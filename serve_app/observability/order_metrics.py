@@ -5,14 +5,42 @@ tenant gets.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client import CollectorRegistry, Gauge, Summary
 
+from serve_app.observability.metrics import Maker
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.order import Completion, Running, Scheduler
 
+_TEXTS = {
+    "hermes_slots_allowed": "Sequences that this ingress may run at a time: its share of the slots "
+    "of all engines.",
+    "hermes_slots_reserved": "Slots reserved for requests that this ingress has started and that "
+    "have not ended.",
+    "hermes_slots_long": "Of hermes_slots_reserved, those of requests that may not use the spare "
+    "slots: batch, standard ones not predicted to be short, and those with more sequences than "
+    "spare.",
+    "hermes_claim_requests": "Requests that one claim has taken from the queue.",
+    "hermes_prediction_ratio": "Output tokens of a request divided by their predicted number.",
+    "hermes_prediction_error_ratio": "Error of the predicted output lengths divided by that of a "
+    "constant prediction.",
+    "hermes_predictions_useful": "1 if output lengths are predicted well enough to run short "
+    "requests first, else 0.",
+    "hermes_ageing_promotions": "Requests that started before a more urgent class because they had "
+    "waited long.",
+    "hermes_claimed_waiting": "Requests that this ingress has claimed from the queue and not "
+    "started.",
+    "hermes_claimed_oldest_age_seconds": "Age of the oldest request that this ingress has claimed "
+    "and not started.",
+    "hermes_tenant_served_cost": "Cost of the requests that ended, in weighted tokens "
+    "(order.prompt_weight, order.output_weight).",
+    "hermes_tenant_queue_wait_time_seconds": "Time from a request's acceptance to the start of its "
+    "first attempt.",
+    "hermes_tenant_deficit_cost": "How far a tenant with waiting requests is behind its fair "
+    "share: the cost that the most served tenant of its class got beyond it, each divided by its "
+    "weight.",
+}
 _TIMES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10, 20)
 
 
@@ -25,26 +53,11 @@ class TenantTelemetry:
     """The tenants of one ingress. Only the first ones have a series of their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._served = Counter(
-            "hermes_tenant_served_cost",
-            "Cost of the requests that ended, in weighted tokens (order.prompt_weight, "
-            "order.output_weight).",
-            ["class", "tenant"],
-            registry=registry,
-        )
-        self._wait = Summary(
-            "hermes_tenant_queue_wait_time_seconds",
-            "Time from a request's acceptance to the start of its first attempt.",
-            ["tenant"],
-            registry=registry,
-        )
-        self._behind = Gauge(
-            "hermes_tenant_deficit_cost",
-            "How far a tenant with waiting requests is behind its fair share: the cost that the "
-            "most served tenant of its class got beyond it, each divided by its weight.",
-            ["class", "tenant"],
-            registry=registry,
-        )
+        make = Maker(registry, _TEXTS)
+        self._served = make.counter("hermes_tenant_served_cost", "class", "tenant")
+        self._behind = make.gauge("hermes_tenant_deficit_cost", "class", "tenant")
+        wait = "hermes_tenant_queue_wait_time_seconds"
+        self._wait = Summary(wait, _TEXTS[wait], ["tenant"], registry=registry)
         self._tenants: set[str] = set()
         self._series: dict[tuple[str, str], Gauge] = {}
         """Of `_behind`, by class and tenant."""
@@ -87,55 +100,18 @@ class OrderTelemetry:
     """The metrics of one ingress's scheduler."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        gauge = partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
+        make = Maker(registry, _TEXTS)
         self.tenants = TenantTelemetry(registry)
-        self._slots_allowed = gauge(
-            "hermes_slots_allowed",
-            "Sequences that this ingress may run at a time: its share of the slots of all engines.",
-        )
-        self._slots_reserved = gauge(
-            "hermes_slots_reserved",
-            "Slots reserved for requests that this ingress has started and that have not ended.",
-        )
-        self._slots_long = gauge(
-            "hermes_slots_long",
-            "Of hermes_slots_reserved, those of requests that may not use the spare slots: batch, "
-            "standard ones not predicted to be short, and those with more sequences than spare.",
-        )
-        self._claims = histogram(
-            "hermes_claim_requests",
-            "Requests that one claim has taken from the queue.",
-            buckets=_REQUESTS,
-        )
-        self._prediction_ratio = histogram(
-            "hermes_prediction_ratio",
-            "Output tokens of a request divided by their predicted number.",
-            buckets=_TIMES,
-        )
-        self._prediction_error = gauge(
-            "hermes_prediction_error_ratio",
-            "Error of the predicted output lengths divided by that of a constant prediction.",
-        )
-        self._predictions_useful = gauge(
-            "hermes_predictions_useful",
-            "1 if output lengths are predicted well enough to run short requests first, else 0.",
-        )
-        self._promotions = Counter(
-            "hermes_ageing_promotions",
-            "Requests that started before a more urgent class because they had waited long.",
-            registry=registry,
-        )
-        self._claimed_waiting = gauge(
-            "hermes_claimed_waiting",
-            "Requests that this ingress has claimed from the queue and not started.",
-            ["class"],
-        )
-        self._claimed_oldest = gauge(
-            "hermes_claimed_oldest_age_seconds",
-            "Age of the oldest request that this ingress has claimed and not started.",
-            ["class"],
-        )
+        self._slots_allowed = make.gauge("hermes_slots_allowed")
+        self._slots_reserved = make.gauge("hermes_slots_reserved")
+        self._slots_long = make.gauge("hermes_slots_long")
+        self._claims = make.histogram("hermes_claim_requests", _REQUESTS)
+        self._prediction_ratio = make.histogram("hermes_prediction_ratio", _TIMES)
+        self._prediction_error = make.gauge("hermes_prediction_error_ratio")
+        self._predictions_useful = make.gauge("hermes_predictions_useful")
+        self._promotions = make.counter("hermes_ageing_promotions")
+        self._claimed_waiting = make.gauge("hermes_claimed_waiting", "class")
+        self._claimed_oldest = make.gauge("hermes_claimed_oldest_age_seconds", "class")
         self.waiting({}, 0)
         self._promoted = 0
 
