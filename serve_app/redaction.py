@@ -1,6 +1,5 @@
-"""Hides credentials in texts that others have written, such as an error of Redis or of a proxy in
-front of it. Whoever reads a credential from the settings calls `hide`; every error of Redis that
-becomes one of ours, and every log line, is redacted.
+"""Hides credentials in texts that others have written, such as an error of Redis. Whoever reads one
+from the settings calls `hide`; every error of Redis and every log line is redacted.
 """
 
 from __future__ import annotations

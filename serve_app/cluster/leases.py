@@ -69,9 +69,7 @@ class Membership:
     async def join_as_ingress(
         self, lease: Callable[[], IngressLease], entrance: Entrance | None = None
     ) -> None:
-        """Acquire and keep the lease of an ingress, once the entrance lets it in; `lease` is called
-        at every renewal.
-        """
+        """Keep the lease of an ingress, once the entrance lets it in; each renewal calls `lease`."""
         self._entrance = entrance
 
         def mine() -> dict[str, str]:
@@ -87,9 +85,7 @@ class Membership:
         report: Callable[[], EngineReport | None] = lambda: None,
         address: WorkerAddress | None = None,
     ) -> None:
-        """Acquire and keep the lease of a worker; `report`, and then `capacity` with what it
-        has returned, are called at every renewal.
-        """
+        """Keep the lease of a worker; each renewal calls `report`, and with it `capacity`."""
 
         def mine() -> dict[str, str]:
             engine = report()
@@ -194,10 +190,8 @@ class Membership:
 
 
 def _decoded(decode: Callable[[bytes], T], members: Iterable[bytes]) -> tuple[T, ...]:
-    """The members that can be decoded, by name; one malformed member must not hide the others.
-
-    Args:
-        members: by the end of their leases. A process whose renewal was cut off may have two.
+    """The members that can be decoded, by name; one malformed member must not hide the others. They
+    come by the end of their leases: a process whose renewal was cut off may have two.
     """
     found: dict[str, T] = {}
     for member in members:

@@ -112,13 +112,11 @@ class Trust:
         ingresses: tuple[IngressLease, ...],
         workers: tuple[WorkerLease, ...],
     ) -> Members:
-        """A reading that began at `began_s` was answered.
-
-        After readings that were quick for the length of a lease, every living process has renewed
-        its lease meanwhile, so a missing process is dead at once. That does not hold if Redis is
-        slow, or if this process was paused or its machine is busy. Then it takes `LEASE_PATIENCE_S`
-        of answered readings, and only a process that was in none of them is dead. So the wait ends,
-        however slow the machine is.
+        """A reading that began at `began_s` was answered. After readings that were quick for the
+        length of a lease, every living process has renewed its lease, so a missing one is dead at
+        once. That does not hold if Redis is slow, or if this process was paused or its machine is
+        busy. Then it takes `LEASE_PATIENCE_S` of answered readings, and only a process that was in
+        none of them is dead. So the wait ends, however slow the machine is.
         """
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         self._quick_since_s = min(self._quick_since_s, now_s)

@@ -17,13 +17,8 @@ def about(
     """The request that a line is about, as `extra` of a logging call. `trace` is the request's
     `traceparent`.
     """
-    trace_id = trace.partition("-")[2].partition("-")[0]
-    fields = {
-        "request_id": request_id,
-        "tenant": tenant,
-        "reason": str(reason),
-        "trace_id": trace_id,
-    }
+    ids = {"trace_id": trace.partition("-")[2].partition("-")[0], "request_id": request_id}
+    fields = {**ids, "tenant": tenant, "reason": str(reason)}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -31,8 +26,7 @@ def configure_logging(settings: TelemetrySettings, replica: str) -> None:
     """Write our own lines to stderr, which Ray stores per process."""
     logger = logging.getLogger("hermes")
     if not logger.handlers:
-        # Not sys.stderr: Serve redirects that into its own log, which may buffer up to a thousand
-        # lines.
+        # Not sys.stderr: Serve redirects that into its own log, which may buffer many lines.
         handler = _Handler(sys.__stderr__)
         handler.setFormatter(_formatter(settings.log_format, replica))
         logger.addHandler(handler)
@@ -62,9 +56,7 @@ def _formatter(log_format: str, replica: str) -> logging.Formatter:
 
 
 class _TextFormatter(logging.Formatter):
-    """Writes one line per fact. Text from a client is escaped, so that it cannot forge a second
-    line.
-    """
+    """Writes one line per fact. Text from a client is escaped, and cannot forge a second one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return _escaped(super().formatMessage(record))
@@ -78,13 +70,9 @@ class _TextFormatter(logging.Formatter):
 
 def _escaped(text: str) -> str:
     """Escape line ends, control characters and characters that change the direction of writing."""
-    return (
-        text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 class Outage:

@@ -183,14 +183,8 @@ def queue_gauges(
     redis_bytes: tuple[int, int] | None = None,
     kept_bytes: tuple[int, int] | None = None,
 ) -> CollectorRegistry:
-    """The state of queue and Redis, which belongs to no single replica.
-
-    Args:
-        depths: `{class: (waiting, claimed, limit, oldest_s)}`.
-        redis_bytes: Redis's used memory and its limit (0: none); None if Redis does not report
-            them.
-        kept_bytes: what retained answers occupy, and their bound (0: none); None if
-            Redis cannot be reached.
+    """The state of queue and Redis, which belongs to no single replica: by class what `_QUEUE` has,
+    and bytes that are used with their limit (0: none), as far as Redis tells them.
     """
     registry = CollectorRegistry()
     for place, (name, text) in enumerate(_QUEUE.items()):

@@ -72,9 +72,7 @@ class TenantTelemetry:
             self._series[key] = self._behind.labels(*key)
 
     def counters(self, waiting: Mapping[str, Mapping[str, float]]) -> None:
-        """What the tenants that wait were served, by class: each virtual counter. A tenant that
-        does not wait is not behind.
-        """
+        """The virtual counters of the tenants that wait, by class; no other one is behind."""
         behind: dict[tuple[str, str], float] = {}
         for request_class, counters in waiting.items():
             most = max(counters.values(), default=0.0)
@@ -116,11 +114,8 @@ class OrderTelemetry:
         self._promoted = 0
 
     def waiting(self, lines: Mapping[str, tuple[int, int]], now_ms: int) -> None:
-        """What waits in this ingress; the queue's own gauges do not count it.
-
-        Args:
-            lines: how many of each class, and when the oldest was accepted, in Unix milliseconds;
-                only classes of which some wait.
+        """What waits in this ingress; the queue's own gauges do not count it. `lines` says of the
+        classes of which some wait how many, and when the oldest was accepted (Unix ms).
         """
         for name in CLASSES:
             count, oldest_ms = lines.get(name, (0, now_ms))
@@ -145,11 +140,7 @@ class OrderTelemetry:
         self.tenants.counters({name: line.counters.waiting() for name, line in lines})
 
     def ended(self, settled: Completion, lengths_useful: bool, promotions: int) -> None:
-        """A request has ended, and it is known what it has written.
-
-        Args:
-            promotions: how many there were since the process was started.
-        """
+        """It is known what a request has written, and how often ageing has promoted one so far."""
         entry = settled.entry
         self.tenants.ended(entry.request_class, entry.tenant, settled.cost)
         if settled.written.whole:

@@ -1,16 +1,12 @@
-"""Traces: HTTP, queue, dispatch and engine of one request in one trace. Owns opentelemetry.
-
-The journal and the queue entry store the request's W3C `traceparent`, so every process that works
-on the request adds to the same trace, even after failures. Without `telemetry.traces_endpoint`
-nothing is recorded, and only the empty API is loaded. Source: https://www.w3.org/TR/trace-context/,
-https://opentelemetry.io/docs/specs/otel/.
+"""Traces: HTTP, queue, dispatch and engine of one request in one trace. The journal and the queue
+entry store the request's W3C `traceparent`, so every process that works on the request adds to it.
+Without `telemetry.traces_endpoint` nothing is recorded, and only the empty API is loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -43,18 +39,13 @@ class Span:
         return carrier.get("traceparent", "")
 
     def tell(self, facts: Facts) -> None:
-        """Add attributes, with OpenTelemetry's names or our own names that begin with `hermes.`."""
+        """Add attributes, with OpenTelemetry's names or our own, which begin with `hermes.`."""
         self._span.set_attributes(dict(facts))
 
     def __enter__(self) -> Span:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, where: object) -> None:
         if isinstance(error, RequestRefused):
             self.refused(error.status, error.reason)
         elif error is not None:
@@ -76,12 +67,7 @@ _NOTHING = Span(trace.INVALID_SPAN)
 
 
 class Tracing:
-    """The tracer of one process.
-
-    Args:
-        service: `service.name` of its spans.
-        replica: `service.instance.id` of its spans.
-    """
+    """The tracer of one process."""
 
     def __init__(self, settings: TelemetrySettings, service: str, replica: str) -> None:
         self._tracer: trace.Tracer | None = None
@@ -111,10 +97,8 @@ class Tracing:
         kind: trace.SpanKind = INTERNAL,
         began_ms: int | None = None,
     ) -> Span:
-        """Start a span, now or at a Unix time in milliseconds.
-
-        Args:
-            parent: a `traceparent`; if it is empty or malformed, the span starts a new trace.
+        """Start a span, now or at a Unix time in milliseconds; a new trace if `parent` is no
+        `traceparent`.
         """
         if self._tracer is None:
             return _NOTHING

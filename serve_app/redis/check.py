@@ -191,9 +191,6 @@ class ValueSizes:
     `client-query-buffer-limit`, and a proxy before it may have a bound of its own. The service's
     user may not read the configuration, and only some of them say why; so a value of that size is
     sent, and asked back, on a connection of its own. Nothing is stored.
-
-    Args:
-        largest_bytes: of all values that the service may write.
     """
 
     def __init__(self, settings: RedisSettings, largest_bytes: int) -> None:
@@ -261,13 +258,8 @@ class ValueSizes:
 
 
 class Check:
-    """Tries Redis, as often as it is asked to.
-
-    Args:
-        namespace: of the service; None for Ray's GCS, whose login is tried and nothing else.
-        max_body_bytes: of a request.
-        service: its name, to find that the namespace belongs to another one; empty if that is not
-            to be found here.
+    """Tries Redis, as often as it is asked to. Of Ray's GCS, which has no `namespace`, the login is
+    tried and nothing else. A `service` with a name finds that the namespace is another one's.
     """
 
     def __init__(
@@ -283,11 +275,8 @@ class Check:
         self.sizes = ValueSizes(self._settings, max(max_body_bytes, timings.ENTRY_BYTES))
 
     async def run(self) -> Finding | tuple[str, ...]:
-        """Try everything once.
-
-        Returns:
-            The step that failed; or else warnings about the configuration. These never refuse a
-            Redis: a pod that restarts must not stay away because of a setting.
+        """Try everything once: the step that failed, or else warnings about the configuration.
+        These never refuse a Redis: a pod that restarts must not stay away because of a setting.
         """
         address, file = self._settings.address, self._settings.ca_file
         try:
@@ -439,9 +428,7 @@ class RedisWatch:
 
 
 class Told:
-    """Logs what is wrong with Redis, once for each problem, and when it is over. An outage whose
-    wordings alternate, or that comes and goes, is not logged with each of them.
-    """
+    """Logs each problem of Redis once, also if wordings alternate, and when all is over."""
 
     def __init__(self, log: logging.Logger, clock: Clock = SYSTEM) -> None:
         self._log, self._clock = log, clock

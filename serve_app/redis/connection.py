@@ -52,10 +52,8 @@ class _Call(NamedTuple):
 
 
 class RespConnection(asyncio.Protocol):
-    """A connection whose replies arrive in the order of its commands.
-
-    `on_push` receives pub/sub messages `(channel, payload)`; `on_lost` is called once, when the
-    connection ends.
+    """A connection whose replies arrive in the order of its commands. `on_push` receives pub/sub
+    messages `(channel, payload)`; `on_lost` is called once, when the connection ends.
     """
 
     def __init__(
@@ -98,23 +96,17 @@ class RespConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         while (reply := self._next()) is not False:
-            if (
-                self._on_push is not None
-                and isinstance(reply, list)
-                and reply
-                and reply[0] == b"message"
-            ):
+            if self._on_push and isinstance(reply, list) and reply[:1] == [b"message"]:
                 self._on_push(reply[1], reply[2])
-                continue
-            if not self._waiting:
+            elif not self._waiting:
                 self._unasked = reply
-                continue
-            call = self._waiting[0]
-            call.replies.append(reply)
-            if len(call.replies) == call.expected:
-                self._waiting.popleft()
-                if not call.future.done():
-                    call.future.set_result(call.replies)
+            else:
+                call = self._waiting[0]
+                call.replies.append(reply)
+                if len(call.replies) == call.expected:
+                    self._waiting.popleft()
+                    if not call.future.done():
+                        call.future.set_result(call.replies)
 
     def _next(self) -> Reply:
         """The next whole reply; False if there is none yet, or what came is no reply at all."""
@@ -152,8 +144,7 @@ class RespConnection(asyncio.Protocol):
         Raises:
             RedisUnavailable: the connection is not open, or ends before the last reply; if it is
                 `AnswerLost`, it is unknown whether Redis has executed the commands or will.
-            ValueError: a command cannot be encoded. None of them is sent then, and no reply is
-                expected.
+            ValueError: a command cannot be encoded, and none of them is sent.
         """
         if self._transport is None or self._transport.is_closing():
             raise RedisUnavailable(f"no connection to Redis: {self._why_closed}")
@@ -179,9 +170,7 @@ class RespConnection(asyncio.Protocol):
             self._unsent.clear()
 
     async def ask(self, commands: Sequence[Command], within_s: float) -> list[Reply]:
-        """`call`, and wait for the replies. A script that Redis has forgotten is sent again before
-        this returns.
-        """
+        """`call`, and wait for the replies. A script that Redis has forgotten is sent again."""
         sent = [self._shortened(command) for command in commands]
         replies = await self.call(sent, within_s)
         forgotten = [
@@ -233,9 +222,7 @@ class RespConnection(asyncio.Protocol):
 
 
 def _packed(command: Command) -> bytes:
-    """Encode a command. hiredis aborts the process for an int that is too large for Python to
-    print, so such a command is refused here.
-    """
+    """Encode a command. hiredis aborts the process for an int too large for Python to print."""
     if isinstance(command, bytes):
         return command
     for argument in command:

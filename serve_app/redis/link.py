@@ -1,9 +1,6 @@
 """The connections that all callers of a process share. Each is opened when it is needed, and again
-after it was lost.
-
-A caller that needs the connection while it is being opened waits for that attempt and shares its
-failure. Otherwise, if Redis accepts connections but does not answer, the last of a hundred callers
-would wait for a hundred timeouts. For a moment after a failure, nobody tries.
+after it was lost. Who needs it meanwhile waits for that attempt and shares its failure, and for a
+moment nobody tries: else the last of a hundred callers would wait for a hundred timeouts.
 """
 
 from __future__ import annotations
@@ -103,12 +100,8 @@ class RedisLink:
             self._idle.put_nowait(connection)
 
     async def call(self, commands: Sequence[Command], large: bool = False) -> list[Reply]:
-        """Send commands in one write and wait for their replies; errors are exception objects among
-        them. Say if the replies may be `large`; large commands are recognised.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached, or did not answer in time; if it is
-                `AnswerLost`, it is unknown whether it executed the commands.
+        """`RespConnection.ask` on a shared connection, and with its time limit. Say if the replies
+        may be `large`; large commands are recognised.
         """
         if not large and not any(map(_is_large, commands)):
             return await self._ask(self._shared, commands)

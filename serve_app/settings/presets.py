@@ -54,9 +54,7 @@ def fill_in(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_sizes(preset: Preset, workers: Mapping[str, Any]) -> dict[str, Any]:
-    """The workers' section. The target follows what an engine really runs: with a target above
-    that, no replica would ever be added.
-    """
+    """The workers' section. With a target above what an engine runs, no replica would be added."""
     filled = {"max_running_requests": preset.sequences, **workers}
     autoscaling, running = _section(workers, "autoscaling"), filled["max_running_requests"]
     if workers.get("autoscaling") is None or autoscaling is None or not isinstance(running, int):
