@@ -69,7 +69,7 @@ class Membership:
     async def join_as_ingress(
         self, lease: Callable[[], IngressLease], entrance: Entrance | None = None
     ) -> None:
-        """Keep the lease of an ingress, once the entrance lets it in; each renewal calls `lease`."""
+        """Keep the lease of an ingress once the entrance lets it in; each renewal calls `lease`."""
         self._entrance = entrance
 
         def mine() -> dict[str, str]:

@@ -101,17 +101,17 @@ class Cable:
         assert task is not None
         self._carrying.add(task)
         self.accepted += 1
-        up = await asyncio.open_connection(self._redis.hostname, self._redis.port)
-        kept = False
+        up, kept = None, False
         try:
+            up = await asyncio.open_connection(self._redis.hostname, self._redis.port)
             kept = await self._carry(reader, writer, *up)
         except (OSError, asyncio.CancelledError):
-            pass  # the client has gone, or the cable was dropped
+            pass  # the client or Redis has gone, or the cable was dropped
         finally:
             self._carrying.discard(task)
             self.left += 1
             writer.transport.abort()
-            if not kept:
+            if up and not kept:
                 up[1].close()
 
     async def _carry(
