@@ -35,11 +35,7 @@ def routes(
     api_keys: ApiKeys,
     again: Callable[[RequestFacts], RequestFacts],
 ) -> APIRouter:
-    """The endpoints.
-
-    Args:
-        again: the facts of a request that is sent again, from those that it had.
-    """
+    """`again`: makes the facts of a request that is sent again from those that it had."""
     router = APIRouter(tags=["dead letters"])
 
     def answer(request: Request, make: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
@@ -47,10 +43,12 @@ def routes(
         return as_json(streams, request, make)
 
     async def found(request_id: str) -> DeadLetter:
-        letters = [one async for one in dead.each(request_id) if isinstance(one, DeadLetter)]
-        if not letters:
+        last = None
+        async for letter in dead.each(request_id):
+            last = letter
+        if not isinstance(last, DeadLetter):
             raise not_found("Dead letter", request_id)
-        return letters[-1]
+        return last
 
     @router.get(PATH, summary="The requests that were given up, oldest first, for admins")
     async def list_letters(request: Request) -> Response:
@@ -104,16 +102,10 @@ def routes(
 
 
 def _described(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.request_id,
-        "object": "dead_letter",
-        "when": _when(letter),
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "line": msgspec.to_builtins(letter.line),
-        "facts": msgspec.to_builtins(letter.facts),
-        "bytes": len(letter.body),
-    }
+    _, request_id, reason, attempts, line, facts, body = letter
+    its = {"when": _when(letter), "reason": reason, "attempts": attempts}
+    kept = {"line": line, "facts": facts, "bytes": len(body)}
+    return {"id": request_id, "object": "dead_letter", **its, **kept}
 
 
 def _body(letter: DeadLetter) -> Any:

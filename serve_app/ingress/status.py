@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter
@@ -33,137 +34,108 @@ from serve_app.request_queue.depths import QueueDepths
 from serve_app.settings import Settings
 
 
+@dataclass
 class MetricsPage:
     """One page, assembled by one task at a time. Each sample is labelled with its replica."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        membership: Membership,
-        snapshots: Snapshots,
-        depths: QueueDepths,
-        limits: AdmissionLimits,
-        store: JournalStore,
-    ) -> None:
-        self._period_s = settings.telemetry.page_period_s
-        self._max_waiting = settings.queue.max_waiting
-        self._membership = membership
-        self._snapshots = snapshots
-        self._depths = depths
-        self._limits = limits
-        self._store = store
-        self._page = b""
-        self._made_s = -math.inf
-        self._making = asyncio.Lock()
+    settings: Settings
+    membership: Membership
+    snapshots: Snapshots
+    depths: QueueDepths
+    limits: AdmissionLimits
+    store: JournalStore
+    _page = b""
+    _made_s = -math.inf
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def read(self) -> bytes:
         """The page, at most one period old plus the time to assemble it."""
         async with self._making:
-            if SYSTEM.monotonic_s() - self._made_s >= self._period_s:
+            if SYSTEM.monotonic_s() - self._made_s >= self.settings.telemetry.page_period_s:
                 self._page = await self._make()
                 self._made_s = SYSTEM.monotonic_s()
             return self._page
 
     async def _make(self) -> bytes:
-        members = self._membership.members
-        pages = await self._snapshots.pages(
-            [*members.names, *(one.name for one in members.workers)]
-        )
+        members, seen = self.membership.members, self.limits.memory.seen
+        names = [*members.names, *(one.name for one in members.workers)]
+        pages = await self.snapshots.pages(names)
         queues, kept = await asyncio.gather(self._queue_state(), self._kept_bytes())
-        gauges = queue_gauges(queues, self._redis_bytes(), kept)
-        return await asyncio.to_thread(merge_pages, pages, gauges)
+        redis_bytes = (seen.used_bytes, seen.limit_bytes) if seen is not None else None
+        return await asyncio.to_thread(merge_pages, pages, queue_gauges(queues, redis_bytes, kept))
 
     async def _queue_state(self) -> Mapping[str, tuple[int, int, int, float]]:
         try:
-            depths, _ = await self._depths.look()
+            depths, _ = await self.depths.look()
         except RedisUnavailable:
             return {}
+        most = self.settings.queue.max_waiting
         return {
-            name: (depth.waiting, depth.claimed, self._max_waiting(name), depth.oldest_s)
+            name: (depth.waiting, depth.claimed, most(name), depth.oldest_s)
             for name in CLASSES
             if (depth := depths.get(name)) is not None
         }
 
-    def _redis_bytes(self) -> tuple[int, int] | None:
-        seen = self._limits.memory.seen
-        return (seen.used_bytes, seen.limit_bytes) if seen is not None else None
-
     async def _kept_bytes(self) -> tuple[int, int] | None:
-        bound_bytes = self._limits.kept_bound_bytes
+        bound_bytes = self.limits.kept_bound_bytes
         try:
-            kept = await self._store.kept("")
+            kept = await self.store.kept("")
         except RedisUnavailable:
             return None
         return kept.in_all, int(bound_bytes) if math.isfinite(bound_bytes) else 0
 
 
+@dataclass
 class Readiness:
     """What one ingress knows of its own loops, of Redis, and of the replicas of its Ray cluster."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: str,
-        membership: Membership,
-        entrance: Entrance,
-        replicas: Replicas,
-        loops: Loops,
-        redis: RedisWatch,
-        memory: MemoryLimit,
-    ) -> None:
-        self._workers_wanted = settings.workers.wanted
-        self._ingresses_wanted = settings.ingress.replicas
-        self._cluster = cluster
-        self._model = settings.model.name
-        self._membership = membership
-        self._entrance = entrance
-        self._replicas = replicas
-        self._loops = loops
-        self._redis = redis
-        self._memory = memory
+    settings: Settings
+    cluster: str
+    membership: Membership
+    entrance: Entrance
+    replicas: Replicas
+    loops: Loops
+    redis: RedisWatch
+    memory: MemoryLimit
+
+    def _counts(self) -> dict[str, int]:
+        """The replicas of this Ray cluster: those there are, and those it is meant to have."""
+        members, settings = self.membership.members, self.settings
+        return {
+            "workers": len(self.replicas.mine(members.workers)),
+            "workers_wanted": settings.workers.wanted,
+            "ingresses": len(members.others("", self.cluster, settings.model.name)),
+            "ingresses_wanted": settings.ingress.replicas,
+        }
 
     def all_replicas_there(self) -> bool:
-        """Whether all replicas that this Ray cluster is meant to have are present."""
-        return (
-            self._workers() >= self._workers_wanted and self._ingresses() >= self._ingresses_wanted
-        )
+        counts = self._counts()
+        return all(counts[name] >= counts[f"{name}_wanted"] for name in ("workers", "ingresses"))
 
     def report(self) -> tuple[bool, Mapping[str, object]]:
         """Whether this ingress is ready, and as JSON why not."""
-        workers = self._workers()
-        problem = self._problem(workers)
-        return problem is None, {
-            "ready": problem is None,
-            "problem": problem,
-            "warnings": [
-                *self._redis.warnings,
-                *self._memory.warnings,
-                *self._entrance.warnings,
-                *self._membership.members.beside(self._cluster, self._model),
-            ],
-            "workers": workers,
-            "workers_wanted": self._workers_wanted,
-            "ingresses": self._ingresses(),
-            "ingresses_wanted": self._ingresses_wanted,
-        }
+        counts = self._counts()
+        problem = self._problem(counts["workers"])
+        warnings = [
+            *self.redis.warnings,
+            *self.memory.warnings,
+            *self.entrance.warnings,
+            *self.membership.members.beside(self.cluster, self.settings.model.name),
+        ]
+        ready = problem is None
+        return ready, {"ready": ready, "problem": problem, "warnings": warnings, **counts}
 
     def _problem(self, workers: int) -> str | None:
-        if failing := self._loops.failing:
+        if failing := self.loops.failing:
             return f"background loops of this process keep ending: {', '.join(failing)}"
-        if self._redis.answer:
-            return f"Redis cannot be used: {self._redis.answer}"
-        reachable = self._membership.reachable
-        if reachable and self._entrance.refused:
-            return self._entrance.refused
-        if not reachable or not self._redis.usable:
+        if self.redis.answer:
+            return f"Redis cannot be used: {self.redis.answer}"
+        reachable = self.membership.reachable
+        if reachable and self.entrance.refused:
+            return self.entrance.refused
+        if not reachable or not self.redis.usable:
             return "the journal (Redis) cannot be reached"
         return None if workers else "no worker has its engine ready yet"
-
-    def _workers(self) -> int:
-        return len(self._replicas.mine(self._membership.members.workers))
-
-    def _ingresses(self) -> int:
-        return len(self._membership.members.others("", self._cluster, self._model))
 
 
 PROBES = ("/healthz", "/readyz", "/health", "/ping", "/version")
@@ -180,12 +152,8 @@ def routes(
     readiness: Readiness,
     page: MetricsPage,
 ) -> APIRouter:
-    """The endpoints that cost no engine time.
-
-    Args:
-        name: of the served model.
-        most_tokens: of a prompt and its answer; 0 if no engine says so.
-        page: what `/metrics` shows.
+    """The endpoints that cost no engine time. `most_tokens`: of a prompt and its answer; 0 if no
+    engine says so.
     """
     router = APIRouter(tags=["status"])
 

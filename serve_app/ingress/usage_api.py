@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -47,11 +47,7 @@ class _Asked(BaseModel):
 
     @classmethod
     def of(cls, request: Request) -> _Asked:
-        """The parameters of a request; a list may be written with `[]`, as OpenAI's SDKs do.
-
-        Raises:
-            RequestValidationError: one has a wrong value.
-        """
+        """The parameters of a request; a list may be written with `[]`, as OpenAI's SDKs do."""
         values: dict[str, Any] = {}
         for key, value in request.query_params.multi_items():
             name = key.removesuffix("[]")
@@ -66,26 +62,23 @@ class _Asked(BaseModel):
             raise RequestValidationError(error.errors()) from None
 
     def group(self, whose: Whose) -> Hashable | None:
-        """The values that a row is grouped by, in the order of `group_by`; None if it is not
-        wanted.
-        """
-        batch = whose.request_class == BATCH
-        wanted: tuple[tuple[Sequence[object], object], ...] = (
-            (self.project_ids, whose.tenant),
-            (self.api_key_ids, whose.key),
-            (self.models, whose.model),
-            ([] if self.batch is None else [self.batch], batch),
-        )
-        if any(names and value not in names for names, value in wanted):
-            return None
+        """Names and values that a row is grouped by; None if it is not wanted."""
         known = {
             "project_id": whose.tenant,
             "api_key_id": whose.key or None,
             "model": whose.model,
-            "batch": batch,
+            "batch": whose.request_class == BATCH,
             "class": whose.request_class,
         }
-        return tuple(known[name] for name in self.group_by)
+        wanted: tuple[tuple[Sequence[object], str], ...] = (
+            (self.project_ids, "project_id"),
+            (self.api_key_ids, "api_key_id"),
+            (self.models, "model"),
+            ([] if self.batch is None else [self.batch], "batch"),
+        )
+        if any(values and known[name] not in values for values, name in wanted):
+            return None
+        return tuple((name, known[name]) for name in self.group_by)
 
 
 def routes(
@@ -111,8 +104,13 @@ def routes(
             made = {
                 "object": "page",
                 "data": [
-                    _bucket(hour, hours, one, asked.group_by)
-                    for hour, one in zip(shown, found, strict=True)
+                    {
+                        "object": "bucket",
+                        "start_time": hour * timings.HOUR_S,
+                        "end_time": (hour + hours) * timings.HOUR_S,
+                        "results": [_result(row, group) for group, row in rows.items()],
+                    }
+                    for hour, rows in zip(shown, found, strict=True)
                 ],
                 "has_more": more,
                 "next_page": f"{_PAGE}{shown[-1] + hours}" if more else None,
@@ -145,21 +143,7 @@ def _begin(page: str, start_s: int) -> int:
     return int(hour) * timings.HOUR_S
 
 
-def _bucket(
-    hour: int, hours: int, found: Mapping[Any, Row], group_by: Sequence[str]
-) -> dict[str, Any]:
-    results = [
-        _result(row, dict(zip(group_by, values, strict=True))) for values, row in found.items()
-    ]
-    return {
-        "object": "bucket",
-        "start_time": hour * timings.HOUR_S,
-        "end_time": (hour + hours) * timings.HOUR_S,
-        "results": results,
-    }
-
-
-def _result(row: Row, group: dict[str, Any]) -> dict[str, Any]:
+def _result(row: Row, group: Any) -> dict[str, Any]:
     """OpenAI's fields, and behind them our own."""
     usage = row.usage
     return {
@@ -171,7 +155,7 @@ def _result(row: Row, group: dict[str, Any]) -> dict[str, Any]:
         "output_audio_tokens": 0,
         "num_model_requests": row.requests,
         **dict.fromkeys(("project_id", "user_id", "api_key_id", "model", "batch")),
-        **group,
+        **dict(group),
         "output_reasoning_tokens": usage.reasoning,
         "recomputed_tokens": usage.recomputed,
         "attempts": row.attempts,
