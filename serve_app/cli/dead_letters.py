@@ -25,6 +25,7 @@ from serve_app.cli.service_api import ServiceApi, path_of
 
 PATH = "/v1/organization/dead_letters"
 _HEADINGS = ("when (UTC)", "request", "reason", "attempts", "class", "tenant", "bytes")
+_SHOWN = ("when", "id", "reason", "attempts", "request_class", "tenant", "bytes")
 RequestIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of the requests")]
 All = Annotated[bool, typer.Option("--all", help="all of them")]
 
@@ -43,7 +44,7 @@ def list_letters(
     as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each")] = False,
 ) -> None:
     """Show a table of all of them, oldest first."""
-    with _service(url) as api:
+    with one_sentence("dead-letters"), ServiceApi(url) as api:
         found = api.ask("GET", PATH)
         if as_json:
             for letter in found["data"]:
@@ -59,7 +60,7 @@ def show_letter(
     text: Annotated[bool, typer.Option("--text", help="show the body")] = False,
 ) -> None:
     """Show one of them as JSON."""
-    with _service(url) as api:
+    with one_sentence("dead-letters"), ServiceApi(url) as api:
         found = api.ask("GET", path_of(request_id, PATH), text=text)
         print(printable(json.dumps(found, indent=2, ensure_ascii=False)))
 
@@ -89,35 +90,27 @@ def drop_letters(request_ids: RequestIds = None, every: All = False, url: Url = 
 
 
 @contextmanager
-def _service(url: str) -> Iterator[ServiceApi]:
-    with one_sentence("dead-letters"), ServiceApi(url) as api:
-        yield api
-
-
-@contextmanager
 def _each(
     ids: Sequence[str] | None, every: bool, url: str
 ) -> Iterator[tuple[ServiceApi, Sequence[str]]]:
     """The service, and the letters that are meant: if one does not exist, nothing is done."""
     if bool(ids) == every:
         raise typer.BadParameter("name the requests by ID, or all of them with --all")
-    with _service(url) as api:
+    with one_sentence("dead-letters"), ServiceApi(url) as api:
         known = [letter["id"] for letter in api.ask("GET", PATH)["data"]]
         if unknown := [name for name in ids or () if name not in known]:
             raise CommandFailed(f"no dead letter has the id {in_one_line(', '.join(unknown))}")
-        yield api, known if every else list(dict.fromkeys(ids or ()))
+        yield api, list(dict.fromkeys(ids or known))
 
 
 def _table(letters: Sequence[Mapping[str, Any]]) -> str:
     if not letters:
         return "no dead letters"
-    rows = []
+    rows = [_HEADINGS]
     for letter in letters:
-        facts = letter["facts"]
-        its = (*(letter[name] for name in ("when", "id", "reason", "attempts")),)
-        row = (*its, facts["request_class"], facts["tenant"], letter["bytes"])
-        rows.append(tuple(in_one_line(str(cell)) for cell in row))
-    return columns([_HEADINGS, *rows], (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
+        its = {**letter, **letter["facts"]}
+        rows.append(tuple(in_one_line(str(its[name])) for name in _SHOWN))  # type: ignore[arg-type]
+    return columns(rows, (_HEADINGS.index("attempts"), _HEADINGS.index("bytes")))
 
 
 def _unreadable(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:

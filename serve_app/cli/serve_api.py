@@ -17,17 +17,21 @@ _TOKEN_FIX = "give the cluster's token in RAY_AUTH_TOKEN, or its file in RAY_AUT
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+def host_of(url: str) -> str | None:
+    """The host of an HTTP URL; None if it is none."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+    except ValueError:
+        return None
+
+
 def dashboard(address: str) -> str:
     """The URL of a dashboard as a person writes it: with or without scheme and trailing slash. A
     proxy is not asked for what is on this machine. `RuntimeError` if it is none.
     """
     url = address if "://" in address else f"http://{address}"
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
-    except ValueError:
-        host = None
-    if not host:
+    if not (host := host_of(url)):
         raise RuntimeError(f"'{address}' is no address of a dashboard: http://<head>:8265 is one")
     if host in _LOOPBACK:
         for name in ("no_proxy", "NO_PROXY"):  # for httpx and for Ray's client

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import typer
 
 from serve_app.cli.console import USUAL, CommandFailed, in_one_line, running_service
+from serve_app.cli.serve_api import host_of
 from serve_app.client import ReconnectingTransport
 from serve_app.client.transports import EventSplitter
 
@@ -117,15 +118,9 @@ def path_of(request_id: str, below: str = "/v1/requests") -> str:
 def _address(url: str) -> str:
     """A URL as a person writes it: without its scheme, or with the `/v1` of OpenAI's clients."""
     url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    try:
-        parts = urlsplit(url)
-        usable = bool(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):
-        usable = False
-    if not usable:
+    if not host_of(url):
         raise CommandFailed(f"'{in_one_line(url)}' is no address of a service: {USUAL} is one")
-    if "@" in parts.netloc:
+    if httpx.URL(url).userinfo:
         raise CommandFailed(f"an address holds no password; the API key belongs in {_KEYS[0]}")
     return url
 

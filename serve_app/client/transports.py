@@ -36,11 +36,8 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
 
     def __init__(self, io: Io, first: httpx.Request, response: httpx.Response) -> None:
         self._io, self._first, self._request_id = io, first, request_id_of(response)
-        self._clock, self._events, self._closed = (
-            RetryClock(io.give_up_after_s),
-            EventSplitter(seen_before(first)),
-            False,
-        )
+        self._clock, self._closed = RetryClock(io.give_up_after_s), False
+        self._events = EventSplitter(seen_before(first))
         self._stream: Any = response.stream
         self._steps = self._follow(response)
 
@@ -60,32 +57,22 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
                 failure = error
             # Without one of these, HTTP/1 cannot distinguish the end of a body from a broken
             # connection.
-            framed = response.status_code == 204 or (
-                {"transfer-encoding", "content-length"} & response.headers.keys()
-            )
-            ended = (
-                failure is None
-                and (framed or response.http_version >= "HTTP/2")
-                and not self._events.part.strip()
-            )
-            if self._events.finished or ended:
+            framed = {"transfer-encoding", "content-length"} & response.headers.keys()
+            whole = framed or response.status_code == 204 or response.http_version >= "HTTP/2"
+            if self._events.finished or (
+                whole and failure is None and not self._events.part.strip()
+            ):
                 return
-            first = (
-                first
-                or failure
-                or httpx.RemoteProtocolError("The connection ended before the stream did.")
-            )
+            broken = httpx.RemoteProtocolError("The connection ended before the stream did.")
+            first = first or failure or broken
             response = await self._reconnect(first)
 
     async def _reconnect(self, failure: httpx.TransportError) -> httpx.Response:
         self._events.part = b""
         while True:
             await done(self._io.close(self._stream))
-            if (
-                (pause_s := self._clock.pause_s()) is None
-                or self._closed
-                or not self._events.numbered
-            ):
+            pause_s = self._clock.pause_s()
+            if pause_s is None or self._closed or not self._events.numbered:
                 raise failure
             await done(self._io.pause(pause_s))
             try:
@@ -103,9 +90,8 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
                 raise error from failure
 
     def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        return (
-            self._steps
-        )  # iterating again continues at the same place: the SDK reads on after [DONE]
+        # Iterating again continues at the same place: the SDK reads on after [DONE].
+        return self._steps
 
     def __iter__(self) -> Iterator[bytes]:
         with suppress(StopAsyncIteration):
@@ -123,15 +109,8 @@ class AnswerStream(httpx.AsyncByteStream, httpx.SyncByteStream):
 
 # Headers of the first request that do not apply to the GET for the rest; Ray's proxy would enforce
 # the timeout with a 408.
-_OF_THE_FIRST = (
-    "accept",
-    "content-",
-    "expect",
-    "idempotency-",
-    "last-event-id",
-    "prefer",
-    "transfer-",
-    "x-request-timeout-",
+_OF_THE_FIRST = tuple(
+    "accept content- expect idempotency- last-event-id prefer transfer- x-request-timeout-".split()
 )
 
 
@@ -150,16 +129,9 @@ def repeatable(request: httpx.Request) -> httpx.Request:
     headers = request.headers.copy()
     if request.method == "POST":
         headers.setdefault("idempotency-key", str(uuid.uuid4()))
-    headers["accept-encoding"] = (
-        "identity"  # two halves of compressed streams do not form one stream
-    )
-    return httpx.Request(
-        request.method,
-        request.url,
-        headers=headers,
-        stream=request.stream,
-        extensions=request.extensions,
-    )
+    headers["accept-encoding"] = "identity"  # two halves of compressed streams are not one
+    its: Any = {"stream": request.stream, "extensions": request.extensions}
+    return httpx.Request(request.method, request.url, headers=headers, **its)
 
 
 def seen_before(request: httpx.Request) -> int:
@@ -170,18 +142,12 @@ def seen_before(request: httpx.Request) -> int:
 
 def rest_of(first: httpx.Request, request_id: str, last: int) -> httpx.Request:
     """The GET for the events after number `last` of the answer to the first request."""
-    headers = [
-        item for item in first.headers.multi_items() if not item[0].startswith(_OF_THE_FIRST)
-    ]
-    headers += [
-        ("accept", "text/event-stream"),
-        ("accept-encoding", "identity"),
-        ("last-event-id", str(last)),
-    ]
+    headers = [one for one in first.headers.multi_items() if not one[0].startswith(_OF_THE_FIRST)]
+    headers += [("accept", "text/event-stream"), ("accept-encoding", "identity")]
+    headers += [("last-event-id", str(last))]
     before = first.url.raw_path.partition(b"?")[0].rpartition(b"/v1/")[0]
-    url = first.url.copy_with(
-        raw_path=before + f"/v1/requests/{quote(request_id, safe='')}/events".encode()
-    )
+    path = f"/v1/requests/{quote(request_id, safe='')}/events"
+    url = first.url.copy_with(raw_path=before + path.encode())
     return httpx.Request("GET", url, headers=headers, extensions=first.extensions)
 
 
@@ -222,13 +188,7 @@ def refusal(response: httpx.Response, body: bytes) -> httpx.RemoteProtocolError 
 
 _COMMENT = b": waiting"
 """After it comes an event that only shows that the service lives: it has no number."""
-_FINAL_EVENTS = (
-    b"response.completed",
-    b"response.incomplete",
-    b"response.failed",
-    b"error",
-    b"response",
-)
+_FINAL_EVENTS = b"response.completed response.incomplete response.failed error response".split()
 
 
 class EventSplitter:
@@ -282,11 +242,8 @@ class EventSplitter:
                     f"The stream ends before event {self.last}, which has been received."
                 )
             return False
-        self.last, self.numbered, self.finished = (
-            number,
-            self.numbered and number > 0,
-            self.finished or final,
-        )
+        self.last, self.finished = number, self.finished or final
+        self.numbered = self.numbered and number > 0
         return True
 
 
@@ -311,9 +268,8 @@ class RetryClock:
         now_s = time.monotonic()
         self._end_s = min(self._end_s, now_s + self._give_up_after_s)
         longest_s, self._longest_s = self._longest_s, min(2 * self._longest_s, LONGEST_PAUSE_S)
-        return (
-            min(random.uniform(0, longest_s), self._end_s - now_s) if now_s < self._end_s else None
-        )
+        left_s = self._end_s - now_s
+        return min(random.uniform(0, longest_s), left_s) if left_s > 0 else None
 
 
 T = TypeVar("T")
@@ -418,15 +374,11 @@ class AsyncReconnectingTransport(httpx.AsyncBaseTransport):
         self, *, give_up_after_s: float = 60.0, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._inner = transport or httpx.AsyncHTTPTransport()
-        send, load, close = (
-            self._inner.handle_async_request,
-            methodcaller("aread"),
-            methodcaller("aclose"),
-        )
+        send = self._inner.handle_async_request
+        load, close = methodcaller("aread"), methodcaller("aclose")
         self._io = Io(give_up_after_s, send, asyncio.sleep, load, aiter, anext, close)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """As in httpx; raises the last error of the inner transport."""
         return await _answer(self._io, request)
 
     async def aclose(self) -> None:
