@@ -19,8 +19,7 @@ An entry that could not be decoded has others:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app import timings
 from serve_app.contract import Reason
@@ -32,8 +31,7 @@ from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(NamedTuple):
     """A request that was given up. `entry_id` contains the time, by Redis's clock."""
 
     entry_id: str
@@ -45,8 +43,7 @@ class DeadLetter:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """A queue entry or dead letter that could not be decoded. `source`: where it was found."""
 
     entry_id: str
