@@ -4,7 +4,7 @@ vLLM resumes its own preempted requests exactly: it computes prompt and output a
 which tokens are output, so penalties, bad words, `min_tokens` and stop conditions count them. This
 plug-in makes a request that carries `PRIOR` in its `extra_args` look like one of those, and
 advances its grammar over these tokens. vLLM loads it in every process of an engine by the entry
-point `vllm.general_plugins`; `workers/warm_up.py` checks at the start that it works.
+point `vllm.general_plugins`; `warm_up` in `workers/continuation.py` checks that it works.
 
 Source: vLLM 0.32, `v1/request.py`, `v1/worker/gpu_input_batch.py`, `v1/structured_output`. The
 second model runner (`v1/worker/gpu`) takes prompt and output from the scheduler, as for a preempted
