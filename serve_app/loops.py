@@ -11,6 +11,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from serve_app import timings
@@ -113,6 +114,9 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
                 task.exception()  # retrieve the result, which the caller does not need
 
 
+_EMPTY = Context()
+
+
 async def first(within_s: float, *futures: asyncio.Future[Any]) -> None:
     """Wait until one of them is done, with a time limit: `asyncio.wait` at half its price, which
     every request pays twice.
@@ -124,7 +128,8 @@ async def first(within_s: float, *futures: asyncio.Future[Any]) -> None:
         if not over.done():
             over.set_result(None)
 
-    limit = loop.call_later(within_s, end)
+    # A cancelled timer may stay with the loop until its time, and would keep the caller's context.
+    limit = loop.call_later(within_s, end, context=_EMPTY)
     for future in futures:
         future.add_done_callback(end)
     try:
