@@ -110,6 +110,8 @@ def body_of(entries: Sequence[Entry]) -> bytes:
     for entry in entries:
         reader.feed(entry)
         body.append(reader.take())
+    if not reader.streams:  # held until the end, which is not among them
+        body += reader._body
     return b"".join(body)
 
 
