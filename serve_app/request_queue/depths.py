@@ -40,8 +40,8 @@ class Overdue(NamedTuple):
 
 
 class QueueDepths:
-    """Measures the queues of one model, and finds and deletes overdue entries, a few hundred at a
-    time. What asks Redis raises `RedisUnavailable` if it cannot be reached.
+    """Measures the queues of one model, and finds and deletes overdue entries. What asks Redis
+    raises `RedisUnavailable` if it cannot be reached.
     """
 
     def __init__(self, queue: RequestQueue, clock: RedisClock | None = None) -> None:
@@ -87,8 +87,8 @@ class QueueDepths:
         return depths, Memory.from_info(parse_info(info)) if isinstance(info, bytes) else None
 
     async def _oldest_s(self, lengths: Sequence[int], claims: Sequence[Any]) -> list[float]:
-        """The age of the oldest unclaimed entry of each queue. Entries leave their queue when they
-        are acknowledged, so the first one behind the last that is claimed was never claimed.
+        """The age of the oldest unclaimed entry of each queue: of the first behind the last that is
+        claimed, since entries leave their queue when they are acknowledged.
         """
         firsts: dict[int, Command] = {}
         for number, (claimed, _, last, _) in enumerate(claims):
@@ -96,23 +96,16 @@ class QueueDepths:
                 after = f"({text(last or b'0')}"
                 firsts[number] = ("XRANGE", self._queue.keys[number], after, "+", "COUNT", 1)
         ages_s = [0.0] * len(claims)
-        if firsts:
-            found = all_answered(await self._link.call(list(firsts.values())))
-            for number, first in zip(firsts, found, strict=True):
-                ages_s[number] = self._age_s(first)
+        found = all_answered(await self._link.call(list(firsts.values()))) if firsts else ()
+        for number, first in zip(firsts, found, strict=True):
+            if first:
+                age_s = self._clock.now_s() - EntryId.parse(first[0][0]).epoch / 1000
+                ages_s[number] = max(0.0, age_s)
         return ages_s
 
-    def _age_s(self, first: Sequence[Any]) -> float:
-        if not first:
-            return 0.0
-        enqueued_ms = int(text(first[0][0]).partition("-")[0])
-        return max(0.0, self._clock.now_s() - enqueued_ms / 1000)
-
     async def overdue(self, now_ms: int) -> list[Overdue]:
-        """The requests in the next part of every queue whose deadline is before `now_ms`.
-
-        Each call continues where the previous one stopped, so a long queue costs no more than a
-        short one.
+        """The requests in the next part of every queue whose deadline is before `now_ms`. Each call
+        continues where the one before stopped, so a long queue costs no more than a short one.
         """
         if not self.may_wait:
             return []

@@ -47,9 +47,7 @@ class QueueEntry:
     max_output_tokens: int = 0
     """0 if the client gave no limit."""
     kind: str = ""
-    """See `Work`."""
     sequences: int = 1
-    """See `Work`."""
     taken_over: bool = False
     """Whether another ingress had claimed it earlier, and may be working on it."""
 
@@ -72,7 +70,7 @@ def encode_entry(
     work: Work,
     trace: str = "",
 ) -> dict[str, Any]:
-    """The fields of an entry, as `XADD` takes them. `deadline_ms`: Unix milliseconds."""
+    """The fields of an entry, as `XADD` takes them."""
     fields = {"r": request_id, "t": tenant, "s": session, "d": deadline_ms, "c": work.cost_tokens}
     fields |= {"i": work.prompt_tokens, "o": work.max_output_tokens, "k": work.kind}
     if work.sequences > 1:

@@ -100,7 +100,6 @@ class Deadlines:
         self._owed: set[str] = set()
 
     async def start(self) -> None:
-        """Search the queues, as every ingress does."""
         self._loops.keep("deadlines", self._sweep)
 
     def due_in_s(self, deadline_ms: int) -> float:
