@@ -318,7 +318,8 @@ class WorkerAddress(NamedTuple):
 
 class EngineReport(NamedTuple):
     """What an engine has and uses, as it says itself; a member of `{ns}:engines`:
-    `<name>|<KV tokens>|<longest>|<used>|<running>|<waiting>|<preemptions>`.
+    `<name>|<KV tokens>|<longest>|<used>|<running>|<waiting>|<preemptions>|<model>`, the model's
+    name as in a lease.
     """
 
     name: str
@@ -335,14 +336,17 @@ class EngineReport(NamedTuple):
     """Sequences that it has taken and that want a place in its batch, also preempted ones."""
     preemptions: int = 0
     """How often it had to forget what a sequence had computed, since it was started."""
+    model: str = ""
+    """What it serves; empty in a report of an older version."""
 
     def encode(self) -> str:
-        return "|".join(map(str, self))
+        return "|".join(map(str, (*self[:-1], self.model.replace("|", ":"))))
 
     @classmethod
     def decode(cls, member: bytes) -> EngineReport:
         """Parse a member; raises ValueError if it lacks a number or is not text."""
-        name, *numbers = member.decode().split("|")
-        if len(numbers) < 6:
-            raise ValueError(f"a report with {len(numbers)} numbers")
-        return cls(name, *map(int, numbers[:6]))
+        name, *parts = member.decode().split("|")
+        if len(parts) < 6:
+            raise ValueError(f"a report with {len(parts)} numbers")
+        model = parts[6].replace(":", "|") if len(parts) > 6 else ""
+        return cls._make((name, *map(int, parts[:6]), model))

@@ -24,6 +24,7 @@ from serve_app.contract import (
     Cause,
     CompletionStats,
     EngineReport,
+    IngressLease,
     Reason,
     State,
     WorkerAddress,
@@ -137,8 +138,8 @@ class WorkerReplica:
         parts: WorkerParts,
     ) -> None:
         self._name = name
-        self._cluster = cluster
-        self._model = parts.settings.model.name
+        self._any = IngressLease("", cluster, model=parts.settings.model.name)
+        """Stands for the ingresses that may call it."""
         self._slots = parts.settings.workers.max_running_requests
         """The most sequences that its engine runs at a time."""
         self._window = Window(self._slots)
@@ -160,10 +161,12 @@ class WorkerReplica:
         """Take a lease, with the address that takes calls, if not only Ray calls it; dispatchers
         then count this replica's capacity. And watch the engine.
         """
-        await self._membership.join_as_worker(
-            self._name, self._capacity, lambda: self._engine.report(self._name), address
-        )
+        await self._membership.join_as_worker(self._name, self._capacity, self._report, address)
         self._watching = self._loops.keep("engine-health", self._health.watch)
+
+    def _report(self) -> EngineReport | None:
+        report = self._engine.report(self._name)
+        return report and report._replace(model=self._any.model)
 
     def _capacity(self, report: EngineReport | None) -> int:
         """How many sequences the engine may run, now that it has reported."""
@@ -176,11 +179,10 @@ class WorkerReplica:
         """What there is to do in its Ray cluster (`serve_app/policy/scaling.py`); nothing if it
         does not know.
         """
-        members = self._membership.members
+        members = self._membership.members.of(self._any.model)
         if not self._membership.reachable or self._health.sick.done():
             return {}
-        ingresses = members.others("", self._cluster, self._model)
-        return load(ingresses, members.engines, self._slots)
+        return load(members.others(self._any), members.engines, self._slots)
 
     async def leave(self) -> None:
         """Delete the lease: dispatchers hand on what this replica works on."""

@@ -21,7 +21,7 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import CompletionStats, EngineReport, WorkerLease
+from serve_app.contract import CompletionStats, EngineReport, IngressLease, WorkerLease
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.retries import StallTracker
 from serve_app.policy.classes import CLASSES, engine_priority
@@ -176,9 +176,8 @@ class VirtualIngress:
         queue: Any = service.queue
         this: Any = self
         rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
-        self.dispatcher = Dispatcher(
-            queue, this, this, self.replicas, name, "session-1", "model", clock, rules=rules
-        )
+        me = IngressLease(name, "session-1", model="model")
+        self.dispatcher = Dispatcher(queue, this, this, self.replicas, me, clock, rules=rules)
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)
 
@@ -207,6 +206,8 @@ class VirtualService:
         self._loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Record]] = {}
         self._texts = 0
+        self.beside: tuple[IngressLease, ...] = ()
+        """Of other ingresses in the namespace, which are not simulated."""
         most = min(cluster.engine.max_num_seqs, cluster.max_running_requests)
         parameters = msgspec.structs.replace(cluster.engine, max_num_seqs=most)
         names = sorted(f"replica-{number}" for number in range(cluster.replicas))
@@ -314,7 +315,8 @@ class VirtualService:
 
     def _read_members(self) -> None:
         unclaimed = len(self.queue)
-        leases = tuple(one.dispatcher.lease(True, unclaimed) for one in self._ingresses)
+        own = [one.dispatcher.lease(True, unclaimed) for one in self._ingresses]
+        leases = (*own, *self.beside)
         reports = tuple(engine.report(name) for name, engine in self._engines.items())
         workers = tuple(self._lease(one) for one in reports)
         members = Members(leases, workers, trusted=True, engines=reports)

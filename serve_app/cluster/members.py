@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app import timings
 from serve_app.contract import EngineReport, IngressLease, WorkerAddress, WorkerLease
@@ -38,29 +38,31 @@ class Members:
     def names(self) -> tuple[str, ...]:
         return tuple(ingress.name for ingress in self.ingresses)
 
-    def others(self, name: str, cluster: str, model: str) -> list[IngressLease]:
-        """The ingresses of a Ray cluster that claim from a model's queues, without the one of this
-        name.
+    def of(self, model: str) -> Members:
+        """Only the ingresses and engines of a model: its queues and capacity are theirs alone. The
+        workers' leases do not say what they serve; each Ray cluster knows its own.
         """
+        ingresses = tuple(one for one in self.ingresses if one.serves(model))
+        engines = tuple(one for one in self.engines if one.model in ("", model))
+        return replace(self, ingresses=ingresses, engines=engines)
+
+    def others(self, me: IngressLease) -> list[IngressLease]:
+        """The other ingresses of my Ray cluster that claim from my model's queues."""
         return [
             one
             for one in self.ingresses
-            if one.cluster == cluster and one.name != name and one.serves(model)
+            if one.cluster == me.cluster and one.name != me.name and one.serves(me.model)
         ]
 
-    def sharing(self, model: str) -> int:
-        """How many ingresses of any Ray cluster fill a model's queues."""
-        return sum(one.serves(model) for one in self.ingresses)
-
-    def newer(self, cluster: str, model: str) -> str:
-        """The Ray cluster that answers in place of `cluster`: the newest complete one, of those
-        that serve the same model. Empty if it is `cluster` itself, or none is complete.
+    def newer(self, me: IngressLease) -> str:
+        """The Ray cluster that answers in place of mine: the newest complete one, of those that
+        serve my model. Empty if it is mine, or none is complete.
         """
-        newest = cluster
+        newest = me.cluster
         for one in self.ingresses:
-            if one.complete and one.serves(model) and self._is_newer(one.cluster, newest):
+            if one.complete and one.serves(me.model) and self._is_newer(one.cluster, newest):
                 newest = one.cluster
-        return newest if newest != cluster else ""
+        return newest if newest != me.cluster else ""
 
     def _is_newer(self, cluster: str, than: str) -> bool:
         """By Redis's clock if the leases of both say since when they are there; otherwise by their
@@ -72,17 +74,17 @@ class Members:
     def _since_ms(self, cluster: str) -> int:
         return max((one.since_ms for one in self.ingresses if one.cluster == cluster), default=0)
 
-    def beside(self, cluster: str, model: str) -> list[str]:
+    def beside(self, me: IngressLease) -> list[str]:
         """A sentence about each other Ray cluster in the namespace, at most four: who answers."""
-        models = {one.cluster: one.model or model for one in self.ingresses}
-        answers = self.newer(cluster, model)
+        models = {one.cluster: one.model or me.model for one in self.ingresses}
+        answers = self.newer(me)
         told = []
-        for name in sorted(models.keys() - {cluster})[:_TOLD_AT_MOST]:
-            if models[name] != model:
+        for name in sorted(models.keys() - {me.cluster})[:_TOLD_AT_MOST]:
+            if models[name] != me.model:
                 what = f"another model, '{models[name]}': each answers its own requests"
             elif answers:
                 what = f"this model: {answers} answers new requests, this one only finishes its own"
-            elif self.newer(name, model) == cluster:
+            elif self.newer(me._replace(cluster=name)) == me.cluster:
                 what = "this model: this one answers new requests, that one only finishes its own"
             else:
                 what = "this model: both answer until the newer one is complete"

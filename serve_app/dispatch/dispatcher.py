@@ -50,9 +50,7 @@ class Dispatcher:
         depths: QueueDepths,
         attempts: Attempts,
         replicas: Replicas,
-        name: str,
-        cluster: str,
-        model: str,
+        me: IngressLease,
         clock: RedisClock,
         loops: Loops | None = None,
         rules: Rules = DEFAULT_RULES,
@@ -62,9 +60,7 @@ class Dispatcher:
         self._depths = depths
         self._attempts = attempts
         self._replicas = replicas
-        self._name = name
-        self._cluster = cluster
-        self._model = model
+        self._me = me
         self._clock = clock
         self._loops = loops or Loops()
         self._telemetry = telemetry
@@ -105,15 +101,12 @@ class Dispatcher:
         """
         idle = self._attempts.stalls.keys(*WITHOUT_ENGINE)
         using = [one for one in self._scheduler.running if one.entry.key not in idle]
-        return IngressLease(
-            self._name,
-            self._cluster,
-            complete,
-            sum(one.sequences for one in using),
-            self._scheduler.waiting_sequences,
-            sum(one.sequences for one in using if one.general),
-            unclaimed if self._must_wait and not self._superseded else 0,
-            self._model,
+        return self._me._replace(
+            complete=complete,
+            running=sum(one.sequences for one in using),
+            waiting=self._scheduler.waiting_sequences,
+            running_general=sum(one.sequences for one in using if one.general),
+            unclaimed=unclaimed if self._must_wait and not self._superseded else 0,
         )
 
     async def start(self) -> None:
@@ -141,13 +134,13 @@ class Dispatcher:
         self._replicas.leased(members.living if members.trusted else None)
         workers = self._replicas.mine(members.workers)
         capacity = sum(one.capacity for one in workers)
-        newer = members.newer(self._cluster, self._model)
+        newer = members.newer(self._me)
         superseded = newer != ""
         if superseded != self._superseded:
             taken = f"a newer Ray cluster, {newer}, takes all new requests"
             log.info("dispatcher: %s", taken if superseded else "claiming again")
         self._superseded = superseded
-        others = members.others(self._name, self._cluster, self._model)
+        others = members.others(self._me)
         order, waiting = self._scheduler, len(self._scheduler) > 0
         quarantined = self._attempts.stalls.keys(StallReason.TURN)
         order.give_back(one for one in order.running if one.entry.key in quarantined)

@@ -14,12 +14,13 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
+from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES
+from serve_app.policy.tenants import Tenant
 from serve_app.settings import DEFAULT_TENANT, AuthSettings
 
 log = logging.getLogger("hermes.ingress")
@@ -28,15 +29,6 @@ SCRAPER = "@metrics"
 """Stands for the reader of metrics; the names of tenants contain no `@`."""
 
 _LINE = re.compile(r"(?P<tenant>@metrics|[A-Za-z0-9_.-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
-
-
-class Caller(NamedTuple):
-    """Who sends a request. `key` is how the API key is named where the key itself must not stand:
-    `key_` and the first 12 digits of its hash. It is empty if no API key is required.
-    """
-
-    tenant: str
-    key: str = ""
 
 
 class ApiKeys:
@@ -49,7 +41,7 @@ class ApiKeys:
     def __init__(self, settings: AuthSettings, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._required = settings.required
-        self._admins = frozenset(settings.admin_tenants)
+        self._settings = settings
         self._path = Path(settings.keys_file)
         self._tenants: Mapping[bytes, str] = {}
         self._version: tuple[int, ...] = ()
@@ -57,35 +49,29 @@ class ApiKeys:
         if self._required:
             self._read()
 
-    def caller(self, authorization: str) -> Caller:
+    def tenant(self, authorization: str) -> Tenant:
         """Whose key the `Authorization` header contains.
 
         Raises:
             RequestRefused: `invalid_api_key`, `key_not_permitted`.
         """
         if not self._required:
-            return Caller(DEFAULT_TENANT)
+            return self._tenant(DEFAULT_TENANT)
         found = self._whose(authorization)
-        if found.tenant == SCRAPER:
+        if found.id == SCRAPER:
             raise RequestRefused(Reason.KEY_NOT_PERMITTED, "This API key is for /metrics only.")
         return found
 
     def check_scraper(self, authorization: str) -> None:
-        """As `caller`, for a key that opens `/metrics`."""
-        if self._required and self._whose(authorization).tenant != SCRAPER:
+        """As `tenant`, for a key that opens `/metrics`."""
+        if self._required and self._whose(authorization).id != SCRAPER:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
                 "The metrics cover all tenants and need a key of their own: ask the operator for "
                 "one (hermes-serve api-key --metrics).",
             )
 
-    def check_admin(self, tenant: str, what: str, instead: str = "") -> None:
-        """Refuse what is for operators to all other tenants (`key_not_permitted`)."""
-        if self._required and tenant not in self._admins:
-            message = f"{what} for those in auth.admin_tenants{instead}."
-            raise RequestRefused(Reason.KEY_NOT_PERMITTED, message)
-
-    def _whose(self, authorization: str) -> Caller:
+    def _whose(self, authorization: str) -> Tenant:
         self._look()
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -98,7 +84,13 @@ class ApiKeys:
         tenant = self._tenants.get(digest)
         if tenant is None:
             raise RequestRefused(Reason.INVALID_API_KEY, "Incorrect API key provided.")
-        return Caller(tenant, f"key_{digest.hex()[:12]}")
+        return self._tenant(tenant, f"key_{digest.hex()[:12]}")
+
+    def _tenant(self, name: str, key_id: str = "") -> Tenant:
+        settings = self._settings
+        classes = CLASSES if name in settings.critical_tenants else PUBLIC_CLASSES
+        admin = not self._required or name in settings.admin_tenants
+        return Tenant(name, key_id, classes, admin)
 
     def _look(self) -> None:
         """Read the file again if it has changed; a malformed file changes nothing."""

@@ -58,7 +58,7 @@ _EXPOSED = (
 class Guard:
     """The outermost layer: checks limits and API keys before anything is parsed, and answers
     refusals from all layers. A path means the same with a slash at its end, and HEAD the same as
-    GET. It sets `tenant` and `key` in `scope["state"]` to the request's caller.
+    GET. It sets `caller` in `scope["state"]`, and its id as `tenant`.
 
     Inference requests go straight to their endpoint, because every layer of the framework wraps
     `send`, and each token would pass them all.
@@ -106,12 +106,12 @@ class Guard:
         if path == _METRICS_PATH:
             self.api_keys.check_scraper(authorization)
         elif path not in _OPEN_PATHS:
-            tenant, key = self.api_keys.caller(authorization)
-            scope["state"].update(tenant=tenant, key=key)
+            caller = self.api_keys.tenant(authorization)
+            scope["state"].update(tenant=caller.id, caller=caller)
             if not self.let_in():
                 raise RedisUnavailable("the namespace is another service's")
             if path in INFERENCE_PATHS and scope["method"] == "POST":
-                with self.connections.hold(tenant):
+                with self.connections.hold(caller.id):
                     await self.slow_readers.paced(self.inference, scope, receive, send)
                 return
         scope["state"]["begun"] = True  # the framework answers a defect, and raises it afterwards

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from serve_app.admission.admission import Submission
-from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
@@ -32,14 +31,13 @@ def routes(
     dead: DeadLetters,
     streams: EventStreams,
     exchanges: Exchanges,
-    api_keys: ApiKeys,
     again: Callable[[RequestFacts], RequestFacts],
 ) -> APIRouter:
     """`again`: makes the facts of a request that is sent again from those that it had."""
     router = APIRouter(tags=["dead letters"])
 
     def answer(request: Request, make: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
-        api_keys.check_admin(request.state.tenant, "Dead letters are")
+        request.state.caller.check_admin("Dead letters are")
         return as_json(streams, request, make)
 
     async def found(request_id: str) -> DeadLetter:

@@ -18,7 +18,6 @@ from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
 from serve_app.contract import CHATS, INPUT_TOKENS, RESPONSES, Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.connection_limits import Uploads
 from serve_app.ingress.conversations import Conversations, goes_on
 from serve_app.ingress.exchange import Exchange, Exchanges
@@ -35,13 +34,8 @@ from serve_app.ingress.validation.validator import Validator
 from serve_app.journal.facts import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
 from serve_app.policy.affinity import session_key
-from serve_app.policy.classes import (
-    CLASSES,
-    CRITICAL,
-    DEFAULT_CLASS,
-    PUBLIC_CLASSES,
-    SERVICE_TIERS,
-)
+from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS
+from serve_app.policy.tenants import Tenant
 from serve_app.policy.work import work_of
 from serve_app.settings import Settings
 
@@ -102,14 +96,14 @@ class InferenceEndpoint:
         """The answer, and the names of the fields that were left out of the request."""
         check_content_type(headers.get("content-type", ""))
         check_content_encoding(headers.get("content-encoding", ""))
-        path, state = scope["path"], scope["state"]
-        caller = Caller(state["tenant"], state["key"])
+        path: str = scope["path"]
+        caller: Tenant = scope["state"]["caller"]
         query = scope["query_string"].decode("latin-1")
-        with self.uploads.of(caller.tenant) as upload:
+        with self.uploads.of(caller.id) as upload:
             body = (await upload.body(headers, receive)).removeprefix(codecs.BOM_UTF8)
             request, body, ignored = await self.validator.parse(path, body)
             if path in (RESPONSES, INPUT_TOKENS) and goes_on(request):
-                body = await self.conversations.whole(caller.tenant, body, request)
+                body = await self.conversations.whole(caller.id, body, request)
                 upload.grew(len(body))
                 request, body, _ = await self.validator.parse(path, body)
             submission = self.submissions.of(
@@ -138,13 +132,12 @@ class Submissions:
         self._model = settings.model.name
         self._ingress = settings.ingress
         self._journal = settings.journal
-        self._critical_tenants = frozenset(settings.auth.critical_tenants)
         self._wake = wake
         self._clock = clock
 
     def of(
         self,
-        caller: Caller,
+        caller: Tenant,
         path: str,
         query: str,
         headers: Mapping[str, str],
@@ -159,15 +152,14 @@ class Submissions:
             RequestRefused: `invalid_request`, for a malformed header; `key_not_permitted`, for a
                 class that the tenant may not use.
         """
-        tenant, key_name = caller
         key = headers.get("idempotency-key", "")
         background = _in_background(path, request)
         detached = background or prefers_async(headers.get("prefer", ""))
         stored = self._stores(path, request, background)
         now_ms = self._clock.now_ms()
         facts = RequestFacts(
-            request_class=self._request_class(tenant, headers, request),
-            tenant=tenant,
+            request_class=self._request_class(caller, headers, request),
+            tenant=caller.id,
             session=session_key(headers, request),
             model=self._model,
             streamed=request.get("stream") is True,
@@ -176,7 +168,7 @@ class Submissions:
             wake=self._wake,
             client_request_id=headers.get("x-request-id", "")[:_MAX_ID_CHARS],
             trace=trace,
-            key=key_name,
+            key=caller.key_id,
             detached=detached,
             retention_s=self._retention_s(headers) if detached or stored else 0.0,
             body_bytes=len(body) if stored else 0,
@@ -229,7 +221,7 @@ class Submissions:
         )
 
     def _request_class(
-        self, tenant: str, headers: Mapping[str, str], request: Mapping[str, Any]
+        self, caller: Tenant, headers: Mapping[str, str], request: Mapping[str, Any]
     ) -> str:
         named = headers.get("x-hermes-class")
         if named is None:
@@ -241,10 +233,10 @@ class Submissions:
                 f"'{named[:40]}'.",
                 param="x-hermes-class",
             )
-        if named == CRITICAL and tenant not in self._critical_tenants:
+        if named not in caller.classes:
             raise RequestRefused(
                 Reason.KEY_NOT_PERMITTED,
-                f"Requests of the class '{CRITICAL}' are for the operators of this service; please "
+                f"Requests of the class '{named}' are for the operators of this service; please "
                 f"use one of {', '.join(PUBLIC_CLASSES)}.",
                 param="x-hermes-class",
             )

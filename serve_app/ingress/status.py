@@ -18,7 +18,7 @@ from serve_app.clock import SYSTEM
 from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Reason
+from serve_app.contract import IngressLease, Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops
@@ -90,7 +90,7 @@ class Readiness:
     """What one ingress knows of its own loops, of Redis, and of the replicas of its Ray cluster."""
 
     settings: Settings
-    cluster: str
+    me: IngressLease
     membership: Membership
     entrance: Entrance
     replicas: Replicas
@@ -104,7 +104,7 @@ class Readiness:
         return {
             "workers": len(self.replicas.mine(members.workers)),
             "workers_wanted": settings.workers.wanted,
-            "ingresses": len(members.others("", self.cluster, settings.model.name)),
+            "ingresses": len(members.others(self.me._replace(name=""))),
             "ingresses_wanted": settings.ingress.replicas,
         }
 
@@ -120,7 +120,7 @@ class Readiness:
             *self.redis.warnings,
             *self.memory.warnings,
             *self.entrance.warnings,
-            *self.membership.members.beside(self.cluster, self.settings.model.name),
+            *self.membership.members.beside(self.me),
         ]
         ready = problem is None
         return ready, {"ready": ready, "problem": problem, "warnings": warnings, **counts}

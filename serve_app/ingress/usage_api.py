@@ -16,7 +16,6 @@ from starlette.responses import Response
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import FINAL
-from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.objects import invalid
 from serve_app.journal.usage import Row, Whose, sums
@@ -81,9 +80,7 @@ class _Asked(BaseModel):
         return tuple((name, known[name]) for name in self.group_by)
 
 
-def routes(
-    namespace: str, link: RedisLink, clock: RedisClock, streams: EventStreams, api_keys: ApiKeys
-) -> APIRouter:
+def routes(namespace: str, link: RedisLink, clock: RedisClock, streams: EventStreams) -> APIRouter:
     """The endpoints. A page reads the rows of all tenants, so whoever asks counts as a reader."""
     router = APIRouter(tags=["usage"])
 
@@ -127,7 +124,7 @@ def routes(
     @router.get("/v1/organization/usage/completions", summary="The same of all tenants, for admins")
     async def all_tenants(request: Request) -> Response:
         own = "; GET /v1/usage has your own"
-        api_keys.check_admin(request.state.tenant, "The usage of all tenants is", own)
+        request.state.caller.check_admin("The usage of all tenants is", own)
         return page(request.state.tenant, _Asked.of(request))
 
     return router

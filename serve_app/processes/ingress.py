@@ -11,7 +11,7 @@ from serve_app.cluster.entrance import Entrance
 from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
-from serve_app.contract import Execute
+from serve_app.contract import Execute, IngressLease
 from serve_app.dispatch.attempts import Attempts
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.quarantine import Quarantine
@@ -68,7 +68,7 @@ class IngressProcess:
     ) -> None:
         self.settings = settings
         self._id = ingress_id
-        self._cluster = cluster
+        self._me = IngressLease(ingress_id, cluster, model=settings.model.name)
         self._replicas = replicas
         replicas.placement = Placement(**settings.routing.model_dump())
         self.base = base = Foundation(settings, "hermes-ingress", ingress_id)
@@ -151,9 +151,7 @@ class IngressProcess:
             self._depths,
             attempts,
             self._replicas,
-            self._id,
-            self._cluster,
-            self.settings.model.name,
+            self._me,
             base.clock,
             base.loops,
             order_rules(self.settings),
@@ -183,7 +181,7 @@ class IngressProcess:
     def _build_readiness(self) -> Readiness:
         return Readiness(
             self.settings,
-            self._cluster,
+            self._me,
             self.membership,
             self.entrance,
             self._replicas,
@@ -217,10 +215,8 @@ class IngressProcess:
             objects_api.request_routes(base.store, self.endings, streams),
             objects_api.response_routes(base.store, self.endings, streams),
             objects_api.chat_routes(base.store, streams, self.uploads, settings.limits),
-            usage_api.routes(settings.namespace, base.link, base.clock, streams, self._api_keys),
-            dead_letters_api.routes(
-                self._dead, streams, self.exchanges, self._api_keys, self.submissions.again
-            ),
+            usage_api.routes(settings.namespace, base.link, base.clock, streams),
+            dead_letters_api.routes(self._dead, streams, self.exchanges, self.submissions.again),
         ]
         return build_app(
             settings,
@@ -279,7 +275,7 @@ class IngressProcess:
 
     def _ingresses(self) -> tuple[int, int]:
         members = self.membership.members
-        return members.sharing(self.settings.model.name), len(members.ingresses)
+        return len(members.of(self._me.model).ingresses), len(members.ingresses)
 
     async def _watch_limits(self) -> None:
         await self.limits.watch(

@@ -12,10 +12,10 @@ from typing import Any
 from serve_app.clock import SystemClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
-from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.exchange import Exchange
 from serve_app.journal.facts import RequestFacts
 from serve_app.journal.followers import Follower
+from serve_app.policy.tenants import Tenant
 from serve_app.processes.ingress import IngressProcess
 from serve_app.settings import Settings
 from tests.journal.in_process import never
@@ -60,7 +60,7 @@ class StillIngress(IngressProcess):
             headers["prefer"] = prefer
         request = json.loads(body)
         submission = self.submissions.of(
-            Caller("tenant"), "/v1/completions", "", headers, body, request, ""
+            Tenant("tenant"), "/v1/completions", "", headers, body, request, ""
         )
         return await self.exchanges.submit(submission)
 

@@ -196,13 +196,13 @@ async def test_a_worker_of_an_older_version_reports_nothing_and_a_malformed_repo
 ) -> None:
     later_ms = 2**40 * 1000
     await w.operator.zadd(workers_key(namespace), {WorkerLease("worker-0", 4).encode(): later_ms})
-    reports = ("worker-1|x", "worker-2|96|32|0|0|0|0|of a later version")
+    reports = ("worker-1|x", "worker-2|96|32|0|0|0|0|m|of a later version")
     await w.operator.zadd(engines_key(namespace), dict.fromkeys(reports, later_ms))
     ingress = Membership(w.link, namespace)
     await ingress.join_as_ingress(an_ingress)
     await ingress.leave()
     assert ingress.members.workers == (WorkerLease("worker-0", 4),)
-    assert ingress.members.engines == (EngineReport("worker-2", 96, 32),)
+    assert ingress.members.engines == (EngineReport("worker-2", 96, 32, model="m"),)
 
 
 # -- what was written ----------------------------------------------------------------------------

@@ -12,11 +12,11 @@ import hiredis
 
 from serve_app.clock import RedisClock
 from serve_app.errors import RequestRefused
-from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.inference import Submissions
 from serve_app.ingress.validation.bodies import parse
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.validator import check_context
+from serve_app.policy.tenants import Tenant
 from serve_app.request_queue.entry import encode_entry
 from serve_app.settings import Settings
 from tests.tables import Failures
@@ -63,7 +63,7 @@ def submit(path: str, body: bytes, headers: dict[str, str]) -> None:
     with suppress(RequestRefused):
         request, body, _ = parse(path, body, MODEL)
         check_context(path, request, 4_096)
-        made = SUBMISSIONS.of(Caller("tenant"), path, "", headers, body, request, "")
+        made = SUBMISSIONS.of(Tenant("tenant"), path, "", headers, body, request, "")
         entry = encode_entry("req_1", made.facts.tenant, made.facts.session, 1, made.work)
         hiredis.pack_command(("XADD", "key", "*", *itertools.chain(*entry.items())))
 

@@ -12,6 +12,7 @@ from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.ingress.api_keys import ApiKeys, parse
+from serve_app.policy.tenants import Tenant
 from serve_app.settings import AuthSettings
 from tests.tables import each
 from tests.turned_clock import TurnedClock
@@ -36,12 +37,12 @@ def made(file: Path, clock: Clock = SYSTEM) -> ApiKeys:
 
 def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> None:
     keys = made(file)
-    assert [keys.caller(f"Bearer {key}").tenant for key in ("hk-1", "hk-2", "hk-3")] == [
+    assert [keys.tenant(f"Bearer {key}").id for key in ("hk-1", "hk-2", "hk-3")] == [
         "acme",
         "acme",
         "zeta",
     ]
-    assert keys.caller("bearer hk-1").tenant == "acme"
+    assert keys.tenant("bearer hk-1").id == "acme"
 
 
 @each(
@@ -50,7 +51,7 @@ def test_a_key_tells_its_tenant_and_a_tenant_may_have_several(file: Path) -> Non
 )
 def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        made(file).caller(authorization)
+        made(file).tenant(authorization)
     assert refused.value.reason is Reason.INVALID_API_KEY
     assert refused.value.status == 401
     assert refused.value.headers()["www-authenticate"] == "Bearer"
@@ -59,7 +60,7 @@ def test_a_refused_key_is_not_repeated_in_the_error(file: Path, authorization: s
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
-    assert ApiKeys(AuthSettings()).caller("Bearer whatever") == ("default", "")
+    assert ApiKeys(AuthSettings()).tenant("Bearer whatever") == Tenant("default", admin=True)
 
 
 def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
@@ -68,20 +69,20 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_not_at_all(
     clock = TurnedClock()
     keys = made(file, clock)
     file.write_text(line("acme", "hk-9"))
-    assert keys.caller("Bearer hk-1").tenant == "acme", "a file is looked at once a second"
+    assert keys.tenant("Bearer hk-1").id == "acme", "a file is looked at once a second"
     clock.now_s += 1.1
-    assert keys.caller("Bearer hk-9").tenant == "acme"
+    assert keys.tenant("Bearer hk-9").id == "acme"
     with pytest.raises(RequestRefused):
-        keys.caller("Bearer hk-1")
+        keys.tenant("Bearer hk-1")
     file.write_text("acme hk-in-the-clear\n")
     clock.now_s += 1.1
     with caplog.at_level(logging.ERROR):
-        assert keys.caller("Bearer hk-9").tenant == "acme"
+        assert keys.tenant("Bearer hk-9").id == "acme"
     assert "line 1" in caplog.text
     assert "hk-in-the-clear" not in caplog.text
     file.unlink()
     clock.now_s += 1.1
-    assert keys.caller("Bearer hk-9").tenant == "acme"
+    assert keys.tenant("Bearer hk-9").id == "acme"
 
 
 @each(
@@ -103,7 +104,7 @@ def test_metrics_need_a_key_of_their_own_kind_that_opens_nothing_else(file: Path
     file.write_text(file.read_text() + line("@metrics", "hk-m"))
     keys = made(file)
     keys.check_scraper("Bearer hk-m")
-    for call, authorization in ((keys.caller, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
+    for call, authorization in ((keys.tenant, "Bearer hk-m"), (keys.check_scraper, "Bearer hk-1")):
         with pytest.raises(RequestRefused) as refused:
             call(authorization)
         assert (refused.value.status, refused.value.reason) == (403, Reason.KEY_NOT_PERMITTED)
@@ -123,3 +124,18 @@ def test_a_file_that_cannot_be_read_is_named_with_its_settings_and_the_fix(
     said = str(refused.value)
     assert f"auth.keys_file (or HERMES_KEYS_FILE) '{tmp_path / name}' cannot be read: {why}" in said
     assert "hermes-serve api-key" in said
+
+
+def test_a_key_permits_what_the_settings_say_of_its_tenant(tmp_path: Path) -> None:
+    """Without keys everybody is an operator, but `critical` is for those that are named."""
+    auth = {"critical_tenants": ["default", "ops"], "admin_tenants": ["ops"]}
+    everybody = ApiKeys(AuthSettings.model_validate(auth)).tenant("")
+    assert (everybody.admin, "critical" in everybody.classes) == (True, True)
+    (tmp_path / "keys").write_text("".join(line(name, f"hk-{name}") for name in ("ops", "a")))
+    required = {"required": True, "keys_file": str(tmp_path / "keys")}
+    keys = ApiKeys(AuthSettings.model_validate(auth | required))
+    ops, other = (keys.tenant(f"Bearer hk-{name}") for name in ("ops", "a"))
+    assert (ops.admin, "critical" in ops.classes) == (True, True)
+    assert (other.admin, "critical" in other.classes) == (False, False)
+    with pytest.raises(RequestRefused, match=r"admin_tenants; ask\."):
+        other.check_admin("That is", "; ask")

@@ -84,7 +84,7 @@ class Fleet:
         now_s = self._clock.time()
         if now_s % RECORD_S == 0:
             members = self._engines.members
-            ingresses = members.others("", "session-1", "hermes-tiny")
+            ingresses = members.others(IngressLease("", "session-1"))
             told = load(ingresses, members.engines, self._slots)
             for name, value in told.items():
                 points = self._points.setdefault(name, [])

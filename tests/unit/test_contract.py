@@ -8,6 +8,7 @@ from serve_app.contract import (
     AttemptResult,
     CallResult,
     CompletionStats,
+    EngineReport,
     IngressLease,
     Reason,
     State,
@@ -79,6 +80,17 @@ def test_the_lease_of_an_ingress_of_another_version_is_understood() -> None:
         ),
     }.items():
         assert IngressLease.decode(member) == lease
+
+
+def test_the_report_of_an_engine_of_another_version_is_understood() -> None:
+    report = EngineReport("e", 4096, 512, 7, 2, 1, 3)
+    for member, model in {
+        b"e|4096|512|7|2|1|3": "",
+        b"e|4096|512|7|2|1|3|a:model": "a|model",
+        b"e|4096|512|7|2|1|3|m|more": "m",
+    }.items():
+        assert EngineReport.decode(member) == report._replace(model=model)
+    assert report._replace(model="a|model").encode() == "e|4096|512|7|2|1|3|a:model"
 
 
 @pytest.mark.parametrize("member", [b"", b"name", b"name|", b"name|many", b"\xff|1"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from serve_app.cluster.members import Members
-from serve_app.contract import IngressLease
+from serve_app.contract import EngineReport, IngressLease
 from tests.tables import each
 
 EARLY, LATE = "session_2026-11-22_09-59-59_1_7", "session_2026-11-22_10-00-00_1_7"
 """Names that begin with a head's local time."""
+
+
+ME = IngressLease("me", "c", model="m")
 
 
 def lease(cluster: str, complete: bool = True, model: str = "m", since_ms: int = 0) -> IngressLease:
@@ -38,20 +41,20 @@ def test_the_newer_complete_cluster_of_a_model_answers(
 ) -> None:
     members = Members((early, late))
     for one in (early, late):
-        newer = members.newer(one.cluster, one.model or "m")
+        newer = members.newer(one._replace(model=one.model or "m"))
         assert newer == (answers if answers != one.cluster else "")
 
 
 def test_the_newest_of_three_answers() -> None:
     three = [lease(name, since_ms=since) for since, name in enumerate("cab", start=1)]
-    assert [Members((*three,)).newer(name, "m") for name in "cab"] == ["b", "b", ""]
+    assert [Members((*three,)).newer(lease(name)) for name in "cab"] == ["b", "b", ""]
 
 
 def test_a_cluster_is_as_old_as_any_of_its_ingresses_says() -> None:
     """While an upgrade rolls through it, only some say so."""
     rolled = lease(EARLY, since_ms=2), lease(EARLY, model="")
     members = Members((*rolled, lease(LATE, since_ms=1)))
-    assert (members.newer(LATE, "m"), members.newer(EARLY, "m")) == (EARLY, "")
+    assert (members.newer(lease(LATE)), members.newer(lease(EARLY))) == (EARLY, "")
 
 
 def test_only_ingresses_of_the_same_cluster_and_model_share_its_engines() -> None:
@@ -59,10 +62,10 @@ def test_only_ingresses_of_the_same_cluster_and_model_share_its_engines() -> Non
     same, old, other = lease("c"), lease("c", model=""), lease("c", model="n")
     elsewhere = lease("d")
     members = Members((same, old, other, elsewhere))
-    assert members.others("me", "c", "m") == [same, old]
-    assert members.others(same.name, "c", "m") == [old]
-    assert members.others("me", "c", "n") == [old, other]
-    assert members.sharing("m") == 3, "of any cluster: they fill the same queues"
+    assert members.others(ME) == [same, old]
+    assert members.others(same) == [old]
+    assert members.others(ME._replace(model="n")) == [old, other]
+    assert members.of("m").ingresses == (same, old, elsewhere), "they fill the same queues"
 
 
 @each(
@@ -80,11 +83,17 @@ def test_only_ingresses_of_the_same_cluster_and_model_share_its_engines() -> Non
 )
 def test_each_tells_of_the_other_who_answers(leases: list[IngressLease], told: str) -> None:
     members = Members((lease("a"), *leases))
-    (sentence,) = members.beside("a", "m")
+    (sentence,) = members.beside(lease("a"))
     assert sentence.startswith(f"another Ray cluster, {leases[0].cluster}, is in this namespace")
     assert told in sentence
 
 
 def test_of_many_clusters_a_few_are_told() -> None:
-    assert Members((lease("a"),)).beside("a", "m") == []
-    assert len(Members((*map(lease, "abcdefghij"),)).beside("a", "m")) == 4
+    assert Members((lease("a"),)).beside(lease("a")) == []
+    assert len(Members((*map(lease, "abcdefghij"),)).beside(lease("a"))) == 4
+
+
+def test_engines_of_another_model_say_nothing_of_this_one() -> None:
+    """Those of an older version do not say what they serve, and count."""
+    own, old, other = (EngineReport("e", 9, 9, model=model) for model in ("m", "", "n"))
+    assert Members(engines=(own, old, other)).of("m").engines == (own, old)

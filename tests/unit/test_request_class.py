@@ -10,16 +10,17 @@ from serve_app.admission.admission import Submission
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused
-from serve_app.ingress.api_keys import Caller
 from serve_app.ingress.inference import Submissions
+from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES
+from serve_app.policy.tenants import Tenant
 from serve_app.settings import Settings
 
 
 def submitted(tenant: str = "acme", header: str = "", **request: Any) -> Submission:
-    settings = Settings.model_validate({"auth": {"critical_tenants": ["ops"]}})
+    whose = Tenant(tenant, classes=CLASSES if tenant == "ops" else PUBLIC_CLASSES)
     headers = {"x-hermes-class": header} if header else {}
-    made = Submissions(settings, "wake", RedisClock())
-    return made.of(Caller(tenant), "/v1/completions", "", headers, b"{}", request, "")
+    made = Submissions(Settings(), "wake", RedisClock())
+    return made.of(whose, "/v1/completions", "", headers, b"{}", request, "")
 
 
 @pytest.mark.parametrize(

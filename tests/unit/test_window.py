@@ -11,9 +11,9 @@ import pytest
 from scripts.benchmark.report import percentile
 from scripts.simulation.engine_model import load_engine
 from scripts.simulation.presets import PRESETS, Plan
-from scripts.simulation.service import Cluster, Outcome, simulate
+from scripts.simulation.service import Cluster, Outcome, VirtualService, simulate
 from scripts.simulation.workloads import Kind, Lengths, open_loop, poisson
-from serve_app.contract import EngineReport
+from serve_app.contract import EngineReport, IngressLease
 from tests.unit.virtual_order import seeds
 from workers.replica import Window
 
@@ -235,3 +235,18 @@ def test_a_seed_gives_the_same_figures_again_also_with_several_ingresses() -> No
     plans = [PRESETS["kv-bound"].make(cluster, 1) for _ in range(2)]
     first, again = (simulate(plan.cluster, plan.sources, "hermes", 30) for plan in plans)
     assert first.records == again.records
+
+
+@pytest.mark.parametrize("model", ["other", "model"])
+def test_another_model_in_the_namespace_takes_no_capacity(model: str) -> None:
+    """An ingress of the same one, or of a version that does not say, gets its share."""
+    its = plan("kv-bound", 1)
+    greedy = IngressLease("other", "session-1", True, its.cluster.slots, 500, model=model)
+
+    async def appears(service: VirtualService) -> None:
+        service.beside = (greedy,)
+
+    alone = simulate(its.cluster, its.sources, until_s=30)
+    again = plan("kv-bound", 1)
+    beside = simulate(again.cluster, [appears, *again.sources], until_s=30)
+    assert (beside.records == alone.records) == (model == "other")
