@@ -216,11 +216,8 @@ previous attempt ended, and is empty for the first. Raises `WorkerLost` if the o
 
 
 class WorkerLost(Exception):
-    """A call brought no answer.
-
-    Args:
-        cause: `LOST` if the replica died or became unreachable, `NOT_OPENED` if it could not reach
-            Redis when it opened the attempt.
+    """A call brought no answer, because the replica died or became unreachable (`LOST`), or could
+    not reach Redis when it opened the attempt (`NOT_OPENED`).
     """
 
     def __init__(self, message: str = "", cause: Cause = Cause.LOST) -> None:
@@ -229,7 +226,8 @@ class WorkerLost(Exception):
 
 
 class IngressLease(NamedTuple):
-    """The lease of an ingress, a member of `{ns}:ingresses`:
+    """The lease of an ingress, a member of `{ns}:ingresses` (`decode` of each member below raises
+    ValueError for another text):
     `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>|<model>|<since>`.
     What is empty was for tokens of the KV cache, which older versions divide. In the model's name a
     `:`, which no model's name has, stands for `|`.
@@ -267,9 +265,7 @@ class IngressLease(NamedTuple):
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
-        """Parse a member; raises ValueError if it is not text, or has a malformed number. Older
-        versions leave out what is 0 at its end.
-        """
+        """Older versions leave out what is 0 at the end."""
         name, cluster, *words, model, since = [*member.decode().split("|"), *[""] * 9][:10]
         complete, running, waiting, _, long, unclaimed = (int(word or 0) for word in words)
         use = (bool(complete), running, waiting, long, unclaimed)
@@ -288,7 +284,6 @@ class WorkerLease(NamedTuple):
 
     @classmethod
     def decode(cls, member: bytes) -> WorkerLease:
-        """Parse a member; raises ValueError if it has no capacity or is not text."""
         name, _, capacity = member.decode().rpartition("|")
         return cls(name, int(capacity))
 
@@ -311,7 +306,6 @@ class WorkerAddress(NamedTuple):
 
     @classmethod
     def decode(cls, member: bytes) -> WorkerAddress:
-        """Parse a member; raises ValueError if it lacks a part, or has another port or key."""
         key, port, host, name = member.decode().split("|", 3)
         return cls(name, host, int(port), bytes.fromhex(key).hex())
 
@@ -344,7 +338,6 @@ class EngineReport(NamedTuple):
 
     @classmethod
     def decode(cls, member: bytes) -> EngineReport:
-        """Parse a member; raises ValueError if it lacks a number or is not text."""
         name, *parts = member.decode().split("|")
         if len(parts) < 6:
             raise ValueError(f"a report with {len(parts)} numbers")

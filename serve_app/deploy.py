@@ -110,7 +110,6 @@ class Worker:
         freeze_heap()
 
     async def execute(self, request_id: str, epoch: int, replica: str, cause: str) -> str:
-        """See `WorkerReplica.execute`."""
         return await self._process.replica.execute(request_id, epoch, replica, cause)
 
     async def check_health(self) -> None:
@@ -172,7 +171,6 @@ class Ingress:
         self._process.check_health()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Serve calls this after the constructor."""
         return self._process.app()
 
     async def __del__(self) -> None:
@@ -182,12 +180,7 @@ class Ingress:
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the application from the settings.
-
-    Raises:
-        SettingsError: a setting is unknown, malformed or impossible; one line names the setting and
-            the fix.
-    """
+    """Build the application. Raises `SettingsError` for an impossible setting."""
     _check_ray()
     settings = load_settings(args)
     if settings.engine.kind == "vllm":
@@ -218,11 +211,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _check_ray() -> None:
-    """Check that Ray Serve still has what is replaced: otherwise nothing would call ours.
-
-    Raises:
-        SettingsError: it has not.
-    """
+    """Check that Ray Serve still has what is replaced: otherwise nothing would call ours."""
     for owner, name in (*((RequestRouter, name) for name in OVERRIDDEN), *_REPLACED):
         if not hasattr(owner, name):
             raise SettingsError(

@@ -24,6 +24,9 @@ from serve_app.cluster.replicas import Replicas
 from serve_app.contract import CompletionStats, EngineReport, IngressLease, WorkerLease
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.retries import StallTracker
+from serve_app.loops import Loops
+from serve_app.observability.metrics import Telemetry
+from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.work import Work as Asked
@@ -177,7 +180,10 @@ class VirtualIngress:
         this: Any = self
         rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
         me = IngressLease(name, "session-1", model="model")
-        self.dispatcher = Dispatcher(queue, this, this, self.replicas, me, clock, rules=rules)
+        telemetry = OrderTelemetry(Telemetry().registry)
+        self.dispatcher = Dispatcher(
+            queue, this, this, self.replicas, me, clock, Loops(), telemetry, rules
+        )
         if policy != "hermes":
             self.dispatcher._scheduler = POLICIES[policy](service.records)
 

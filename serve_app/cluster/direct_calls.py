@@ -42,6 +42,8 @@ log = logging.getLogger("hermes.calls")
 Begin = Callable[[str, int, str], "asyncio.Task[AttemptResult]"]
 """Begins an attempt: request id, epoch, and why the previous attempt ended."""
 
+OnWakes = Callable[[bytes], None]
+
 _WAKE = b"\0"
 _NONCE_BYTES = 16
 _PROOF_BYTES = 32
@@ -150,11 +152,8 @@ class _Frames(asyncio.Protocol):
 
 
 class CallServer:
-    """Takes calls for one worker.
-
-    Args:
-        begin: begins an attempt. It goes on when its caller's connection is lost.
-        most_calls: more at a time are refused.
+    """Takes calls for one worker, up to `most_calls` at a time. An attempt goes on when its
+    caller's connection is lost.
     """
 
     def __init__(self, begin: Begin, most_calls: int) -> None:
@@ -172,12 +171,9 @@ class CallServer:
         """
         try:
             tls = ray_tls(server=True)
+            proof_s = timings.CALL_PROOF_S if tls else None
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Accepted(self),
-                host,
-                0,
-                ssl=tls,
-                ssl_handshake_timeout=timings.CALL_PROOF_S if tls else None,
+                lambda: _Accepted(self), host, 0, ssl=tls, ssl_handshake_timeout=proof_s
             )
         except OSError as error:  # ssl.SSLError is one
             log.warning("direct calls: cannot listen, Ray takes all calls: %s", error)
@@ -282,25 +278,15 @@ class _Accepted(_Frames):
 
 
 class DirectCalls:
-    """Calls workers, over a connection where there is one.
-
-    Args:
-        otherwise: calls a worker through Ray's handle.
-        channel: of this ingress's wake-ups.
-        on_wakes: takes a message of them.
+    """Calls workers, over a connection where there is one, and `otherwise` through Ray's handle.
+    `channel` is that of this ingress's wake-ups, and `on_wakes` takes a message of them.
     """
 
     def __init__(
-        self,
-        replicas: Replicas,
-        otherwise: Execute,
-        channel: str,
-        on_wakes: Callable[[bytes], None],
+        self, replicas: Replicas, otherwise: Execute, channel: str, on_wakes: OnWakes
     ) -> None:
-        self._channel = channel
-        self._on_wakes = on_wakes
-        self._replicas = replicas
-        self._otherwise = otherwise
+        self._replicas, self._otherwise = replicas, otherwise
+        self._channel, self._on_wakes = channel, on_wakes
         self._connections: dict[WorkerAddress, _Opened] = {}
         self._opening: dict[WorkerAddress, asyncio.Task[None]] = {}
         self._by_name: dict[str, _Opened] = {}
@@ -385,11 +371,7 @@ class _Opened(_Frames):
     """A connection to a worker, and the calls that wait for its answers."""
 
     def __init__(
-        self,
-        key: bytes,
-        channel: str,
-        on_wakes: Callable[[bytes], None],
-        on_lost: Callable[[], None],
+        self, key: bytes, channel: str, on_wakes: OnWakes, on_lost: Callable[[], None]
     ) -> None:
         super().__init__(timings.CALL_WAKE_BYTES)
         self.on_lost = on_lost

@@ -42,23 +42,14 @@ _MODELS_AT_ONCE = 8
 
 
 class Entrance:
-    """What Redis has said to one ingress.
-
-    Args:
-        service: the name of its service; if it is empty, the namespace may be anybody's.
-        cluster: the name of its Ray cluster.
-        model: the name of the model that it serves.
-    """
+    """What Redis has said to one ingress. If `service` is empty, the namespace may be anybody's."""
 
     def __init__(self, namespace: str, service: str, cluster: str, model: str) -> None:
         self._namespace = namespace
         self._service = service
         self._model = model
-        self._keys = (
-            service_key(namespace),
-            cluster_key(namespace, cluster),
-            models_key(namespace),
-        )
+        cluster_at = cluster_key(namespace, cluster)
+        self._keys = (service_key(namespace), cluster_at, models_key(namespace))
         self.let_in = False
         """Whether it may claim and answer. Whoever was let in stays: to end a service that runs
         because of another one's settings would be worse than two in one namespace.
@@ -72,12 +63,8 @@ class Entrance:
         """Models that no ingress (of this version or a later one) has served lately."""
 
     def command(self, now_ms: int, certain: bool = False) -> Command:
-        """What asks Redis.
-
-        Args:
-            now_ms: by Redis's clock.
-            certain: whether a service whose name has gone is dead. After an outage of Redis it may
-                only have been unable to renew it.
+        """What asks Redis. `certain`: whether a service whose name has gone is dead. After an
+        outage of Redis it may only have been unable to renew it.
         """
         how = "stay" if self.let_in else "wait" if self.refused and not certain else "try"
         gone_ms = now_ms - timings.MODEL_GONE_MS

@@ -1,9 +1,5 @@
 """Carries one claimed request to its end, attempt after attempt, whichever process dies. The
-journal decides, never this process.
-
-`run` reads as the algorithm: run an attempt; if it is lost, choose the next epoch; if another
-attempt is running, adopt it. Every decision is based on the journal, and only the ingress that
-holds the claim decides.
+journal decides, never this process, and only the ingress that holds the claim decides by it.
 """
 
 from __future__ import annotations
@@ -46,6 +42,8 @@ from serve_app.requests.record import Record
 
 log = logging.getLogger("hermes.dispatcher")
 
+T = TypeVar("T")
+
 
 class NotOurs(Exception):
     """Another ingress took the claim over while this ingress was paused."""
@@ -53,7 +51,9 @@ class NotOurs(Exception):
 
 @dataclass(eq=False)
 class Attempts:
-    """Attends to requests until they have ended."""
+    """Attends to requests until they have ended: runs an attempt; if it is lost, chooses the next
+    epoch; if another attempt is running, adopts it.
+    """
 
     _store: JournalStore
     _endings: Endings
@@ -68,29 +68,49 @@ class Attempts:
     _poison_after: int
 
     def __post_init__(self) -> None:
-        self._until_reached = UntilReached()
         self.stalls = StallTracker()
         self._adopted = Adopted(self._store, self._queue)
+        self._outage = Outage(log, "dispatcher: waiting for Redis")
+
+    async def _until_reached(self, step: Callable[[], Awaitable[T]]) -> T:
+        """The result of a step, which is repeated while Redis cannot be reached."""
+        while True:
+            try:
+                result = await step()
+            except RedisUnavailable as error:
+                self._outage.failed(error)
+                await asyncio.sleep(jittered(timings.ATTEMPT_RETRY_S))
+            else:
+                self._outage.over()
+                return result
+
+    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
+        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in one
+        round trip.
+        """
+        ids = [entry.request_id for entry in entries]
+        records = await self._until_reached(lambda: self._store.records(ids)) if ids else []
+        return {
+            entry.key
+            for entry, record in zip(entries, records, strict=True)
+            if record is None or record.last.id != REQUEST_ID
+        }
 
     async def run(self, entry: QueueEntry) -> CompletionStats | None:
         """Attend to a request until it has ended, then acknowledge its queue entry, unless its end
-        has done so. This call fixes the first epoch.
-
-        Returns:
-            What the request has written; None if that is not known.
+        has done so. Returns what it has written; None if that is not known.
         """
+        answer = None
         try:
             answer = await self._until_its_end(entry)
         except NotOurs:
-            log.info(
-                "dispatcher: request %s was taken over by another ingress",
-                entry.request_id,
-                extra=_about(entry),
-            )
+            _log(logging.INFO, entry, "was taken over by another ingress")
             return None
-        except Unreadable as error:
-            await self._give_up(entry, error)
-            answer = None
+        except Unreadable as error:  # every retry would fail in the same way
+            _log(logging.ERROR, entry, f"has a journal that cannot be read: {error!r}")
+            await self._until_reached(lambda: self._queue.bury(entry))
+            ending = State.FAILED, Reason.JOURNAL_LOST
+            await self._until_reached(lambda: self._endings.end_unreadable(entry, *ending))
         finally:
             self.stalls.clear(entry.key)
         if answer is None or answer.acknowledged != entry.entry_id:  # that may be a duplicate
@@ -122,56 +142,12 @@ class Attempts:
             except (NotOurs, RedisUnavailable, Unreadable):
                 raise
             except Exception:
-                log.exception(
-                    "dispatcher: request %s: a defect of ours",
-                    entry.request_id,
-                    extra=_about(entry, Reason.INTERNAL),
-                )
+                _log(logging.ERROR, entry, "met a defect of ours", Reason.INTERNAL, exc_info=True)
             if pause_s is not None:
                 await asyncio.sleep(pause_s)
                 entry = replace(entry, taken_over=True)
         await self._end(entry, State.FAILED, Reason.INTERNAL)
         return None
-
-    async def begun(self, entries: Sequence[QueueEntry]) -> set[tuple[str, str]]:
-        """Which of these have an attempt, or have ended, by `QueueEntry.key`; checks many in one
-        round trip.
-        """
-        ids = [entry.request_id for entry in entries]
-        records = await self._until_reached(lambda: self._store.records(ids)) if ids else []
-        return {
-            entry.key
-            for entry, record in zip(entries, records, strict=True)
-            if record is None or record.last.id != REQUEST_ID
-        }
-
-    def _tell_wait(self, entry: QueueEntry) -> None:
-        """How long a request has waited for its first start."""
-        waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
-        self._telemetry.claimed(entry.request_class, waited_s)
-        waited = {"hermes.request_id": entry.request_id, "hermes.class": entry.request_class}
-        with self._tracing.begin(
-            "queue",
-            entry.trace,
-            waited,
-            began_ms=int((self._clock.local.unix_s() - waited_s) * 1000),
-        ):
-            pass  # the span began with the queue entry and ends with the start
-
-    async def _give_up(self, entry: QueueEntry, error: Exception) -> None:
-        """End a request whose journal cannot be decoded, because every retry would fail in the same
-        way.
-        """
-        log.error(
-            "request %s has a journal that cannot be read: %r",
-            entry.request_id,
-            error,
-            extra=_about(entry),
-        )
-        await self._until_reached(lambda: self._queue.bury(entry))
-        await self._until_reached(
-            lambda: self._endings.end_unreadable(entry, State.FAILED, Reason.JOURNAL_LOST)
-        )
 
     async def _attempt(self, entry: QueueEntry, this: Next) -> Next | AttemptResult | None:
         """Run one attempt. Returns the next; or the worker's answer, if the request has ended, and
@@ -181,9 +157,14 @@ class Attempts:
             self._tell_wait(entry)
         self._telemetry.attempted(this.epoch)
         async with AsyncExitStack() as stack:
-            if this.quarantined and not await self._turn(entry, stack):
-                await self._end(entry, State.EXPIRED, Reason.DEADLINE)
-                return None
+            if this.quarantined:
+                self._stalls_for(entry, StallReason.TURN)
+                turn = self._quarantine.alone
+                if not await self._until_reached(
+                    lambda: stack.enter_async_context(turn(max(0.0, self._left_s(entry))))
+                ):
+                    await self._end(entry, State.EXPIRED, Reason.DEADLINE)
+                    return None
             facts: Facts = {
                 "hermes.request_id": entry.request_id,
                 "hermes.epoch": this.epoch,
@@ -191,9 +172,8 @@ class Attempts:
             }
             span = stack.enter_context(self._tracing.begin("dispatch", entry.trace, facts, CLIENT))
             answer = await self._call(entry, this)
-            span.tell(
-                {"hermes.outcome": answer.outcome if isinstance(answer, AttemptResult) else answer}
-            )
+            result = answer.outcome if isinstance(answer, AttemptResult) else answer
+            span.tell({"hermes.outcome": result})
         match answer:
             case AttemptResult(CallResult.ENDED):
                 return answer
@@ -205,12 +185,22 @@ class Attempts:
             case cause:
                 return await self._next(entry, cause, this)
 
+    def _tell_wait(self, entry: QueueEntry) -> None:
+        """How long a request has waited for its first start."""
+        waited_s = self._clock.now_s() - entry.enqueued_ms / 1000
+        self._telemetry.claimed(entry.request_class, waited_s)
+        facts: Facts = {
+            "hermes.request_id": entry.request_id,
+            "hermes.class": entry.request_class,
+        }
+        began_ms = int((self._clock.local.unix_s() - waited_s) * 1000)
+        with self._tracing.begin("queue", entry.trace, facts, began_ms=began_ms):
+            pass  # the span began with the queue entry and ends with the start
+
     async def _call(self, entry: QueueEntry, this: Next) -> AttemptResult | Cause:
         """Call a worker until it has answered or the call is given up. Returns its answer, or why
-        there is none.
-
-        The worker enforces the deadline itself; here it is enforced for a call that never reached
-        one.
+        there is none. The worker enforces the deadline itself; here it is enforced for a call that
+        never reached one.
         """
         if self._left_s(entry) <= 0:
             return Cause.DEADLINE
@@ -224,7 +214,7 @@ class Attempts:
             session = entry.session or entry.request_id
             placed = self._replicas.place(session, entry.sequences, lose)
         except LookupError:
-            return self._logged(entry, this, Cause.NOT_OPENED, "finds no worker")
+            return _lost(entry, this, Cause.NOT_OPENED, "finds no worker")
         call = asyncio.ensure_future(
             self._execute(entry.request_id, this.epoch, placed.replica, this.cause or "")
         )
@@ -232,7 +222,7 @@ class Attempts:
             answer = await self._answer(entry, this, call, loss)
         except WorkerLost as error:
             self._replicas.avoid(placed.replica, self._clock.local.monotonic_s())
-            return self._logged(entry, this, error.cause, f"lost: {error}")
+            return _lost(entry, this, error.cause, f"lost: {error}")
         finally:
             call.cancel()
             self._replicas.release(placed)
@@ -254,7 +244,7 @@ class Attempts:
             record = await self._until_reached(lambda: self._store.record(entry.request_id))
             if record is not None and record.last.id.epoch < this.epoch:
                 what = f"was opened by no worker in {opens_s:.0f} s: its call is sent again"
-                return self._logged(entry, this, Cause.NOT_OPENED, what)
+                return _lost(entry, this, Cause.NOT_OPENED, what)
             self._stalls_for(entry, StallReason.ENGINE)
             await first(left_s, call, loss)
         if loss.done():  # a dead replica leaves Serve's set too, but then the call fails by itself
@@ -264,27 +254,7 @@ class Attempts:
         if not loss.done():
             return Cause.DEADLINE
         cause = loss.result()
-        return self._logged(entry, this, cause, f"moves on: {cause}")
-
-    def _logged(self, entry: QueueEntry, this: Next, cause: Cause, what: str) -> Cause:
-        """The cause for which a call has no answer, once it is logged."""
-        log.warning(
-            "dispatcher: request %s attempt %d %s",
-            entry.request_id,
-            this.epoch,
-            what,
-            extra=_about(entry, cause),
-        )
-        return cause
-
-    async def _turn(self, entry: QueueEntry, stack: AsyncExitStack) -> bool:
-        """Wait for the request's turn, but not beyond its deadline. Returns whether the turn has
-        come.
-        """
-        self._stalls_for(entry, StallReason.TURN)
-        return await self._until_reached(
-            lambda: stack.enter_async_context(self._quarantine.alone(max(0.0, self._left_s(entry))))
-        )
+        return _lost(entry, this, cause, f"moves on: {cause}")
 
     async def _next(
         self, entry: QueueEntry, cause: Cause, tried: Next | None = None
@@ -308,16 +278,17 @@ class Attempts:
         if following is None:
             await self._until_reached(lambda: self._keep_dead(entry, newest_epoch))
             await self._end(entry, State.FAILED, Reason.POISON)
-        elif following.refused:
-            await self._pause(entry, timings.ATTEMPT_REFUSED_S, following.refused)
+            return None
+        pause_s = 0.0
+        if following.refused:
+            pause_s = backoff(timings.ATTEMPT_REFUSED_S, following.refused)
         elif cause is Cause.NOT_OPENED:
             unread = 1 + opened.count(Cause.NOT_OPENED)
-            await self._pause(entry, timings.ATTEMPT_UNREAD_S, unread)
+            pause_s = backoff(timings.ATTEMPT_UNREAD_S, unread)
+        if pause_s:
+            self._stalls_for(entry, StallReason.AGAIN)
+            await asyncio.sleep(pause_s)
         return following
-
-    async def _pause(self, entry: QueueEntry, pauses_s: Sequence[float], failures: int) -> None:
-        self._stalls_for(entry, StallReason.AGAIN)
-        await asyncio.sleep(backoff(pauses_s, failures))
 
     async def _adopt(self, entry: QueueEntry) -> Next | None:
         """Watch an attempt that another ingress has started. Returns the next attempt, or None if
@@ -334,20 +305,18 @@ class Attempts:
                 return None
             if not ours:
                 raise NotOurs
-            if record.last.quit == Cause.NOT_OPENED:
-                return await self._next(entry, Cause.NOT_OPENED)
-            if record.last.quit:
-                return await self._next(entry, Cause.LOST)
-            if record.last.id.epoch == 0:
-                if (
-                    self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S
-                    or entry.taken_over
-                ):
-                    return Next(1)
-            else:
+            if cause := record.last.quit:
+                unopened = cause == Cause.NOT_OPENED
+                return await self._next(entry, Cause.NOT_OPENED if unopened else Cause.LOST)
+            if record.last.id.epoch:
                 running = record.attempt
-                if running and (cause := self._replicas.loss_cause(running.replica)):
-                    return await self._next(entry, cause)
+                if running and (loss := self._replicas.loss_cause(running.replica)):
+                    return await self._next(entry, loss)
+            elif (
+                entry.taken_over
+                or self._clock.local.monotonic_s() - began_s > timings.ATTEMPT_OPENS_S
+            ):
+                return Next(1)
             if self._left_s(entry) < -timings.EXPIRE_GRACE_S:
                 await self._end(entry, State.EXPIRED, Reason.DEADLINE)
                 return None
@@ -363,12 +332,7 @@ class Attempts:
             if "OOM" not in str(error):
                 raise
             # Its end frees capacity, so it must not wait for capacity.
-            log.error(
-                "request %s is given up without a dead letter: %s",
-                entry.request_id,
-                error,
-                extra=_about(entry),
-            )
+            _log(logging.ERROR, entry, f"is given up without a dead letter: {error}")
 
     async def _end(self, entry: QueueEntry, state: State, reason: Reason) -> None:
         self._stalls_for(entry, StallReason.END)
@@ -447,9 +411,15 @@ class Adopted:
                 future.set_result(Look(record, is_ours))
 
 
-def _about(entry: QueueEntry, reason: str = "") -> dict[str, str]:
-    """What a log line says about the request, besides its text."""
-    return about(entry.request_id, entry.tenant, reason, entry.trace)
+def _log(level: int, entry: QueueEntry, what: str, reason: str = "", **more: bool) -> None:
+    said = about(entry.request_id, entry.tenant, reason, entry.trace)
+    log.log(level, "dispatcher: request %s %s", entry.request_id, what, extra=said, **more)
+
+
+def _lost(entry: QueueEntry, this: Next, cause: Cause, what: str) -> Cause:
+    """The cause for which a call has no answer, once it is logged."""
+    _log(logging.WARNING, entry, f"attempt {this.epoch} {what}", cause)
+    return cause
 
 
 async def written_in_journal(store: JournalStore, entry: QueueEntry) -> CompletionStats | None:
@@ -466,27 +436,3 @@ async def written_in_journal(store: JournalStore, entry: QueueEntry) -> Completi
         return None if record is None else record.written
     except RedisUnavailable:
         return None
-
-
-T = TypeVar("T")
-
-
-class UntilReached:
-    """Repeats a step while Redis cannot be reached. An outage is logged once for all steps."""
-
-    def __init__(self) -> None:
-        self._outage = Outage(log, "dispatcher: waiting for Redis")
-
-    async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Returns the step's result eventually; raises every error other than
-        `RedisUnavailable`.
-        """
-        while True:
-            try:
-                result = await step()
-            except RedisUnavailable as error:
-                self._outage.failed(error)
-                await asyncio.sleep(jittered(timings.ATTEMPT_RETRY_S))
-            else:
-                self._outage.over()
-                return result

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from serve_app import timings
@@ -41,39 +41,31 @@ from serve_app.request_queue.queue import RequestQueue
 log = logging.getLogger("hermes.dispatcher")
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Claims requests while the engines have capacity, and attends to each until it has ended."""
 
-    def __init__(
-        self,
-        queue: RequestQueue,
-        depths: QueueDepths,
-        attempts: Attempts,
-        replicas: Replicas,
-        me: IngressLease,
-        clock: RedisClock,
-        loops: Loops | None = None,
-        rules: Rules = DEFAULT_RULES,
-        telemetry: OrderTelemetry | None = None,
-    ) -> None:
-        self._queue = queue
-        self._depths = depths
-        self._attempts = attempts
-        self._replicas = replicas
-        self._me = me
-        self._clock = clock
-        self._loops = loops or Loops()
-        self._telemetry = telemetry
+    _queue: RequestQueue
+    _depths: QueueDepths
+    _attempts: Attempts
+    _replicas: Replicas
+    _me: IngressLease
+    """Its name, Ray cluster and model."""
+    _clock: RedisClock
+    _loops: Loops
+    _telemetry: OrderTelemetry
+    _rules: Rules = DEFAULT_RULES
+
+    def __post_init__(self) -> None:
+        self._scheduler: Scheduler[QueueEntry] = Scheduler(self._rules)
+        self._members = Members()
         self._superseded = False
-        self._engine_slots = rules.engine_slots
         self._stopping = False
         self._attending: set[asyncio.Task[CompletionStats | None]] = set()
-        self._scheduler: Scheduler[QueueEntry] = Scheduler(rules)
         self._claim_waits = False
         """Whether a claim waits for an arrival."""
         self._changed = asyncio.Event()
         """Set when the capacity or its use has changed."""
-        self._members = Members()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -150,13 +142,12 @@ class Dispatcher:
             for one in workers
             if one.capacity
         }
-        for_all = sum(general_slots(one.capacity, self._engine_slots) for one in workers)
+        for_all = sum(general_slots(one.capacity, self._rules.engine_slots) for one in workers)
         order.general_capacity = allowance(for_all, map(as_general_use, others), waiting)
         order.ahead = peers_saturated(capacity, others, order.capacity)
         order.claiming = not superseded
-        if self._telemetry is not None:
-            self._telemetry.waiting(order.waiting(), self._clock.now_ms())
-            self._telemetry.order(order)
+        self._telemetry.waiting(order.waiting(), self._clock.now_ms())
+        self._telemetry.order(order)
         self._changed.set()
         self._fill_meanwhile()
 
@@ -204,8 +195,7 @@ class Dispatcher:
         finally:
             self._claim_waits = False
         outage.over()
-        if self._telemetry is not None:
-            self._telemetry.claimed(len(claimed))
+        self._telemetry.claimed(len(claimed))
         for entry in claimed:
             self._scheduler.add(entry)
 
@@ -274,8 +264,7 @@ class Dispatcher:
 
     def _start(self, running: Running[QueueEntry]) -> None:
         entry = running.entry
-        if self._telemetry is not None:
-            self._telemetry.started(running)
+        self._telemetry.started(running)
         if 0 < running.sequences < entry.sequences:  # its engine may run fewer than it asks for
             entry = replace(entry, sequences=running.sequences)
         task = asyncio.create_task(self._attempts.run(entry), name=f"attempts-{entry.request_id}")
@@ -289,7 +278,7 @@ class Dispatcher:
         error = None if task.cancelled() else task.exception()
         written = None if task.cancelled() or error is not None else task.result()
         settled = self._scheduler.ended(running, written, self._clock.now_ms())
-        if settled is not None and self._telemetry is not None:
+        if settled is not None:
             order = self._scheduler
             self._telemetry.ended(settled, order.lengths.useful, order.classes.promotions)
         if error is not None:

@@ -28,15 +28,14 @@ class Next(NamedTuple):
 def after_loss(
     opened: Sequence[str], newest_epoch: int, cause: Cause, tried: Next | None, poison_after: int
 ) -> Next | None:
-    """The next attempt, or None: then the request is poison and gets no other.
+    """The next attempt, or None: then the request is poison, after so many losses that count
+    against it, and gets no other.
 
     Args:
         opened: for each attempt that a worker has opened, why the attempt before it ended.
         newest_epoch: of the last of them; 0 if there is none.
         cause: why the last attempt, which was run or watched, has ended.
-        tried: the attempt that was run; None if it was only watched, because another ingress had
-            started it.
-        poison_after: after this many losses that count against it, a request is poison.
+        tried: the attempt that was run; None if another ingress had started it.
     """
     # it never began, so nothing counts against it
     if tried is not None and newest_epoch < tried.epoch:

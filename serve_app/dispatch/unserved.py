@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -31,30 +32,22 @@ from serve_app.requests.endings import Endings
 log = logging.getLogger("hermes.ingress")
 
 
+@dataclass(eq=False)
 class Unserved:
     """Looks after the queues of the models that `entrance` says nobody serves. What several
     ingresses end at a time ends once.
     """
 
-    def __init__(
-        self,
-        link: RedisLink,
-        store: JournalStore,
-        endings: Endings,
-        namespace: str,
-        entrance: Entrance,
-        members: Callable[[], Members],
-        clock: RedisClock,
-        loops: Loops,
-    ) -> None:
-        self._link = link
-        self._store = store
-        self._endings = endings
-        self._namespace = namespace
-        self._entrance = entrance
-        self._members = members
-        self._clock = clock
-        self._loops = loops
+    _link: RedisLink
+    _store: JournalStore
+    _endings: Endings
+    _namespace: str
+    _entrance: Entrance
+    _members: Callable[[], Members]
+    _clock: RedisClock
+    _loops: Loops
+
+    def __post_init__(self) -> None:
         self._looked_to: dict[str, str] = {}
         """By queue: the last entry of the last look, if more come behind it."""
 

@@ -17,7 +17,6 @@ _HEAD_CHARS = 16_384
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
     """`x-session-id`, else OpenAI's `prompt_cache_key`, else a hash of the conversation's head.
-
     The head (system prompt and first user message; for a completion, its first 1,024 characters)
     does not change over the turns of a conversation. The key is empty if there is nothing to hash.
     """

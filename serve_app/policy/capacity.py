@@ -45,12 +45,8 @@ def allowance(capacity: int, others: Iterable[IngressLease], waiting: bool) -> i
     ingresses may use all of the capacity for as long as requests keep coming, and what has been
     claimed in another would never start.
 
-    Args:
-        capacity: of all engines.
-        others: the other ingresses, as they were half a second ago. Requests that they have started
-            since then, or that use an engine again, come on top, and the engines queue them for a
-            moment.
-        waiting: whether requests wait in this ingress.
+    `others` are as they were half a second ago. Requests that they have started since then, or that
+    use an engine again, come on top, and the engines queue them for a moment.
     """
     uses = list(others)
     mine = most = share(capacity, len(uses) + 1)
@@ -63,13 +59,8 @@ def allowance(capacity: int, others: Iterable[IngressLease], waiting: bool) -> i
 
 
 def peers_saturated(capacity: int, others: Iterable[IngressLease], mine: int) -> bool:
-    """Whether other ingresses can start hardly any request more, so that what waits in Redis may
-    as well wait in this one.
-
-    Args:
-        capacity: of all engines.
-        others: the other ingresses.
-        mine: how many requests this ingress may run at the same time.
+    """Whether other ingresses can start hardly any request more than the `mine` that this one may
+    run, so that what waits in Redis may as well wait in this one.
     """
     free = capacity - mine - sum(use.running for use in others)
     return free <= _HARDLY_ANY * capacity

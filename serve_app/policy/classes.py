@@ -58,10 +58,13 @@ _KEPT = 1_000
 
 
 class VirtualCounters:
-    """The counters of parties that share something.
+    """Who has been served least, in proportion to a weight (1 unless given): virtual token counters
+    from "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24).
 
-    Args:
-        weights: of the parties; others have the weight 1.
+    Each party has a counter of the cost that it was served, divided by its weight, and the party
+    with the least goes next. While two parties both wait, their counters differ by at most the
+    largest cost of a request divided by their weights. A party that begins to wait is lifted to the
+    least counter of those that wait, so that nobody saves up for later by sending nothing.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -128,11 +131,7 @@ class ClassOrder:
         """How often a request went before a more urgent class because of its age."""
 
     def begins_to_wait(self, request_class: str, running_cost: float) -> None:
-        """A class has waiting requests again.
-
-        Args:
-            running_cost: what all running requests cost together.
-        """
+        """A class has waiting requests again; all running ones cost `running_cost` together."""
         if request_class == CRITICAL:
             return
         group = _GROUPS[request_class]
@@ -150,11 +149,8 @@ class ClassOrder:
             self._groups.ends(_GROUPS[request_class])
 
     def choose(self, oldest_ms: Mapping[str, int], now_ms: int) -> str:
-        """The class of the next request.
-
-        Args:
-            oldest_ms: since when the oldest request of each class waits, in Unix milliseconds; only
-                classes of which some wait, and at least one.
+        """The class of the next request. `oldest_ms`: since when the oldest of each class waits, in
+        Unix milliseconds; only classes of which some wait, and at least one.
         """
         if CRITICAL in oldest_ms:
             return CRITICAL

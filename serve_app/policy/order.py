@@ -239,16 +239,11 @@ class Scheduler(Generic[C]):
     def ended(
         self, running: Running[C], written: CompletionStats | None = None, now_ms: int | None = None
     ) -> Completion | None:
-        """A request no longer runs. Its tenant pays for what it has used: for the prompt and for
-        what was written, also of an answer that was broken off; for nothing if nobody has worked on
-        it.
+        """A request no longer runs. Returns what it has cost; None if that is not known.
 
-        Args:
-            written: what it has written; if that is not known, its tenant pays what was expected.
-            now_ms: Unix milliseconds, by Redis's clock.
-
-        Returns:
-            What it has cost; None if that is not known.
+        Its tenant pays for what it has used: for the prompt and for what was written, also of an
+        answer that was broken off; for nothing if nobody has worked on it. If it is not known what
+        was written, its tenant has paid what was expected.
         """
         del self.running[running]
         if running.holds_slots:

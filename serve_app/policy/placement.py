@@ -18,11 +18,8 @@ def _position(text: str) -> int:
 
 
 class HashRing:
-    """A ring of nodes: adding or removing one moves only its share of the keys.
-
-    Args:
-        nodes: names, unique.
-        virtual_nodes: points per node; the spread of the shares falls with its square root.
+    """A ring of nodes: adding or removing one moves only its share of the keys. The spread of the
+    shares falls with the square root of `virtual_nodes`, the points of each.
     """
 
     def __init__(self, nodes: Iterable[str], virtual_nodes: int = 128) -> None:
@@ -52,12 +49,7 @@ def load_bound(in_flight: int, replicas: int, load_factor: float) -> int:
 
 
 class Placement:
-    """Chooses replicas, and counts the sequences of the calls in flight at each.
-
-    Args:
-        load_factor: of the load bound; above 1.
-        virtual_nodes: points of each replica on the ring.
-    """
+    """Chooses replicas, and counts the sequences of the calls in flight at each."""
 
     def __init__(self, load_factor: float = 1.25, virtual_nodes: int = 128) -> None:
         self._load_factor = load_factor
@@ -86,9 +78,6 @@ class Placement:
         """The first replica on the ring after the key's position that is below the load bound and
         has slots for a call; else the first that has slots. If none has, only the load bound
         applies, and a call of several sequences goes to the least loaded.
-
-        Args:
-            sequences: of the call.
 
         Raises:
             LookupError: there is no replica.

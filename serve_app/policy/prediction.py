@@ -121,11 +121,8 @@ class LengthModel:
         return of_kind <= _NOISE * mean and self.predict(request).mean <= _LONGER * mean
 
     def learn(self, request: Claimed, predicted: Prediction, tokens: float) -> None:
-        """A request has ended.
-
-        Args:
-            predicted: what was predicted when it started.
-            tokens: what each of its sequences has written, on average.
+        """A request has ended, for which this was predicted when it started; `tokens`: what each of
+        its sequences has written, on average.
         """
         self._judge(predicted, tokens)
         for key in ((), *_groups_of(request)):

@@ -26,21 +26,14 @@ fleet of engines that hold a dozen sequences each would shrink and grow again wi
 def load(
     ingresses: Sequence[IngressLease], engines: Iterable[EngineReport], slots: int
 ) -> dict[str, float]:
-    """What there is to do.
-
-    Args:
-        ingresses: of this Ray cluster. Those of another one have other engines.
-        engines: their reports.
-        slots: the most sequences that one engine runs.
+    """What there is to do for the engines of this Ray cluster, of which each runs at most `slots`
+    sequences.
     """
     waiting = sum(one.waiting for one in ingresses)
     waiting += max((one.unclaimed for one in ingresses), default=0)
     running = sum(one.running for one in ingresses)
-    return {
-        SEQUENCES: running + waiting,
-        WAITING: waiting,
-        PER_ENGINE: per_engine(engines, slots),
-    }
+    each = per_engine(engines, slots)
+    return {SEQUENCES: running + waiting, WAITING: waiting, PER_ENGINE: each}
 
 
 def per_engine(engines: Iterable[EngineReport], slots: int) -> float:
@@ -61,9 +54,6 @@ def replicas_wanted(context: Any) -> tuple[float, dict[str, Any]]:
     The controller may lack the service's code: Serve pickles this function with what it uses of
     this module. Without numbers, as while Redis is away, the target stays. While anything waits,
     one more is wanted, whatever else the numbers say.
-
-    Args:
-        context: Serve's `AutoscalingContext`.
     """
     target, told = context.target_num_replicas, context.raw_metrics
     series = {replica: points for replica, points in told.get(SEQUENCES, {}).items() if points}

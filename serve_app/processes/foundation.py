@@ -19,12 +19,7 @@ from serve_app.settings import Settings
 
 
 class Foundation:
-    """Created for one process, and started and stopped with it.
-
-    Args:
-        service: its name in traces, such as `hermes-worker`.
-        name: of this process, such as its replica's id.
-    """
+    """Created for one process, and started and stopped with it. `service` is its name in traces."""
 
     def __init__(self, settings: Settings, service: str, name: str) -> None:
         configure_logging(settings.telemetry, name)

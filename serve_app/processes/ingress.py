@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from serve_app.admission.admission import Admission
@@ -49,14 +50,7 @@ from serve_app.settings import Settings
 
 
 class IngressProcess:
-    """HTTP, admission and dispatch of one ingress.
-
-    Args:
-        ingress_id: the name of its lease and of its claims.
-        cluster: the name of its Ray cluster, see `Membership`.
-        execute: calls a worker through Ray.
-        replicas: the workers that can be called.
-    """
+    """HTTP, admission and dispatch of one ingress, which calls workers through Ray by `execute`."""
 
     def __init__(
         self,
@@ -154,8 +148,8 @@ class IngressProcess:
             self._me,
             base.clock,
             base.loops,
-            order_rules(self.settings),
             OrderTelemetry(base.telemetry.registry),
+            order_rules(self.settings),
         )
 
     def _build_exchanges(self) -> Exchanges:
@@ -245,7 +239,9 @@ class IngressProcess:
             self.entrance,
         )
         await self.base.start()
-        self.base.loops.keep("queue-depths", self._watch_limits)
+        watch, outputs_bytes = self.limits.watch, self.dispatcher.outputs_bytes
+        watching = partial(watch, self._depths, self._ingresses, outputs_bytes)
+        self.base.loops.keep("queue-depths", watching)
 
     async def stop(self) -> None:
         """Stop claiming first, then delete the lease, then close the connections."""
@@ -277,20 +273,12 @@ class IngressProcess:
         members = self.membership.members
         return len(members.of(self._me.model).ingresses), len(members.ingresses)
 
-    async def _watch_limits(self) -> None:
-        await self.limits.watch(
-            self._depths,
-            self._ingresses,
-            self.dispatcher.outputs_bytes,
-        )
-
 
 def order_rules(settings: Settings) -> Rules:
     order = settings.order
+    shares = order.interactive_share, order.ageing_s, order.aged_share, order.interactive_credit
     return Rules(
-        ClassRules(
-            order.interactive_share, order.ageing_s, order.aged_share, order.interactive_credit
-        ),
+        ClassRules(*shares),
         TenantRules(order.tenant_weights, order.prompt_weight, order.output_weight),
         order.claim_ahead,
         order.short_first_ms_per_cost,

@@ -38,12 +38,8 @@ def most_calls(settings: Settings) -> int:
 
 
 class WorkerProcess:
-    """One engine, and the replica that uses it.
-
-    Args:
-        name: of the replica.
-        cluster: the name of its Ray cluster, see `Membership`.
-        host: the address at which it takes calls; empty if only Ray calls it.
+    """One engine, and the replica that uses it. It takes calls at the address `host`; if that is
+    empty, only Ray calls it.
     """
 
     def __init__(
