@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +25,6 @@ from serve_app.contract import (
     State,
     WorkerLost,
 )
-from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.retries import Next, StallReason, StallTracker, after_loss
 from serve_app.errors import RedisUnavailable, Unreadable
 from serve_app.journal.ids import REQUEST_ID
@@ -34,6 +34,10 @@ from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.tracing import CLIENT, Facts, Tracing
 from serve_app.policy.work import writes_tokens
+from serve_app.redis.connection import Script
+from serve_app.redis.keyspace import suspect_key
+from serve_app.redis.link import RedisLink
+from serve_app.redis.replies import answered
 from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
@@ -44,9 +48,64 @@ log = logging.getLogger("hermes.dispatcher")
 
 T = TypeVar("T")
 
+_KEEP = Script(
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
+)
+"""For so many milliseconds, if the lock is still this holder's; 0 deletes it."""
+
 
 class NotOurs(Exception):
     """Another ingress took the claim over while this ingress was paused."""
+
+
+class Quarantine:
+    """Requests that have killed engines run one at a time, so that an innocent request is not
+    blamed for another one's crash: a lock over all ingresses, `{ns}:suspect`, whose lease expires
+    if its holder dies.
+    """
+
+    def __init__(self, link: RedisLink, namespace: str) -> None:
+        self._link = link
+        self._key = suspect_key(namespace)
+
+    @asynccontextmanager
+    async def alone(self, within_s: float) -> AsyncIterator[bool]:
+        """Wait for the turn and hold it while the block runs; yields False if the turn has not come
+        in time.
+
+        Raises:
+            RedisUnavailable: Redis cannot be reached.
+        """
+        holder = secrets.token_hex(16)
+        try:
+            async with asyncio.timeout(within_s):
+                while not await self._taken(holder):
+                    await asyncio.sleep(timings.QUARANTINE_POLL_S)
+        except TimeoutError:
+            await self._keep(holder, 0)
+            yield False
+            return
+
+        async def renew() -> None:
+            while True:  # if the lease ends, two such requests run at a time, and no more
+                await asyncio.sleep(timings.QUARANTINE_LEASE_S / 3)
+                await self._keep(holder, int(timings.QUARANTINE_LEASE_S * 1000))
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield True
+        finally:
+            renewing.cancel()
+            await self._keep(holder, 0)
+
+    async def _taken(self, holder: str) -> bool:
+        lease_ms = int(timings.QUARANTINE_LEASE_S * 1000)
+        (reply,) = await self._link.call([("SET", self._key, holder, "NX", "PX", lease_ms)])
+        return answered(reply) is not None
+
+    async def _keep(self, holder: str, for_ms: int) -> None:
+        with suppress(RedisUnavailable):
+            await self._link.call([("EVAL", _KEEP, 1, self._key, holder, for_ms)])
 
 
 @dataclass(eq=False)

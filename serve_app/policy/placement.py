@@ -43,11 +43,6 @@ class HashRing:
                     return
 
 
-def load_bound(in_flight: int, replicas: int, load_factor: float) -> int:
-    """The most sequences that one replica may hold after one more: `ceil(c * mean)`."""
-    return math.ceil(load_factor * (in_flight + 1) / replicas)
-
-
 class Placement:
     """Chooses replicas, and counts the sequences of the calls in flight at each."""
 
@@ -84,7 +79,8 @@ class Placement:
         """
         if not self._ring.nodes:
             raise LookupError("no replica on the ring")
-        bound = load_bound(self._in_flight, len(self._ring.nodes), self._load_factor)
+        # the most sequences that one may hold after one more: a multiple of the mean
+        bound = math.ceil(self._load_factor * (self._in_flight + 1) / len(self._ring.nodes))
         roomy = ""
         for replica in self._ring.walk(key):
             load, most = self._loads.get(replica, 0), self.slots.get(replica, math.inf)

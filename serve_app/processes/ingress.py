@@ -13,9 +13,8 @@ from serve_app.cluster.leases import Membership
 from serve_app.cluster.members import Members
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
-from serve_app.dispatch.attempts import Attempts
+from serve_app.dispatch.attempts import Attempts, Quarantine
 from serve_app.dispatch.dispatcher import Dispatcher
-from serve_app.dispatch.quarantine import Quarantine
 from serve_app.dispatch.unserved import Unserved
 from serve_app.ingress import (
     dead_letters_api,

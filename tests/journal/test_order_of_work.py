@@ -13,7 +13,7 @@ import pytest
 from serve_app import timings
 from serve_app.cluster.leases import Membership
 from serve_app.contract import IngressLease, Reason, State
-from serve_app.dispatch.quarantine import Quarantine
+from serve_app.dispatch.attempts import Quarantine
 from serve_app.dispatch.retries import StallReason
 from serve_app.policy.classes import CLASSES
 from serve_app.processes.ingress import IngressProcess
