@@ -25,8 +25,6 @@ from serve_app.contract import CompletionStats, EngineReport, IngressLease, Work
 from serve_app.dispatch.dispatcher import Dispatcher
 from serve_app.dispatch.retries import StallTracker
 from serve_app.loops import Loops
-from serve_app.observability.metrics import Telemetry
-from serve_app.observability.order_metrics import OrderTelemetry
 from serve_app.policy.classes import CLASSES, engine_priority
 from serve_app.policy.order import DEFAULT_RULES
 from serve_app.policy.work import Work as Asked
@@ -161,6 +159,13 @@ class VirtualQueue:
                 self._blocked.remove(blocked)
 
 
+class _Untold:
+    """In place of the metrics, which other orders of work do not have."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
 class VirtualIngress:
     """One ingress process: its dispatcher, and its view of the replicas."""
 
@@ -180,7 +185,7 @@ class VirtualIngress:
         this: Any = self
         rules = DEFAULT_RULES._replace(engine_slots=cluster.max_running_requests)
         me = IngressLease(name, "session-1", model="model")
-        telemetry = OrderTelemetry(Telemetry().registry)
+        telemetry: Any = _Untold()
         self.dispatcher = Dispatcher(
             queue, this, this, self.replicas, me, clock, Loops(), telemetry, rules
         )
