@@ -35,6 +35,10 @@ class ArrivalOrder:
         """See `Scheduler.waiting_sequences`."""
         return len(self._waiting)
 
+    def waiting(self) -> dict[str, tuple[int, int]]:
+        """Nobody asks for these metrics."""
+        return {}
+
     @property
     def full(self) -> bool:
         """Whether no request may start before another has ended."""
