@@ -24,9 +24,8 @@ journal/followers.py          passes accepted entries to the connections; reader
 ingress/exchange.py           forwards the bytes to the client; disconnects.py: what happens when it
                               leaves; http_protocol.py: its connection
 requests/lifecycle.lua        the steps of a request's life: accept, record, end; lifecycle.py sends
-                              them, signals.py adds what else happens then
+                              them, with what else happens then, and reads the record
 requests/endings.py           ends requests without a worker (cancelled, deadline passed, given up)
-requests/record.py            what is known of a request, in one read
 
 cluster/leases.py             which processes are alive; cluster/replicas.py: which can take work;
                               cluster/entrance.py: whose the namespace is

@@ -29,6 +29,25 @@ LASTING = frozenset(
 `Idempotency-Key`; after any other failure the repeat is a new request.
 """
 
+MESSAGES = {
+    Reason.CANCELLED: "The request was cancelled.",
+    Reason.CLIENT_DISCONNECTED: "The client disconnected and did not reconnect.",
+    Reason.DEADLINE: "The request's deadline passed before it was finished.",
+    Reason.ATTEMPT_LOST: "The engine that worked on this request died and it cannot be continued; "
+    "please try again.",
+    Reason.JOURNAL_LOST: "Redis lost a part of this request's journal, so nothing can continue it; "
+    "a new request starts from the beginning.",
+    Reason.POISON: "This request killed every engine that worked on it and will not be retried.",
+    Reason.EVENT_LOOP_BLOCKED: "One step of this request blocked all other requests of its "
+    "engine; make it smaller or simpler.",
+    Reason.ANSWER_TOO_LARGE: "The answer is larger than this service stores; ask for fewer answers "
+    "or inputs, shorter ones, or without log probabilities.",
+    Reason.MODEL_NOT_FOUND: "The model that this request waited for is not served any more.",
+    Reason.ENGINE_ERROR: "The engine failed on this request.",
+    Reason.INTERNAL: "The service failed on this request.",
+}
+"""What the caller is told of a request that has failed."""
+
 _STATUS: dict[Reason, int] = {
     Reason.INVALID_API_KEY: 401,
     Reason.KEY_NOT_PERMITTED: 403,

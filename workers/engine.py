@@ -9,7 +9,7 @@ from typing import Protocol
 from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import EngineReport
-from serve_app.journal.facts import RequestLine
+from serve_app.journal.entries import RequestLine
 from workers.attempt import Attempt, EngineFailed
 
 

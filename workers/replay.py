@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import NotResumed, Reason
-from serve_app.journal.entries import Entry, decode_facts
+from serve_app.journal.entries import REQUEST_ID, AttemptFacts, Entry, EntryId, Head, decode_facts
 from serve_app.journal.events import escaped
-from serve_app.journal.facts import AttemptFacts, Head
-from serve_app.journal.ids import REQUEST_ID, EntryId
 from serve_app.journal.usage import Usage
 
 

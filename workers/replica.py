@@ -31,8 +31,7 @@ from serve_app.contract import (
 )
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry, decode_facts, decode_line
-from serve_app.journal.facts import AttemptFacts, RequestFacts
+from serve_app.journal.entries import AttemptFacts, Entry, RequestFacts, decode_facts, decode_line
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
 from serve_app.loops import Loops

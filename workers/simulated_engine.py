@@ -26,7 +26,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Cause, EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.journal.facts import RequestLine
+from serve_app.journal.entries import RequestLine
 from serve_app.journal.pause import Pause
 from serve_app.settings import Settings
 from workers.attempt import Attempt, EngineFailed

@@ -21,7 +21,7 @@ import msgspec
 from serve_app import timings
 from serve_app.contract import Cause, EngineReport, Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.journal.facts import RequestLine
+from serve_app.journal.entries import RequestLine
 from serve_app.settings import Settings
 from workers import vllm_failures
 from workers.attempt import Attempt, EngineFailed

@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from serve_app.contract import INPUT_TOKENS, RESPONSES, Reason, called
-from serve_app.errors import RequestRefused, context_exceeded
+from serve_app.errors import MESSAGES, RequestRefused, context_exceeded
 from serve_app.field_errors import refusal_of, written
-from serve_app.journal.ending import MESSAGES
 from workers.attempt import Attempt, current
 from workers.patches import replace
 from workers.request_body import as_vllm_takes

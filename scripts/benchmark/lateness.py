@@ -15,7 +15,7 @@ import msgspec
 from scripts.simulation import virtual_time
 from serve_app.clock import RedisClock
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
+from serve_app.journal.entries import AttemptFacts, RequestFacts, RequestLine
 from serve_app.journal.writer import JournalWriter
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings

@@ -28,8 +28,7 @@ from scripts.chaos_testing.sentinels import Sentinels
 from serve_app.contract import State
 from serve_app.errors import RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
+from serve_app.journal.entries import AttemptFacts, Entry, Head, RequestFacts, RequestLine, Summary
 from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.writer import JournalWriter
@@ -37,8 +36,7 @@ from serve_app.local import ports, processes, surroundings
 from serve_app.local.environment import ROOT
 from serve_app.policy.work import Work
 from serve_app.redis.link import RedisLink
-from serve_app.requests.lifecycle import accept
-from serve_app.requests.signals import Accepted
+from serve_app.requests.lifecycle import Accepted, accept
 from serve_app.settings import Settings
 
 _STREAMS, _EVENTS_PER_S = 16, 50.0

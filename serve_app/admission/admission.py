@@ -19,15 +19,14 @@ from serve_app.admission.limits import AdmissionLimits
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason
 from serve_app.errors import AnswerLost, RedisUnavailable, RequestRefused
-from serve_app.journal.facts import RequestFacts, RequestLine
+from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.journal.store import JournalStore, Kept
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.policy.work import Work, output_bytes
 from serve_app.redis.link import RedisLink
 from serve_app.requests.idempotency import Held, KeyedRequests, Outrun, digest
-from serve_app.requests.lifecycle import accept
-from serve_app.requests.signals import Accepted
+from serve_app.requests.lifecycle import Accepted, accept
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

@@ -18,7 +18,7 @@ from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable, RequestRefused
 from serve_app.journal.store import Kept
 from serve_app.loops import jittered
-from serve_app.request_queue.depths import Depth, QueueDepths
+from serve_app.request_queue.queue import Depth, QueueDepths
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

@@ -27,7 +27,7 @@ from serve_app.contract import (
 )
 from serve_app.dispatch.retries import Next, StallReason, StallTracker, after_loss
 from serve_app.errors import RedisUnavailable, Unreadable
-from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.entries import REQUEST_ID
 from serve_app.journal.store import JournalStore
 from serve_app.loops import backoff, first, jittered
 from serve_app.observability.logs import Outage, about
@@ -42,7 +42,7 @@ from serve_app.request_queue.dead_letters import DeadLetters
 from serve_app.request_queue.entry import QueueEntry
 from serve_app.request_queue.queue import RequestQueue
 from serve_app.requests.endings import Endings
-from serve_app.requests.record import Record
+from serve_app.requests.lifecycle import Record
 
 log = logging.getLogger("hermes.dispatcher")
 

@@ -34,9 +34,8 @@ from serve_app.policy.capacity import (
 )
 from serve_app.policy.order import DEFAULT_RULES, Rules, Running, Scheduler
 from serve_app.policy.work import output_bytes
-from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
-from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.queue import QueueDepths, RequestQueue
 
 log = logging.getLogger("hermes.dispatcher")
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from serve_app.contract import Reason
-from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable
+from serve_app.errors import MESSAGES, RedisUnavailable, RequestRefused, Unreadable
 from serve_app.ingress import docs_page
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.connection_limits import ConnectionLimit
@@ -27,7 +27,6 @@ from serve_app.ingress.slow_readers import SlowReaders
 from serve_app.ingress.status import PROBES
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.headers import check_headers, check_host
-from serve_app.journal.ending import MESSAGES
 from serve_app.observability.logs import about
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings

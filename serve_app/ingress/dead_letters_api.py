@@ -17,7 +17,7 @@ from serve_app.ingress.event_streams import EventStreams
 from serve_app.ingress.exchange import Exchanges
 from serve_app.ingress.objects import listing, not_found
 from serve_app.ingress.objects_api import as_json
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.entries import RequestFacts
 from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters, Unreadable
 

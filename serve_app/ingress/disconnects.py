@@ -19,7 +19,7 @@ from serve_app.clock import RedisClock
 from serve_app.cluster.members import Members
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.entries import RequestFacts
 from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, ended
@@ -28,7 +28,7 @@ from serve_app.redis.keyspace import readers_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.requests.endings import Endings
-from serve_app.requests.record import Record
+from serve_app.requests.lifecycle import Record
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.ingress")

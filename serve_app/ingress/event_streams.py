@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app import timings
 from serve_app.ingress.connection_limits import ConnectionLimits
 from serve_app.ingress.exchange import Exchanges
-from serve_app.requests.record import Record
+from serve_app.requests.lifecycle import Record
 
 
 class _Reading(Response):

@@ -29,14 +29,13 @@ from serve_app import timings
 from serve_app.admission.admission import Admission, Receipt, Submission
 from serve_app.clock import SYSTEM
 from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, Reason, State
-from serve_app.errors import RedisUnavailable, RequestRefused, Unreadable, retry_headers
+from serve_app.errors import MESSAGES, RedisUnavailable, RequestRefused, Unreadable, retry_headers
 from serve_app.ingress.connection_limits import ConnectionLimit
 from serve_app.ingress.disconnects import Disconnects
 from serve_app.ingress.http_protocol import PUSH, Push
 from serve_app.ingress.objects import unanswered_response
-from serve_app.journal.ending import MESSAGES
+from serve_app.journal.entries import Head, RequestFacts
 from serve_app.journal.events import COMMENT, SEPARATOR, after_event, body_event, error_events
-from serve_app.journal.facts import Head, RequestFacts
 from serve_app.journal.followers import Follower, Followers
 from serve_app.loops import ended
 from serve_app.observability.logs import about

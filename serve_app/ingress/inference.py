@@ -31,7 +31,7 @@ from serve_app.ingress.validation.headers import (
 )
 from serve_app.ingress.validation.structure import PIECE_BYTES
 from serve_app.ingress.validation.validator import Validator
-from serve_app.journal.facts import RequestFacts, RequestLine
+from serve_app.journal.entries import RequestFacts, RequestLine
 from serve_app.observability.tracing import SERVER, Span, Tracing
 from serve_app.policy.affinity import session_key
 from serve_app.policy.classes import CLASSES, DEFAULT_CLASS, PUBLIC_CLASSES, SERVICE_TIERS

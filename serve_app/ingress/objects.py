@@ -11,12 +11,11 @@ import msgspec
 
 from serve_app.contract import Reason, State
 from serve_app.errors import RequestRefused, error_body
-from serve_app.journal.entries import Entry
+from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.journal.events import SEPARATOR
-from serve_app.journal.facts import RequestFacts
 from serve_app.journal.reader import JournalReader, read_whole
 from serve_app.journal.usage import Usage
-from serve_app.requests.record import Record
+from serve_app.requests.lifecycle import Record
 
 RESPONSE = "resp_"
 CHAT = "chatcmpl-"

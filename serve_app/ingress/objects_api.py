@@ -36,12 +36,11 @@ from serve_app.ingress.validation.fields import METADATA
 from serve_app.ingress.validation.headers import last_event_id
 from serve_app.ingress.validation.structure import NotJson, read
 from serve_app.ingress.validation.walker import check, compiled
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import RequestFacts, RequestLine
+from serve_app.journal.entries import Entry, RequestFacts, RequestLine
 from serve_app.journal.store import JournalStore
 from serve_app.policy.classes import CLASSES
 from serve_app.requests.endings import Endings
-from serve_app.requests.record import Record
+from serve_app.requests.lifecycle import Record
 from serve_app.settings.limits import RequestLimits
 
 _UPDATE = compiled(

@@ -30,7 +30,7 @@ from serve_app.observability.metrics_pages import (
 )
 from serve_app.policy.classes import CLASSES
 from serve_app.redis.check import RedisWatch
-from serve_app.request_queue.depths import QueueDepths
+from serve_app.request_queue.queue import QueueDepths
 from serve_app.settings import Settings
 
 

@@ -16,10 +16,16 @@ import msgspec
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
-from serve_app.journal.entries import Entry, compress, encode_outputs, encode_used
+from serve_app.journal.entries import (
+    Entry,
+    EntryId,
+    Head,
+    Summary,
+    compress,
+    encode_outputs,
+    encode_used,
+)
 from serve_app.journal.events import events_in
-from serve_app.journal.facts import Head, Summary
-from serve_app.journal.ids import EntryId
 from serve_app.journal.pause import Pause
 from serve_app.settings.sections import JournalSettings
 

@@ -1,7 +1,14 @@
 """The storage schema of a journal: encodes and decodes its entries, and the wake-ups that carry
 them. Pure.
 
-One Redis Stream per request, `{ns}:j:<request_id>`; `ids.py` defines its ids.
+One Redis Stream per request, `{ns}:j:<request_id>`. The ids of its entries, `<epoch>-<seq>`,
+are the fencing tokens:
+
+    0-1            the client's request
+    k-0            attempt k is opened by a worker (k = 1, 2, ...)
+    k-1, k-2, ...  output of attempt k
+    max-max        the terminal entry: nothing can follow it
+
 Fields (one letter each, since they are stored with every entry), and the entries that have them;
 k-i stands for k-1, k-2, ...:
 
@@ -50,8 +57,156 @@ import msgspec
 from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Unreadable, decoding
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
-from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
+
+MAX_ID_PART = 18_446_744_073_709_551_615
+
+
+class EntryId(NamedTuple):
+    """A stream id: epoch and sequence number. Compares as Redis does."""
+
+    epoch: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> EntryId:
+        """Parse Redis's `<ms>-<seq>` form."""
+        epoch, _, seq = (text.decode() if isinstance(text, bytes) else text).partition("-")
+        return cls(int(epoch), int(seq))
+
+    @property
+    def opens(self) -> bool:
+        """Whether this is the id of an attempt's opening."""
+        return self.seq == 0 and self.epoch > 0
+
+    def is_next_to(self, before: EntryId) -> bool:
+        """Whether the same attempt wrote `before` directly before this entry."""
+        return self.epoch == before.epoch and self.seq == before.seq + 1
+
+
+BEGINNING = EntryId(0, 0)
+REQUEST_ID = EntryId(0, 1)
+TERMINAL_ID = EntryId(MAX_ID_PART, MAX_ID_PART)
+
+
+def following(position: EntryId) -> str:
+    """The smallest id after a position, for the start of a stream range. Nothing follows the
+    terminal entry.
+    """
+    if position.seq < MAX_ID_PART:
+        return f"{position.epoch}-{position.seq + 1}"
+    return f"{position.epoch + 1}-0" if position.epoch < MAX_ID_PART else str(position)
+
+
+def opening_id(epoch: int) -> EntryId:
+    """The id of the entry with which a worker opens an attempt: before all other entries of its
+    epoch.
+    """
+    return EntryId(epoch, 0)
+
+
+FIRST_OPENING_ID = opening_id(1)
+
+
+# -- the JSON in entries -------------------------------------------------------------------------
+
+
+class RequestLine(msgspec.Struct, frozen=True):
+    """The HTTP request without its body, with only the headers that the engine's server needs."""
+
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+
+
+class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was decided about a request when it was admitted. Times are Unix milliseconds."""
+
+    request_class: str
+    tenant: str
+    session: str
+    model: str
+    streamed: bool
+    admitted_ms: int
+    deadline_ms: int
+    wake: str
+    client_request_id: str = ""
+    idempotency: str = ""
+    """Digest of path and body, if the client sent an `Idempotency-Key`."""
+    idempotency_value: str = ""
+    """The same of what the body means, however it is written."""
+    trace: str = ""
+    """The `traceparent` of the HTTP request, if it is traced."""
+    key: str = ""
+    """The name of the API key that it came with; empty if none is required."""
+    detached: bool = False
+    """Whether it goes on without a reader."""
+    retention_s: float = 0.0
+    """How long its answer is kept for whoever comes later; 0 if it is not."""
+    body_bytes: int = 0
+    """Size of its body, if that is kept as long as the answer; otherwise 0."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether its body is kept as long as the answer."""
+        return self.body_bytes > 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether its answer is kept for whoever comes later."""
+        return self.retention_s > 0
+
+
+class AttemptFacts(msgspec.Struct, frozen=True):
+    """Which worker works on the request, and since when."""
+
+    replica: str
+    engine: str
+    opened_ms: int
+    cause: str = ""
+    """The `Cause` for which the dispatcher gave up the previous attempt; empty for the first. A
+    newer version may write a word that this version does not know.
+    """
+    fingerprint: str = ""
+    """Of model, weights and engine; only an equal one can continue the response."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What is known of a request whose entries are trimmed. Times are Unix milliseconds."""
+
+    request: RequestFacts | None
+    attempt: AttemptFacts | None
+    attempts: int
+    ended_ms: int
+    first_output_ms: int | None = None
+    output_tokens: int = 0
+    """What version 0.2 has counted; later ones write `Usage` into the entry."""
+    began_ms: int = 0
+    """When the first attempt was opened; 0 if none was."""
+    why: str = ""
+    """Why an answer could not be continued; completes a sentence that ends with "because"."""
+    message: str = ""
+    """What the caller is told of a failure; empty if that is what its reason says."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Status and headers of the engine's response."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    logprobs_of_text: bool = False
+    """Whether it has log probabilities of its text alone, and not of every token as before."""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the body is a stream of server-sent events."""
+        return any(
+            k == "content-type" and v.startswith("text/event-stream") for k, v in self.headers
+        )
+
 
 _json = msgspec.json.Encoder()
 _entry_id = decoding(EntryId.parse)

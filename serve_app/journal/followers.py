@@ -19,10 +19,8 @@ from serve_app import timings
 from serve_app.clock import SYSTEM
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable, Unreadable
-from serve_app.journal.ending import Ending
-from serve_app.journal.entries import Entry, decode_wakes, entry_from_redis
-from serve_app.journal.ids import REQUEST_ID, EntryId
-from serve_app.journal.reader import JournalReader
+from serve_app.journal.entries import REQUEST_ID, Entry, EntryId, decode_wakes, entry_from_redis
+from serve_app.journal.reader import Ending, JournalReader
 from serve_app.journal.store import JournalStore
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage

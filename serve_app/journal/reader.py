@@ -8,17 +8,48 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from serve_app.contract import Reason, State
-from serve_app.journal.ending import Ending
-from serve_app.journal.entries import Entry, decode_facts
+from serve_app.errors import MESSAGES
+from serve_app.journal.entries import (
+    BEGINNING,
+    FIRST_OPENING_ID,
+    REQUEST_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    Summary,
+    decode_facts,
+)
 from serve_app.journal.events import Pieces, after_event, events_in
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts
-from serve_app.journal.ids import BEGINNING, FIRST_OPENING_ID, REQUEST_ID, EntryId
 
 _HOLD_BYTES = 64 * 1024
 _PLAIN = frozenset((b"b", b"e", b"p"))
 """The fields of a wake-up that adds events to a stream and nothing else."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a request ended."""
+
+    state: State
+    reason: Reason | None
+    """None if the request was completed."""
+    summary: Summary | None
+
+    @property
+    def message(self) -> str:
+        if self.summary and self.summary.message:
+            return self.summary.message
+        if self.reason is Reason.ATTEMPT_LOST and self.summary and self.summary.why:
+            return (
+                "The engine that worked on this request died, and the answer cannot be continued "
+                f"because {self.summary.why}; please try again."
+            )
+        return MESSAGES.get(self.reason, "The request failed.") if self.reason else ""
 
 
 class JournalReader:

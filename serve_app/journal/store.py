@@ -11,8 +11,15 @@ from typing import NamedTuple
 from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Cause
-from serve_app.journal.entries import Entry, entry_from_redis
-from serve_app.journal.ids import BEGINNING, REQUEST_ID, EntryId, following, opening_id
+from serve_app.journal.entries import (
+    BEGINNING,
+    REQUEST_ID,
+    Entry,
+    EntryId,
+    entry_from_redis,
+    following,
+    opening_id,
+)
 from serve_app.journal.usage import Whose
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import (
@@ -25,9 +32,7 @@ from serve_app.redis.keyspace import (
 )
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered, answered, is_id_taken
-from serve_app.requests.lifecycle import append, end, reading
-from serve_app.requests.record import Record
-from serve_app.requests.signals import Ended, retaining
+from serve_app.requests.lifecycle import Ended, Record, append, end, reading, retaining
 from serve_app.settings import Settings
 
 

@@ -21,16 +21,20 @@ from serve_app import timings
 from serve_app.errors import AnswerLost, Fenced, RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog, AttemptState
 from serve_app.journal.entries import (
+    FIRST_OPENING_ID,
+    REQUEST_ID,
+    AttemptFacts,
     Entry,
+    EntryId,
+    RequestFacts,
     Wake,
     decode_facts,
     encode_wakes,
     entry_from_redis,
     flatten,
+    opening_id,
     wake_of,
 )
-from serve_app.journal.facts import AttemptFacts, RequestFacts
-from serve_app.journal.ids import FIRST_OPENING_ID, REQUEST_ID, EntryId, opening_id
 from serve_app.journal.pause import Pause
 from serve_app.journal.store import long_questions, with_body
 from serve_app.loops import Loops, backoff, ended
@@ -46,8 +50,7 @@ from serve_app.redis.replies import (
     is_full,
     is_refused_for_now,
 )
-from serve_app.requests.lifecycle import append, append_though_full, end
-from serve_app.requests.signals import Ended
+from serve_app.requests.lifecycle import Ended, append, append_though_full, end
 from serve_app.settings import Settings
 
 log = logging.getLogger("hermes.journal")

@@ -42,8 +42,7 @@ from serve_app.policy.tenants import TenantRules
 from serve_app.processes.foundation import Foundation
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.depths import QueueDepths
-from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.queue import QueueDepths, RequestQueue
 from serve_app.requests.endings import Deadlines, Endings
 from serve_app.settings import Settings
 

@@ -23,9 +23,14 @@ from typing import Any, NamedTuple
 
 from serve_app import timings
 from serve_app.contract import Reason
-from serve_app.journal.entries import Entry, decode_facts, decode_line
-from serve_app.journal.facts import RequestFacts, RequestLine
-from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    Entry,
+    RequestFacts,
+    RequestLine,
+    decode_facts,
+    decode_line,
+)
 from serve_app.redis.keyspace import dead_letters_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import answered

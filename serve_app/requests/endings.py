@@ -15,17 +15,15 @@ from serve_app import timings
 from serve_app.clock import RedisClock
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable, Unreadable
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import RequestFacts, Summary
+from serve_app.journal.entries import Entry, RequestFacts, Summary
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Whose
 from serve_app.loops import Loops, jittered
 from serve_app.observability.logs import Outage, about
 from serve_app.observability.metrics import Telemetry
-from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
-from serve_app.requests.record import Record
-from serve_app.requests.signals import Ended
+from serve_app.request_queue.queue import QueueDepths
+from serve_app.requests.lifecycle import Ended, Record
 
 log = logging.getLogger("hermes.endings")
 

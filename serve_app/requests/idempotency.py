@@ -15,16 +15,13 @@ from typing import NamedTuple
 from serve_app import timings
 from serve_app.contract import State
 from serve_app.errors import LASTING
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.entries import Entry, RequestFacts
 from serve_app.journal.store import JournalStore
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import later_request_key
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
-from serve_app.requests.lifecycle import Condition, accept, keep_ms, reading
-from serve_app.requests.record import Record
-from serve_app.requests.signals import Accepted
+from serve_app.requests.lifecycle import Accepted, Condition, Record, accept, keep_ms, reading
 from serve_app.settings import Settings
 
 

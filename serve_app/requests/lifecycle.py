@@ -2,26 +2,56 @@
 
 `lifecycle.lua` has the scripts. A worker that ends its attempt, and whoever ends a request from
 outside, execute the same one. The first ending counts: a second one changes nothing.
+
+A signal adds commands to the script of a step (a request is listed, retained, dequeued, announced),
+so that they are executed exactly once, whatever dies. The `Record` of a request is derived from its
+journal whenever it is read: nothing else stores the state, so nothing can disagree with the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from importlib.resources import files
 from itertools import chain
 from typing import NamedTuple
 
 from serve_app import timings
-from serve_app.contract import FINAL, State
-from serve_app.journal.entries import PLAIN, Entry, flatten
-from serve_app.journal.facts import RequestFacts, Summary
+from serve_app.contract import CHATS, FINAL, CompletionStats, State
+from serve_app.errors import Unreadable
+from serve_app.journal.entries import (
+    PLAIN,
+    REQUEST_ID,
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    RequestFacts,
+    RequestLine,
+    Summary,
+    decode_facts,
+    decode_line,
+    encode_wakes,
+    entry_from_redis,
+    flatten,
+    wake_of,
+)
 from serve_app.journal.usage import Usage, Whose
+from serve_app.policy.work import Work
 from serve_app.redis.connection import Command, Script
-from serve_app.redis.keyspace import body_key, journal_key, queue_key, usage_key
+from serve_app.redis.keyspace import (
+    QUEUE_GROUP,
+    body_key,
+    chats_key,
+    journal_key,
+    kept_key,
+    queue_key,
+    requests_key,
+    usage_key,
+    wake_channel,
+)
 from serve_app.redis.link import RedisLink
-from serve_app.redis.replies import all_answered
+from serve_app.redis.replies import Reply, all_answered, answered
 from serve_app.request_queue.entry import encode_entry
-from serve_app.requests.signals import AT_ACCEPT, AT_END, Accepted, Ended
 from serve_app.settings import Settings
 
 SCRIPT = Script(files(__package__).joinpath("lifecycle.lua").read_text())
@@ -29,6 +59,53 @@ _NOTHING = Usage().encode()
 
 _APPEND = b"*14\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$%d\r\n%b\r\n"
 _APPEND_PLAIN = _APPEND + b"".join(b"$1\r\n%b\r\n$%%d\r\n%%b\r\n" % name for name in PLAIN)
+
+_STREAM_BYTES = 4_700
+"""What Redis needs for a stream besides the fields (docs/redis.md)."""
+
+
+class Accepted(NamedTuple):
+    """A request that is accepted."""
+
+    request_id: str
+    line: RequestLine
+    body: bytes
+    facts: RequestFacts
+    work: Work
+
+
+class Ended(NamedTuple):
+    """A request that ends.
+
+    Args:
+        entries: the last output of the worker that ends it, none if it ends from outside; and the
+            terminal entry.
+        queued: the id of its queue entry; empty if it is not known.
+        size: bytes of its journal, if its entries remain.
+    """
+
+    request_id: str
+    entries: tuple[Entry, ...]
+    summary: Summary
+    queued: bytes = b""
+    size: int = 0
+
+    @property
+    def terminal(self) -> Entry:
+        return self.entries[-1]
+
+    @property
+    def from_outside(self) -> bool:
+        return len(self.entries) == 1
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether the terminal entry replaces all others: they are in it, or nobody wants an answer
+        that was broken off for as long as it is kept.
+        """
+        facts = self.summary.request
+        broken_off = facts is not None and facts.kept and self.terminal.state is not State.COMPLETED
+        return self.terminal.packed is not None or broken_off
 
 
 class Condition(NamedTuple):
@@ -110,7 +187,7 @@ def reading(key: str) -> Command:
 
 def end(settings: Settings, ended: Ended, whose: Whose | None = None) -> Command:
     """The command that ends a request: it appends the entries, books what was used, and executes
-    what `signals.py` adds.
+    what the signals add.
 
     Args:
         whose: the row of the ledger, if the journal cannot be decoded.
@@ -149,3 +226,199 @@ def times_ms(summary: Summary) -> tuple[int, int]:
 
 def _words(commands: Sequence[Command]) -> list[object]:
     return [word for command in commands for word in (len(command), *command)]
+
+
+# -- what else happens -----------------------------------------------------------------------------
+
+
+def _list(settings: Settings, accepted: Accepted) -> list[Command]:
+    """List the request; the oldest ones beyond `journal.listed_requests` go."""
+    facts = accepted.facts
+    keys = [requests_key(settings.namespace, facts.tenant)]
+    if accepted.line.path == CHATS and facts.stored:
+        keys.append(chats_key(settings.namespace, facts.tenant))
+    ingress, journal = settings.ingress, settings.journal
+    longest_s = max(ingress.max_request_timeout_s, ingress.background_timeout_s)
+    commands: list[Command] = []
+    for key in keys:
+        commands += [
+            ("ZADD", key, facts.admitted_ms, accepted.request_id),
+            ("ZREMRANGEBYRANK", key, 0, -1 - journal.listed_requests),
+            ("PEXPIRE", key, int((longest_s + journal.max_retention_s) * 1000)),
+        ]
+    return commands
+
+
+def _expire(settings: Settings, ended: Ended) -> list[Command]:
+    """Trim the journal, and keep it and the body for as long as they are wanted."""
+    facts = ended.summary.request
+    key, body = (make(settings.namespace, ended.request_id) for make in (journal_key, body_key))
+    keep_ms = int(((facts and facts.retention_s) or settings.journal.retention_s) * 1000)
+    stored = facts is not None and facts.stored
+    trim: list[Command] = [("XTRIM", key, "MINID", str(TERMINAL_ID))] if ended.trimmed else []
+    its_body: Command = ("PEXPIRE", body, keep_ms) if stored else ("UNLINK", body)
+    return [*trim, ("PEXPIRE", key, keep_ms), its_body]
+
+
+def _retain(settings: Settings, ended: Ended) -> list[Command]:
+    """Count what is kept of the answer for whoever comes later."""
+    # What was used is added by the script, if it ends from outside.
+    terminal = sum(map(len, ended.terminal.fields.values())) - len(ended.terminal.used)
+    return retaining(settings, ended.summary, terminal if ended.trimmed else ended.size)
+
+
+def retaining(settings: Settings, summary: Summary, size: int, sign: int = 1) -> list[Command]:
+    """The commands that count an answer with so many bytes until it expires; none if it is not kept
+    for later.
+
+    Args:
+        sign: -1 if it is not kept any longer.
+    """
+    facts = summary.request
+    if facts is None or not facts.kept:
+        return []
+    size = sign * (size + _STREAM_BYTES + facts.body_bytes)
+    hour = (summary.ended_ms + int(facts.retention_s * 1000)) // timings.HOUR_MS + 1
+    longest_ms = int(settings.journal.max_retention_s * 1000) + 2 * timings.HOUR_MS
+    commands: list[Command] = []
+    for key in (kept_key(settings.namespace, whose) for whose in (facts.tenant, "")):
+        commands += [("HINCRBY", key, hour, size), ("PEXPIRE", key, longest_ms)]
+    return commands
+
+
+def _announce(settings: Settings, ended: Ended) -> list[Command]:
+    """Tell who reads the answer, and whoever has claimed the request and shall not start it. An
+    ending worker tells its readers itself.
+    """
+    facts = ended.summary.request
+    if facts is None or not ended.from_outside:
+        return []
+    wakes = encode_wakes([wake_of(ended.request_id, ended.terminal)])
+    commands: list[Command] = [("PUBLISH", facts.wake, wakes)]
+    if ended.queued:
+        line = queue_key(settings.namespace, facts.model, facts.request_class)
+        channels = wake_channel(settings.namespace, "")
+        commands.append(("TELL", line, QUEUE_GROUP, ended.queued, channels, wakes))
+    return commands
+
+
+def _dequeue(settings: Settings, ended: Ended) -> list[Command]:
+    """Remove the queue entry, which is acknowledged only here or later: nobody would take the
+    request up again.
+    """
+    facts = ended.summary.request
+    if facts is None or not ended.queued:
+        return []
+    line = queue_key(settings.namespace, facts.model, facts.request_class)
+    return [("XDEL", line, ended.queued), ("XACK", line, QUEUE_GROUP, ended.queued)]
+
+
+AT_ACCEPT: tuple[Callable[[Settings, Accepted], list[Command]], ...] = (_list,)
+AT_END: tuple[Callable[[Settings, Ended], list[Command]], ...] = (
+    *(_expire, _retain),
+    *(_announce, _dequeue),  # in this order, since a claim goes with the queue entry
+)
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+class Record:
+    """What the entries say; those with bytes may lack them. What cannot be decoded raises
+    `Unreadable` when it is asked for.
+
+    Args:
+        entries: in order: the request and every opening unless they are trimmed, the last entry
+            that counts events, and the last one.
+        size: about how many bytes the last one has.
+    """
+
+    def __init__(self, entries: Sequence[Entry], size: int = 0) -> None:
+        self.first, self.last, self.size = entries[0], entries[-1], size
+        self.entries = entries
+
+    @classmethod
+    def from_redis(cls, reply: Reply) -> Record | None:
+        """The record in the script's reply; None if there is no journal (any more)."""
+        found = answered(reply)
+        if not found:
+            return None
+        size, *raw = found
+        return cls(sorted(map(entry_from_redis, raw), key=lambda entry: entry.id), size)
+
+    @property
+    def ended(self) -> bool:
+        return self.last.ends
+
+    @property
+    def state(self) -> State:
+        return self.last.state or (State.RUNNING if self.openings else State.QUEUED)
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """None if the request has not ended."""
+        return self.last.summary
+
+    @cached_property
+    def facts(self) -> RequestFacts | None:
+        if self.first.id == REQUEST_ID:
+            return decode_facts(self.first, RequestFacts)
+        return self.summary.request if self.summary else None
+
+    @property
+    def path(self) -> str:
+        """That of the HTTP request; empty if it is trimmed."""
+        return decode_line(self.first).path if self.first.id == REQUEST_ID else ""
+
+    @cached_property
+    def openings(self) -> list[AttemptFacts]:
+        """The attempts, unless they are trimmed."""
+        return [decode_facts(entry, AttemptFacts) for entry in self.entries if entry.id.opens]
+
+    @property
+    def attempt(self) -> AttemptFacts | None:
+        """The last attempt."""
+        its = self.summary.attempt if self.summary else None
+        return its or (self.openings[-1] if self.openings else None)
+
+    @property
+    def attempts(self) -> int:
+        """The epoch of the last attempt."""
+        opened = [entry.id.epoch for entry in self.entries if entry.id.opens]
+        return max(*opened, self.summary.attempts if self.summary else 0, 0)
+
+    @property
+    def events(self) -> int:
+        """How many events the answer has so far."""
+        return next((entry.events for entry in reversed(self.entries) if entry.counts), 0)
+
+    @property
+    def used(self) -> Usage | None:
+        """What the request has used; None if it has not ended."""
+        if self.summary is None:
+            return None
+        if not self.last.used:  # version 0.2 has counted nothing else
+            return Usage(output=self.summary.output_tokens)
+        return Usage.decode(self.last.used)
+
+    @property
+    def written(self) -> CompletionStats | None:
+        """What the request has written; None if it has not ended, or nobody can read that."""
+        try:
+            summary, used = self.summary, self.used
+            if summary is None or used is None:
+                return None
+            whole = self.last.state is State.COMPLETED and used.output > 0
+            return CompletionStats(used.output, whole, summary.attempts > 0, used.prompt)
+        except Unreadable:
+            return None
+
+    def ending(self, ended_ms: int) -> Summary:
+        """The summary of a request that ends now, from outside."""
+        return Summary(
+            request=self.facts,
+            attempt=self.attempt,
+            attempts=self.attempts,
+            ended_ms=ended_ms,
+            began_ms=self.openings[0].opened_ms if self.openings else 0,
+        )

@@ -15,9 +15,7 @@ import msgspec
 from serve_app.clock import RedisClock
 from serve_app.contract import State
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import AttemptFacts, RequestFacts, RequestLine
-from serve_app.journal.ids import EntryId
+from serve_app.journal.entries import AttemptFacts, Entry, EntryId, RequestFacts, RequestLine
 from serve_app.journal.pause import Pause
 from serve_app.journal.reader import JournalReader
 from serve_app.observability.metrics import Telemetry

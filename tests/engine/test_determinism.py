@@ -16,7 +16,7 @@ import vllm.utils
 
 from serve_app.clock import RedisClock
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.facts import AttemptFacts, RequestFacts
+from serve_app.journal.entries import AttemptFacts, RequestFacts
 from serve_app.observability.metrics import Telemetry
 from tests.tables import each
 from workers import determinism

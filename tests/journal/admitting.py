@@ -13,7 +13,7 @@ from serve_app.clock import SystemClock
 from serve_app.cluster.replicas import Replicas
 from serve_app.contract import Execute, IngressLease
 from serve_app.ingress.exchange import Exchange
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.entries import RequestFacts
 from serve_app.journal.followers import Follower
 from serve_app.policy.tenants import Tenant
 from serve_app.processes.ingress import IngressProcess

@@ -18,8 +18,15 @@ from redis.asyncio import Redis
 
 from serve_app.contract import State
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry, entry_from_redis
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, RequestLine, Summary
+from serve_app.journal.entries import (
+    AttemptFacts,
+    Entry,
+    Head,
+    RequestFacts,
+    RequestLine,
+    Summary,
+    entry_from_redis,
+)
 from serve_app.journal.followers import Follower, Followers
 from serve_app.journal.store import JournalStore
 from serve_app.journal.usage import Usage
@@ -31,11 +38,9 @@ from serve_app.redis.keyspace import journal_key, queue_key, wake_channel
 from serve_app.redis.link import RedisLink
 from serve_app.redis.replies import all_answered
 from serve_app.request_queue.dead_letters import DeadLetters
-from serve_app.request_queue.depths import Depth, QueueDepths
-from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.queue import Depth, QueueDepths, RequestQueue
 from serve_app.requests.endings import Endings
-from serve_app.requests.lifecycle import accept
-from serve_app.requests.signals import Accepted
+from serve_app.requests.lifecycle import Accepted, accept
 from serve_app.settings import Settings
 from tests import permits
 from tests.waiting import PATIENCE_S, eventually, until

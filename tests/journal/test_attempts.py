@@ -19,8 +19,7 @@ from serve_app.dispatch import attempts
 from serve_app.dispatch.retries import StallReason
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import AttemptFacts
+from serve_app.journal.entries import AttemptFacts, decode_facts
 from serve_app.journal.writer import JournalWriter
 from serve_app.request_queue.dead_letters import DeadLetter
 from serve_app.request_queue.entry import QueueEntry

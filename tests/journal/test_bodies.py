@@ -12,9 +12,7 @@ import msgspec
 import pytest
 
 from serve_app.contract import AttemptResult, CallResult, Reason, State, WorkerLost
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import AttemptFacts
-from serve_app.journal.ids import MAX_ID_PART, TERMINAL_ID
+from serve_app.journal.entries import MAX_ID_PART, TERMINAL_ID, AttemptFacts, Entry
 from serve_app.journal.reader import read_whole
 from serve_app.request_queue.dead_letters import DeadLetter
 from tests.journal.admitting import StillIngress

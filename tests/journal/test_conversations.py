@@ -14,8 +14,7 @@ import pytest
 
 from serve_app import timings
 from serve_app.contract import State, item_name
-from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import Head, RequestFacts, Summary
+from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.writer import JournalWriter
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import OPENED, World

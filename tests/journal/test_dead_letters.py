@@ -17,8 +17,7 @@ from typer.testing import Result
 
 from serve_app.contract import Reason
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.entries import decode_facts, decode_line
-from serve_app.journal.facts import RequestFacts
+from serve_app.journal.entries import RequestFacts, decode_facts, decode_line
 from serve_app.policy.work import work_of
 from serve_app.request_queue.dead_letters import DeadLetter, DeadLetters
 from tests.journal.in_process import door, keys_of

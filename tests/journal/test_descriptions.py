@@ -6,8 +6,7 @@ import pytest
 
 from serve_app.contract import Cause, Reason, State
 from serve_app.ingress.objects import request_object
-from serve_app.journal.entries import Entry, flatten
-from serve_app.journal.ids import EntryId
+from serve_app.journal.entries import Entry, EntryId, flatten
 from tests.journal.in_process import in_process, settings_of
 from tests.journal.journal_helpers import World, add
 from tests.waiting import eventually

@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from serve_app.contract import Reason, State
-from serve_app.journal.facts import RequestFacts
-from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.entries import REQUEST_ID, RequestFacts
 from serve_app.redis.keyspace import QUEUE_GROUP
 from tests.journal.journal_helpers import World
 

@@ -13,8 +13,7 @@ from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.journal import followers, reader
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import encode_wakes, wake_of
-from serve_app.journal.facts import Head
+from serve_app.journal.entries import Head, encode_wakes, wake_of
 from serve_app.journal.followers import Follower, Followers
 from tests.journal.journal_helpers import (
     OPENED,

@@ -14,7 +14,7 @@ from serve_app.journal.entries import Entry
 from serve_app.policy.work import Work
 from serve_app.redis.keyspace import later_request_key
 from serve_app.requests.idempotency import KeyedRequests, Outrun
-from serve_app.requests.signals import Accepted, Ended
+from serve_app.requests.lifecycle import Accepted, Ended
 from tests.journal.admitting import StillIngress, admitting
 from tests.journal.journal_helpers import LINE, World
 

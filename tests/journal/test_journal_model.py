@@ -30,13 +30,12 @@ from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry
+from serve_app.journal.entries import TERMINAL_ID, Entry
 from serve_app.journal.events import SEPARATOR
-from serve_app.journal.ids import TERMINAL_ID
 from serve_app.journal.reader import JournalReader
 from serve_app.journal.usage import sums
 from serve_app.journal.writer import JournalWriter
-from serve_app.requests.record import Record
+from serve_app.requests.lifecycle import Record
 from tests.journal.cable import HANGING, LATE, RETRIED, UNANSWERED, UNSENT, Cable, behind
 from tests.journal.journal_helpers import HEAD, OPENED, SUMMARY, World
 from tests.transcripts import transcript

@@ -14,16 +14,15 @@ from serve_app import timings
 from serve_app.cli import dead_letters as command
 from serve_app.clock import RedisClock
 from serve_app.contract import WorkerLease
-from serve_app.journal.entries import Entry
-from serve_app.journal.ids import REQUEST_ID
+from serve_app.journal.entries import REQUEST_ID, Entry
 from serve_app.journal.reader import JournalReader
 from serve_app.loops import Loops
 from serve_app.observability.metrics import Telemetry
 from serve_app.observability.metrics_pages import Snapshots, merge_pages
 from serve_app.redis.keyspace import ingresses_key, metrics_key, workers_key
 from serve_app.request_queue.dead_letters import DeadLetters, Unreadable
-from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import QueueEntry
+from serve_app.request_queue.queue import QueueDepths
 from serve_app.requests.endings import Deadlines
 from tests.journal.in_process import door
 from tests.journal.ingresses import REPLICA, ended, serving

@@ -10,7 +10,7 @@ import pytest
 from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.ids import TERMINAL_ID
+from serve_app.journal.entries import TERMINAL_ID
 from tests.journal.journal_helpers import (
     HEAD,
     OPENED,

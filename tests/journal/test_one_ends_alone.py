@@ -13,8 +13,7 @@ import pytest
 
 from serve_app.contract import Reason, State
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import Head, RequestFacts, Summary
+from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from tests.journal.in_process import door, in_process, settings_of
 from tests.journal.journal_helpers import OPENED, World
 from tests.waiting import eventually

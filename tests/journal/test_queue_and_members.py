@@ -23,16 +23,15 @@ from serve_app.contract import (
 )
 from serve_app.dispatch.attempts import written_in_journal
 from serve_app.errors import RedisUnavailable
-from serve_app.journal.facts import Summary
+from serve_app.journal.entries import Summary
 from serve_app.journal.usage import Usage
 from serve_app.policy.classes import CLASSES
 from serve_app.policy.work import Work
 from serve_app.redis.connection import Command
 from serve_app.redis.keyspace import engines_key, ingresses_key, workers_key
 from serve_app.redis.replies import Reply
-from serve_app.request_queue.depths import QueueDepths
 from serve_app.request_queue.entry import encode_entry
-from serve_app.request_queue.queue import RequestQueue
+from serve_app.request_queue.queue import QueueDepths, RequestQueue
 from tests.journal.journal_helpers import FACTS, HEAD, OPENED, World
 from tests.waiting import eventually
 

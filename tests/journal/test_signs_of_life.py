@@ -21,9 +21,7 @@ from serve_app import timings
 from serve_app.contract import CHATS, COMPLETIONS, RESPONSES, State
 from serve_app.ingress import exchange
 from serve_app.ingress.exchange import sign_of_life
-from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import RequestFacts, Summary
-from serve_app.journal.ids import EntryId
+from serve_app.journal.entries import EntryId, RequestFacts, Summary, decode_facts
 from tests.installed_clients import ENVIRONMENT, of_codex, of_node
 from tests.journal.in_process import Door, door
 from tests.journal.journal_helpers import HEAD, OPENED, World

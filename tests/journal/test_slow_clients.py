@@ -19,8 +19,7 @@ from serve_app import timings
 from serve_app.contract import CHATS, RESPONSES, State
 from serve_app.ingress import slow_readers
 from serve_app.ingress.slow_readers import SlowReaders
-from serve_app.journal.entries import decode_facts
-from serve_app.journal.facts import Head, RequestFacts, Summary
+from serve_app.journal.entries import Head, RequestFacts, Summary, decode_facts
 from serve_app.journal.reader import _HOLD_BYTES
 from serve_app.journal.writer import JournalWriter
 from serve_app.processes import ingress

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from serve_app.contract import Cause, Reason, State
 from serve_app.journal import entries
-from serve_app.journal.facts import RequestFacts
-from serve_app.journal.ids import MAX_ID_PART, EntryId
+from serve_app.journal.entries import MAX_ID_PART, EntryId, RequestFacts
 from serve_app.journal.usage import Usage
 from serve_app.redis.keyspace import dead_letters_key
 from serve_app.request_queue import dead_letters, entry

@@ -13,8 +13,7 @@ from serve_app import timings
 from serve_app.contract import Reason, State
 from serve_app.errors import Fenced, RedisUnavailable
 from serve_app.journal import attempt_log
-from serve_app.journal.entries import compress, decode_wakes
-from serve_app.journal.ids import TERMINAL_ID, EntryId
+from serve_app.journal.entries import TERMINAL_ID, EntryId, compress, decode_wakes
 from serve_app.journal.writer import JournalWriter
 from serve_app.settings.sections import EngineSettings
 from tests.journal.in_process import worker_process

@@ -66,7 +66,7 @@ def next_version(folder: Path) -> list[Path]:
     text = of_app.read_text()
     of_app.write_text(re.sub(r'(__version__ = )".*"', rf'\1"{NEXT}"', text))
     if not OTHER:
-        _add_facts(folder / "serve_app" / "journal" / "facts.py")
+        _add_facts(folder / "serve_app" / "journal" / "entries.py")
         _rename_engine(folder / "workers" / "simulated_engine.py")
     return [folder / package.name for package in packages]
 

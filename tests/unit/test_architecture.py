@@ -35,10 +35,7 @@ PURE = (
     "serve_app.request_queue.entry",
     "serve_app.cluster.replicas",
     "serve_app.cluster.members",
-    *(
-        f"serve_app.journal.{name}"
-        for name in "ids facts entries events ending reader attempt_log pause".split()
-    ),
+    *(f"serve_app.journal.{name}" for name in "entries events reader attempt_log pause".split()),
     *(
         f"serve_app.ingress.validation.{name}"
         for name in "bodies fields walker structure limits effects headers".split()

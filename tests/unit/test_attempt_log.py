@@ -16,9 +16,15 @@ from serve_app import timings
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import Fenced
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import Head, Summary
-from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId, opening_id
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    TERMINAL_ID,
+    Entry,
+    EntryId,
+    Head,
+    Summary,
+    opening_id,
+)
 from serve_app.journal.writer import Standing, standing
 from tests.tables import each
 from tests.transcripts import transcript

@@ -10,7 +10,7 @@ import pytest
 from scripts.pages import ADVICE
 from serve_app.contract import Reason, State
 from serve_app.errors import HermesError, RequestRefused, error_body
-from serve_app.journal.ending import Ending
+from serve_app.journal.reader import Ending
 from tests.tables import each
 
 _RETRYABLE = {

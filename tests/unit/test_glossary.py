@@ -18,7 +18,7 @@ CODE = (
     "serve_app/cli/*.py",
     "serve_app/errors.py",
     "serve_app/field_errors.py",
-    "serve_app/journal/ending.py",
+    "serve_app/journal/reader.py",
 )
 """Files whose texts are read: descriptions, messages and the help of commands."""
 

@@ -23,10 +23,18 @@ from uvicorn.server import ServerState
 from serve_app import timings
 from serve_app.ingress.exchange import Exchange, Parts
 from serve_app.ingress.http_protocol import PUSH, HttpProtocol
-from serve_app.journal.entries import Entry, encode_wakes, wake_of
-from serve_app.journal.facts import AttemptFacts, Head, Summary
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    Summary,
+    encode_wakes,
+    wake_of,
+)
 from serve_app.journal.followers import Follower, Followers
-from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.settings import Settings
 from tests.tables import Failures, each
 from tests.waiting import eventually

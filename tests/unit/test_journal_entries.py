@@ -11,16 +11,20 @@ from hypothesis import strategies as st
 
 from serve_app import timings
 from serve_app.journal.entries import (
+    BEGINNING,
+    MAX_ID_PART,
     PLAIN,
+    REQUEST_ID,
+    TERMINAL_ID,
     Entry,
+    EntryId,
+    Head,
     compress,
     decode_wakes,
     encode_wakes,
     flatten,
     wake_of,
 )
-from serve_app.journal.facts import Head
-from serve_app.journal.ids import BEGINNING, MAX_ID_PART, REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
 from serve_app.redis.connection import _packed
 from serve_app.requests.lifecycle import append

@@ -11,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.errors import Unreadable
-from serve_app.journal.entries import Entry, compress, decode_wakes, encode_wakes, wake_of
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    Summary,
+    compress,
+    decode_wakes,
+    encode_wakes,
+    wake_of,
+)
 from serve_app.journal.events import EventNumberer
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
-from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.journal.reader import JournalReader
 
 FACTS = RequestFacts("standard", "t", "s", "m", True, 1, 2, "wake")

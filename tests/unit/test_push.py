@@ -15,11 +15,19 @@ from starlette.types import Message
 
 from serve_app.ingress.exchange import Exchange, Parts
 from serve_app.ingress.http_protocol import PUSH
-from serve_app.journal.entries import Entry, encode_wakes, wake_of
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    TERMINAL_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    Summary,
+    encode_wakes,
+    wake_of,
+)
 from serve_app.journal.events import COMMENT
-from serve_app.journal.facts import AttemptFacts, Head, Summary
 from serve_app.journal.followers import Follower, Followers
-from serve_app.journal.ids import REQUEST_ID, TERMINAL_ID, EntryId
 from serve_app.settings import Settings
 
 HEAD = msgspec.json.encode(Head(200, [("content-type", "text/event-stream")]))

@@ -14,10 +14,16 @@ from serve_app.clock import RedisClock
 from serve_app.contract import Cause, Reason, State
 from serve_app.errors import RequestRefused
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.ending import Ending
-from serve_app.journal.entries import Entry, decode_facts
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
-from serve_app.journal.ids import EntryId
+from serve_app.journal.entries import (
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    Summary,
+    decode_facts,
+)
+from serve_app.journal.reader import Ending
 from serve_app.journal.usage import Usage
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings.sections import JournalSettings

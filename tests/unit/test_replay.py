@@ -16,9 +16,15 @@ from hypothesis import strategies as st
 from serve_app import timings
 from serve_app.contract import State
 from serve_app.journal.attempt_log import AttemptLog
-from serve_app.journal.entries import Entry
-from serve_app.journal.facts import AttemptFacts, Head, RequestFacts, Summary
-from serve_app.journal.ids import REQUEST_ID, EntryId
+from serve_app.journal.entries import (
+    REQUEST_ID,
+    AttemptFacts,
+    Entry,
+    EntryId,
+    Head,
+    RequestFacts,
+    Summary,
+)
 from serve_app.journal.reader import JournalReader
 from workers.replay import recorded
 
