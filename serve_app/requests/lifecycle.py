@@ -5,7 +5,7 @@ outside, execute the same one. The first ending counts: a second one changes not
 
 A signal adds commands to the script of a step (a request is listed, retained, dequeued, announced),
 so that they are executed exactly once, whatever dies. The `Record` of a request is derived from its
-journal whenever it is read: nothing else stores the state, so nothing can disagree with the journal.
+journal whenever it is read: nothing else stores the state, so nothing can disagree with it.
 """
 
 from __future__ import annotations
