@@ -107,8 +107,8 @@ class Reason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Reason:
-        """An older version's word, or that of a newer version, which this version does not know."""
-        return cls.EVENT_LOOP_BLOCKED if value == "loop_held" else cls.INTERNAL
+        """The word of a newer version."""
+        return cls.INTERNAL
 
 
 class NotResumed(StrEnum):
@@ -142,7 +142,7 @@ class Cause(StrEnum):
     """
     REDIS_UNREACHABLE = "redis_unreachable"
     """The worker's lease expired, perhaps only because Redis could not be reached: no request is to
-    blame. Older versions write `away`.
+    blame.
     """
     DRAINED = "drained"
     """The replica left Ray Serve's set of running replicas."""
@@ -184,8 +184,8 @@ class AttemptResult(NamedTuple):
     written: CompletionStats | None = None
     """What the request has written; None if the worker does not know."""
     acknowledged: str = ""
-    """The id of the queue entry that its end has removed; empty where that is left to the ingress,
-    also by an older version. Only beside what was written.
+    """The id of the queue entry that its end has removed; empty where that is left to the ingress.
+    Only beside what was written.
     """
 
     def encode(self) -> str:
@@ -206,7 +206,7 @@ class AttemptResult(NamedTuple):
             return cls(CallResult(word))
         tokens, whole, begun, prompt_tokens = map(int, more[:4])
         written = CompletionStats(tokens, bool(whole), bool(begun), prompt_tokens)
-        return cls(CallResult(word), written, more[4] if len(more) > 4 else "")
+        return cls(CallResult(word), written, more[4])
 
 
 Execute = Callable[[str, int, str, str], Awaitable[AttemptResult]]
@@ -229,8 +229,8 @@ class IngressLease(NamedTuple):
     """The lease of an ingress, a member of `{ns}:ingresses` (`decode` of each member below raises
     ValueError for another text):
     `<name>|<Ray cluster>|<1 or 0>|<running>|<waiting>||<running long>|<unclaimed>|<model>|<since>`.
-    What is empty was for tokens of the KV cache, which older versions divide. In the model's name a
-    `:`, which no model's name has, stands for `|`.
+    What is empty has no meaning any more. In the model's name a `:`, which no model's name has,
+    stands for `|`.
     """
 
     name: str
@@ -246,17 +246,9 @@ class IngressLease(NamedTuple):
     unclaimed: int = 0
     """Requests in the queue that it cannot claim now; all ingresses count the same ones."""
     model: str = ""
-    """Whose queues it claims from; empty in a lease of an older version."""
+    """Whose queues it claims from."""
     since_ms: int = 0
-    """When its Ray cluster entered the namespace: Unix milliseconds by Redis's clock; 0 if that is
-    not known.
-    """
-
-    def serves(self, model: str) -> bool:
-        """Whether it claims from this model's queues; of an older version that is not known, and
-        then it counts as so: that version is being upgraded.
-        """
-        return self.model in ("", model)
+    """When its Ray cluster entered the namespace: Unix milliseconds by Redis's clock."""
 
     def encode(self) -> str:
         words = (int(self.complete), self.running, self.waiting, "", self.running_general)
@@ -265,11 +257,10 @@ class IngressLease(NamedTuple):
 
     @classmethod
     def decode(cls, member: bytes) -> IngressLease:
-        """Older versions leave out what is 0 at the end."""
-        name, cluster, *words, model, since = [*member.decode().split("|"), *[""] * 9][:10]
+        name, cluster, *words, model, since = member.decode().split("|")[:10]
         complete, running, waiting, _, long, unclaimed = (int(word or 0) for word in words)
         use = (bool(complete), running, waiting, long, unclaimed)
-        return cls(name, cluster, *use, model.replace(":", "|"), int(since or 0))
+        return cls(name, cluster, *use, model.replace(":", "|"), int(since))
 
 
 class WorkerLease(NamedTuple):

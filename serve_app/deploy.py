@@ -77,16 +77,11 @@ def _listen_where_ray_does() -> None:
         )
 
 
-class _Unchanged:
+def _unchanged(app: Any) -> Any:
     """In place of Serve's middleware, which gives requests without an id one of its own, and every
     answer a second `x-request-id`: clients show both, separated by a comma.
     """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, send)
+    return app
 
 
 def _cluster() -> str:
@@ -138,7 +133,7 @@ class Ingress:
         _listen_where_ray_does()
         for module, name in _HEADERS_OF_SERVE:
             setattr(module, name, _NO_HEADER)
-        http_util.RequestIdMiddleware = _Unchanged
+        http_util.RequestIdMiddleware = _unchanged
         # By its module: Serve pickles this class by value, with copies of such objects.
         uvicorn_config.HTTP_PROTOCOLS["auto"] = f"{HttpProtocol.__module__}:{HttpProtocol.__name__}"
         # The router calls `Replicas`, which belong to this loop. Serve's default is another thread.
@@ -156,12 +151,9 @@ class Ingress:
             except Exception as error:  # whatever failed, the journal shows how far the attempt got
                 raise why_lost(error) from error
 
+        replicas = of_process.of(workers.deployment_name)
         self._process = IngressProcess(
-            load_settings(args),
-            _replica_id(),
-            _cluster(),
-            call,
-            of_process.of(workers.deployment_name),
+            load_settings(args), _replica_id(), _cluster(), call, replicas
         )
         await self._process.start()
         freeze_heap()
@@ -188,9 +180,7 @@ def build(args: dict[str, Any]) -> Application:
 
         try:
             engine_arguments(_readable_here(settings))
-        except (
-            RuntimeError
-        ) as error:  # vLLM for GPUs reads no arguments on a head without one: the workers will
+        except RuntimeError as error:  # vLLM for GPUs reads none on a head without one
             log.info("cannot check the engine's arguments here, the workers will: %s", error)
     else:
         make_engine(settings)  # its own arguments

@@ -160,10 +160,10 @@ class CallServer:
         self._begin = begin
         self._most_calls = most_calls
         self._running = 0
-        self._key = secrets.token_bytes(32)
+        self.key = secrets.token_bytes(32)
         self._server: asyncio.Server | None = None
         self.connections: set[_Accepted] = set()
-        self._by_channel: dict[str, _Accepted] = {}
+        self.by_channel: dict[str, _Accepted] = {}
 
     async def start(self, name: str, host: str) -> WorkerAddress | None:
         """Listen. Returns what callers need; None if that is not possible, and then Ray's handle
@@ -179,7 +179,7 @@ class CallServer:
             log.warning("direct calls: cannot listen, Ray takes all calls: %s", error)
             return None
         port = self._server.sockets[0].getsockname()[1]
-        return WorkerAddress(name, host, port, self._key.hex())
+        return WorkerAddress(name, host, port, self.key.hex())
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -187,25 +187,11 @@ class CallServer:
         for connection in list(self.connections):
             connection.abort()
 
-    def greeted(self, connection: _Accepted, frame: bytes, nonce: bytes) -> bytes | None:
-        """The proof for whoever has sent a right one; the channel of its wake-ups follows it."""
-        proof, said = frame[:_PROOF_BYTES], nonce + frame[_PROOF_BYTES:]
-        if not hmac.compare_digest(proof, _proof(self._key, b"ingress", said)):
-            return None
-        connection.channel = frame[_PROOF_BYTES + _NONCE_BYTES :].decode("ascii", "replace")
-        self._by_channel[connection.channel] = connection
-        return _proof(self._key, b"worker", said)
-
-    def lost(self, connection: _Accepted) -> None:
-        self.connections.discard(connection)
-        if self._by_channel.get(connection.channel) is connection:
-            del self._by_channel[connection.channel]
-
     def wake(self, channel: str, message: bytes) -> bool:
         """Send a message of wake-ups to the ingress of this channel. False: it must be published,
         because there is no connection, or the ingress does not read it, or the message is large.
         """
-        connection = self._by_channel.get(channel)
+        connection = self.by_channel.get(channel)
         if connection is None or connection.transport is None:
             return False
         most, unread = timings.CALL_WAKE_BYTES, connection.transport.get_write_buffer_size()
@@ -256,19 +242,23 @@ class _Accepted(_Frames):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._server.lost(self)
+        self._server.connections.discard(self)
+        if self._server.by_channel.get(self.channel) is self:
+            del self._server.by_channel[self.channel]
         if self._patience is not None:
             self._patience.cancel()
 
     def greeted(self, frame: bytes) -> None:
-        proof = self._server.greeted(self, frame, self._nonce)
-        if proof is None:
+        key, (proof, rest) = self._server.key, (frame[:_PROOF_BYTES], frame[_PROOF_BYTES:])
+        if not hmac.compare_digest(proof, _proof(key, b"ingress", self._nonce + rest)):
             self.abort("a caller without the key")
             return
         assert self._patience is not None
         self._patience.cancel()
         self.proven = True
-        self.send(proof)
+        self.channel = rest[_NONCE_BYTES:].decode("ascii", "replace")
+        self._server.by_channel[self.channel] = self
+        self.send(_proof(key, b"worker", self._nonce + rest))
 
     def arrived(self, frame: bytes) -> None:
         self._server.call(self, _calls.decode(frame))
@@ -338,21 +328,18 @@ class DirectCalls:
                     lambda: connection, address.host, address.port, ssl=ray_tls(server=False)
                 )
                 await connection.ready
-        except (OSError, TimeoutError) as error:
-            connection.abort()
+            self._connections[address] = self._by_name[address.name] = connection
+            self._unreachable.discard(address)
+            self._replicas.connected(address.name)
+        except OSError as error:  # TimeoutError is one
             if address not in self._unreachable:
                 why = str(error) or "no answer"
                 log.warning("direct calls: Ray calls %s, not reached here: %s", address.name, why)
             self._unreachable.add(address)
-        except BaseException:
-            connection.abort()
-            raise
-        else:
-            self._connections[address] = self._by_name[address.name] = connection
-            self._unreachable.discard(address)
-            self._replicas.connected(address.name)
         finally:
             del self._opening[address]
+            if self._connections.get(address) is not connection:
+                connection.abort()
 
     def _leave(self, address: WorkerAddress) -> None:
         connection = self._connections.pop(address)
@@ -427,9 +414,7 @@ class _Opened(_Frames):
 
 def ray_tls(server: bool) -> ssl.SSLContext | None:
     """TLS as Ray's own connections have it: both sides show a certificate of the same authority.
-
-    Raises:
-        OSError: a file cannot be read, or is no certificate.
+    Raises OSError for a file that cannot be read, or is no certificate.
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None

@@ -42,7 +42,7 @@ class Members:
         """Only the ingresses and engines of a model: its queues and capacity are theirs alone. The
         workers' leases do not say what they serve; each Ray cluster knows its own.
         """
-        ingresses = tuple(one for one in self.ingresses if one.serves(model))
+        ingresses = tuple(one for one in self.ingresses if one.model == model)
         engines = tuple(one for one in self.engines if one.model in ("", model))
         return replace(self, ingresses=ingresses, engines=engines)
 
@@ -51,32 +51,25 @@ class Members:
         return [
             one
             for one in self.ingresses
-            if one.cluster == me.cluster and one.name != me.name and one.serves(me.model)
+            if one.cluster == me.cluster and one.name != me.name and one.model == me.model
         ]
 
     def newer(self, me: IngressLease) -> str:
         """The Ray cluster that answers in place of mine: the newest complete one, of those that
         serve my model. Empty if it is mine, or none is complete.
         """
-        newest = me.cluster
-        for one in self.ingresses:
-            if one.complete and one.serves(me.model) and self._is_newer(one.cluster, newest):
-                newest = one.cluster
+        able = {one.cluster for one in self.ingresses if one.complete and one.model == me.model}
+        newest = max(able | {me.cluster}, key=self._age)
         return newest if newest != me.cluster else ""
 
-    def _is_newer(self, cluster: str, than: str) -> bool:
-        """By Redis's clock if the leases of both say since when they are there; otherwise by their
-        names, which begin with their heads' local time, as older versions decide it.
-        """
-        since, before = self._since_ms(cluster), self._since_ms(than)
-        return (since, cluster) > (before, than) if since and before else cluster > than
-
-    def _since_ms(self, cluster: str) -> int:
-        return max((one.since_ms for one in self.ingresses if one.cluster == cluster), default=0)
+    def _age(self, cluster: str) -> tuple[int, str]:
+        """The greater, the younger; by Redis's clock."""
+        since_ms = (one.since_ms for one in self.ingresses if one.cluster == cluster)
+        return max(since_ms, default=0), cluster
 
     def beside(self, me: IngressLease) -> list[str]:
         """A sentence about each other Ray cluster in the namespace, at most four: who answers."""
-        models = {one.cluster: one.model or me.model for one in self.ingresses}
+        models = {one.cluster: one.model for one in self.ingresses}
         answers = self.newer(me)
         told = []
         for name in sorted(models.keys() - {me.cluster})[:_TOLD_AT_MOST]:

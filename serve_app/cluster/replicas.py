@@ -9,21 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from serve_app import timings
-from serve_app.contract import Cause
+from serve_app.contract import Cause, WorkerAddress, WorkerLease
 from serve_app.policy.placement import Placement
 
-
-class Named(Protocol):
-    """What a worker has told: its lease, for one."""
-
-    @property
-    def name(self) -> str: ...
-
-
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", WorkerLease, WorkerAddress)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,13 +49,8 @@ class Replicas:
         """
 
     def place(self, key: str, sequences: int, lose: Callable[[Cause], None]) -> Placed:
-        """Choose the replica of a call, which counts as its load until `release`.
-
-        Args:
-            key: of the session.
-
-        Raises:
-            LookupError: none can take work, or Serve has not told of any yet.
+        """Choose the replica of a call, which counts as its load until `release`; `key` is that of
+        the session. Raises LookupError if none can take work, or Serve has not told of any yet.
         """
         if self._changed:
             self.placement.rebuild(self.able())
@@ -86,7 +73,6 @@ class Replicas:
         self._changed = True
 
     def connected(self, replica: str) -> None:
-        """There is a connection to a replica."""
         self._broken.discard(replica)
         self._changed = True
 

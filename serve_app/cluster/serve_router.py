@@ -97,9 +97,8 @@ class SessionRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         """The replica that the call names, or none if Serve says that it does not run."""
         if pending_request is None:
             return []
-        pending_request.routing_context.should_backoff = (
-            True  # an empty answer must not spin Serve's loop
-        )
+        # an empty answer must not spin Serve's loop
+        pending_request.routing_context.should_backoff = True
         replica_id = self._by_name.get(pending_request.args[2])
         replica = self.curr_replicas.get(replica_id) if replica_id is not None else None
         return [[replica]] if replica is not None else []

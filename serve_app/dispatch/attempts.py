@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from serve_app import timings
 from serve_app.clock import RedisClock
@@ -72,9 +72,6 @@ class Quarantine:
     async def alone(self, within_s: float) -> AsyncIterator[bool]:
         """Wait for the turn and hold it while the block runs; yields False if the turn has not come
         in time.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
         """
         holder = secrets.token_hex(16)
         try:
@@ -318,11 +315,8 @@ class Attempts:
     async def _next(
         self, entry: QueueEntry, cause: Cause, tried: Next | None = None
     ) -> Next | None:
-        """After a lost attempt: the next one, or None if the request has ended.
-
-        Raises:
-            NotOurs: another ingress took over while this process was paused; its attempts must not
-                be fenced.
+        """After a lost attempt: the next one, or None if the request has ended. Raises `NotOurs` if
+        another ingress has taken it over, whose attempts must not be fenced.
         """
         # in this order, since a claim goes with the end
         (ours,) = await self._until_reached(lambda: self._queue.are_ours([entry]))
@@ -351,10 +345,7 @@ class Attempts:
 
     async def _adopt(self, entry: QueueEntry) -> Next | None:
         """Watch an attempt that another ingress has started. Returns the next attempt, or None if
-        the request has ended.
-
-        Raises:
-            NotOurs: another ingress has adopted the request.
+        the request has ended. Raises `NotOurs` if another ingress has adopted it.
         """
         began_s = self._clock.local.monotonic_s()
         self._stalls_for(entry, StallReason.ADOPTED)
@@ -406,39 +397,32 @@ class Attempts:
         return entry.deadline_ms / 1000 - self._clock.now_s()
 
 
-class Look(NamedTuple):
-    """The result of one check. `ours`: whether nobody has taken the claim over."""
-
-    record: Record | None
-    ours: bool
+Looks = dict[tuple[str, str], tuple[Record | None, bool]]
+"""By queue entry: what is known of the request, and whether nobody has taken the claim over."""
 
 
 class Adopted:
-    """Checks adopted requests together, in one round trip.
+    """Checks adopted requests together, in one round trip: only the tails of their journals, and
+    whether their claims are still ours.
 
-    An ingress that dies leaves hundreds of running attempts to the others. These only watch the
-    journals' tails, and whether the claims are still theirs. Individual checks would take thousands
-    of round trips per second, in the same event loop that renews the lease.
+    An ingress that dies leaves hundreds of running attempts to the others. Individual checks would
+    take thousands of round trips per second, in the same event loop that renews the lease.
     """
 
     def __init__(self, store: JournalStore, queue: RequestQueue) -> None:
         self._store = store
         self._queue = queue
-        self._asked: list[tuple[QueueEntry, asyncio.Future[Look]]] = []
-        self._round: asyncio.Task[None] | None = None
+        self._asked: list[QueueEntry] = []
+        self._round: asyncio.Task[Looks] | None = None
+        self._turn = asyncio.Lock()
         self._watched = 0
 
-    async def look(self, entry: QueueEntry) -> Look:
-        """Check a request a moment later, together with all others requested meanwhile.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
-        """
-        future: asyncio.Future[Look] = asyncio.get_running_loop().create_future()
-        self._asked.append((entry, future))
-        if self._round is None or self._round.done():
-            self._round = asyncio.create_task(self._look_round(), name="adopted-look")
-        return await future
+    async def look(self, entry: QueueEntry) -> tuple[Record | None, bool]:
+        """Check a request a moment later, together with all others requested meanwhile."""
+        if self._round is None:
+            self._round = asyncio.create_task(self._look(), name="adopted-look")
+        self._asked.append(entry)
+        return (await asyncio.shield(self._round))[entry.key]
 
     async def pause(self) -> None:
         """Wait until the next check; longer if many requests are watched, so that checks never
@@ -446,28 +430,22 @@ class Adopted:
         """
         await asyncio.sleep(timings.ADOPTED_LOOK_S * max(1.0, self._watched / timings.ADOPTED_MANY))
 
-    async def _look_round(self) -> None:
-        while self._asked:
-            await asyncio.sleep(timings.ADOPTED_GATHER_S)
-            asked, self._asked = self._asked, []
+    async def _look(self) -> Looks:
+        await asyncio.sleep(timings.ADOPTED_GATHER_S)
+        async with self._turn:
+            asked, self._asked, self._round = self._asked, [], None
             self._watched = len(asked)
+            found: Looks = {}
             for start in range(0, len(asked), timings.ADOPTED_A_LOOK):
-                await self._look_at(asked[start : start + timings.ADOPTED_A_LOOK])
-
-    async def _look_at(self, asked: list[tuple[QueueEntry, asyncio.Future[Look]]]) -> None:
-        entries = [entry for entry, _ in asked]
-        try:
-            ours = await self._queue.are_ours(entries)
-            records = await self._store.records([entry.request_id for entry in entries])
-        except Exception as error:  # any kind of error: every caller must get it
-            problem = str(error) or type(error).__name__
-            for _, future in asked:
-                if not future.done():
-                    future.set_exception(RedisUnavailable(problem))
-            return
-        for (_, future), is_ours, record in zip(asked, ours, records, strict=True):
-            if not future.done():
-                future.set_result(Look(record, is_ours))
+                entries = asked[start : start + timings.ADOPTED_A_LOOK]
+                try:
+                    ours = await self._queue.are_ours(entries)
+                    records = await self._store.records([entry.request_id for entry in entries])
+                except Exception as error:  # of any kind: one of them must not end the others
+                    raise RedisUnavailable(str(error) or type(error).__name__) from error
+                keys = [entry.key for entry in entries]
+                found.update(zip(keys, zip(records, ours, strict=True), strict=True))
+            return found
 
 
 def _log(level: int, entry: QueueEntry, what: str, reason: str = "", **more: bool) -> None:

@@ -67,14 +67,10 @@ class Unserved:
     async def sweep(self) -> None:
         """End a part of what waits for each such model, and forget the model once nothing does.
 
-        Nothing is ended while it is not certain who lives, nor beside an ingress of an older
-        version, which does not say what it serves.
-
-        Raises:
-            RedisUnavailable: Redis cannot be reached.
+        Nothing is ended while it is not certain who lives.
         """
         members = self._members()
-        if not members.trusted or not all(one.model for one in members.ingresses):
+        if not members.trusted:
             return
         for model in self._entrance.unserved:
             if any(one.model == model for one in members.ingresses):

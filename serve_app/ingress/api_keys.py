@@ -19,8 +19,7 @@ from serve_app import timings
 from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
-from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES
-from serve_app.policy.tenants import Tenant
+from serve_app.policy.classes import CLASSES, PUBLIC_CLASSES, Tenant
 from serve_app.settings import DEFAULT_TENANT, AuthSettings
 
 log = logging.getLogger("hermes.ingress")

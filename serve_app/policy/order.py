@@ -1,12 +1,12 @@
 """The order of work: which claimed request starts now, and what to claim next. Pure.
 
 A request starts when one of the engines' slots is free. Three questions, each answered by one
-policy: which class goes next (`serve_app/policy/classes.py`), which of its tenants (`tenants.py`),
-and which of that tenant's requests: one that must start soon to meet its deadline, else the one of
-the least rank. A request ranks by the time of its arrival plus `short_first_ms_per_cost` for each
-token of its predicted cost (`prediction.py`), of which its prompt counts a quarter. So only
-requests that arrive within that time can pass it, and that time is at most a quarter of the time
-that it has until its deadline. Where predictions are of no use, the oldest has the least rank.
+policy: which class goes next, which of its tenants (`serve_app/policy/classes.py`), and which of
+that tenant's requests: one that must start soon to meet its deadline, else the one of the least
+rank. A request ranks by the time of its arrival plus `short_first_ms_per_cost` for each token of
+its predicted cost (`prediction.py`), of which its prompt counts a quarter. So only requests that
+arrive within that time can pass it, and that time is at most a quarter of the time that it has
+until its deadline. Where predictions are of no use, the oldest has the least rank.
 
 An eighth of the slots are spare: `critical` and `realtime` requests may take them, and `standard`
 ones that will probably not write clearly more than the mean of all. So neither a batch nor long
@@ -18,13 +18,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from serve_app.contract import CompletionStats
 from serve_app.policy.capacity import Claim, slots_taken, what_to_claim
-from serve_app.policy.classes import BATCH, CLASSES, CRITICAL, URGENCY, ClassOrder, ClassRules
+from serve_app.policy.classes import (
+    BATCH,
+    CLASSES,
+    CRITICAL,
+    MOST_PROMPT_TOKENS,
+    URGENCY,
+    ClassOrder,
+    ClassRules,
+    Heap,
+    TenantLines,
+    TenantRules,
+    Waiting,
+)
 from serve_app.policy.prediction import Claimed, LengthModel, Prediction, ServiceTimeModel
-from serve_app.policy.tenants import MOST_PROMPT_TOKENS, Heap, TenantLines, TenantRules, Waiting
 
 C = TypeVar("C", bound=Claimed)
 
@@ -57,27 +69,27 @@ class Rules(NamedTuple):
 DEFAULT_RULES = Rules()
 
 
+@dataclass(eq=False)
 class Running(Generic[C]):
     """A request from its start to its end. Compared by identity: a duplicate queue entry has its
     own.
     """
 
-    def __init__(self, entry: C, predicted: Prediction) -> None:
-        self.entry = entry
-        self.predicted = predicted
-        """What it was expected to write when it started."""
-        self.sequences = 0
-        """Those that its engine runs at a time; 0 if it uses no engine."""
-        self.holds_slots = True
-        """Whether nobody else may have its slots: not while it waits in quarantine."""
-        self.general = False
-        """Whether it had no right to a spare slot when it started."""
-        self.probation = False
-        """Whether it is the first of its kind, and holds a spare slot."""
-        self.cost = 0.0
-        """What its tenant has paid in advance."""
-        self.started_ms: int | None = None
-        """Unix milliseconds, by Redis's clock. None if it was taken over while it ran."""
+    entry: C
+    predicted: Prediction
+    """What it was expected to write when it started."""
+    started_ms: int | None = None
+    """Unix milliseconds, by Redis's clock. None if it was taken over while it ran."""
+    sequences: int = 0
+    """Those that its engine runs at a time; 0 if it uses no engine."""
+    holds_slots: bool = True
+    """Whether nobody else may have its slots: not while it waits in quarantine."""
+    general: bool = False
+    """Whether it had no right to a spare slot when it started."""
+    probation: bool = False
+    """Whether it is the first of its kind, and holds a spare slot."""
+    cost: float = 0.0
+    """What its tenant has paid in advance."""
 
 
 class Completion(NamedTuple):
@@ -132,7 +144,6 @@ class Scheduler(Generic[C]):
         self._by_deadline: Heap[C] = Heap()
 
     def __len__(self) -> int:
-        """How many requests are claimed and have not started."""
         return sum(map(len, self.lines.values()))
 
     def __iter__(self) -> Iterator[C]:
@@ -319,8 +330,7 @@ class Scheduler(Generic[C]):
 
     def _run(self, entry: C, uses_engine: bool = True, now_ms: int | None = None) -> Running[C]:
         predicted = self.lengths.predict(entry)
-        running = Running(entry, predicted)
-        running.started_ms = now_ms
+        running = Running(entry, predicted, now_ms)
         if uses_engine:
             running.sequences = self._slots(entry)
             short = self._is_short(entry)

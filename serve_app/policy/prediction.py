@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 _LEAN = 10.0
@@ -68,14 +69,13 @@ class Prediction(NamedTuple):
     mean: float
 
 
+@dataclass(eq=False, slots=True)
 class _Group:
     """The lengths of similar requests."""
 
-    __slots__ = ("log", "mean", "seen")
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self.log = self.mean = 0.0
+    seen: int = 0
+    log: float = 0.0
+    mean: float = 0.0
 
     def learn(self, tokens: float) -> None:
         self.seen = min(self.seen + 1, _MEMORY)
@@ -94,7 +94,6 @@ class LengthModel:
 
     @property
     def useful(self) -> bool:
-        """Whether the predictions are better than a constant."""
         return self._judged >= _JUDGED_AFTER and self.error_ratio < _BETTER
 
     @property
@@ -172,11 +171,9 @@ class ServiceTimeModel:
         self._products = [0.0] * 5
 
     def predict_ms(self, prompt_tokens: float, output_tokens: float) -> float:
-        """How long a request with so many tokens will run."""
         return self._prompt_ms * prompt_tokens + self._output_ms * output_tokens
 
     def learn(self, prompt_tokens: float, output_tokens: float, took_ms: float) -> None:
-        """A request has ended after so long."""
         self._seen = min(self._seen + 1, _MEMORY)
         p, o, t = prompt_tokens, output_tokens, max(0.0, took_ms)
         part, new = 1 / self._seen, (p * p, p * o, o * o, p * t, o * t)

@@ -35,10 +35,9 @@ from serve_app.ingress.status import MetricsPage, Readiness
 from serve_app.ingress.validation.validator import Validator
 from serve_app.journal.followers import Followers
 from serve_app.observability.order_metrics import OrderTelemetry
-from serve_app.policy.classes import ClassRules
+from serve_app.policy.classes import ClassRules, TenantRules
 from serve_app.policy.order import Rules
 from serve_app.policy.placement import Placement
-from serve_app.policy.tenants import TenantRules
 from serve_app.processes.foundation import Foundation
 from serve_app.redis.check import RedisWatch
 from serve_app.request_queue.dead_letters import DeadLetters

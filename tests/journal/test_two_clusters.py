@@ -164,14 +164,9 @@ async def test_what_waits_for_a_model_that_nobody_serves_is_refused(
 
 async def test_nothing_is_refused_that_somebody_may_still_answer(w: World, namespace: str) -> None:
     served = IngressLease("ingress-1", OLD, model=MODEL)
-    of_an_older_version = IngressLease("ingress-1", OLD)
     async with unserved(w, namespace) as (looks, seen):
         await w.admit("waits")
-        for members in (
-            Members(),
-            Members((served,), trusted=True),
-            Members((of_an_older_version,), trusted=True),
-        ):
+        for members in (Members(), Members((served,), trusted=True)):
             seen.append(members)
             await looks.sweep()
             assert await w.ending("waits") == ("", "")

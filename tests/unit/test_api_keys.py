@@ -12,7 +12,7 @@ from serve_app.clock import SYSTEM, Clock
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, SettingsError
 from serve_app.ingress.api_keys import ApiKeys, parse
-from serve_app.policy.tenants import Tenant
+from serve_app.policy.classes import Tenant
 from serve_app.settings import AuthSettings
 from tests.tables import each
 from tests.turned_clock import TurnedClock

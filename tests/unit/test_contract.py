@@ -20,7 +20,6 @@ from tests.tables import each
 def test_a_word_of_a_newer_version_is_understood_as_a_failure() -> None:
     assert State("suspended") is State.FAILED
     assert Reason("out_of_budget") is Reason.INTERNAL
-    assert Reason("loop_held") is Reason.EVENT_LOOP_BLOCKED, "an older version has written it"
 
 
 ANSWERS = [
@@ -42,9 +41,6 @@ def test_a_workers_answer_crosses_the_process(answer: AttemptResult) -> None:
 
 def test_an_answer_of_another_version_is_understood() -> None:
     assert AttemptResult.decode("ended") == AttemptResult(CallResult.ENDED, None)
-    assert AttemptResult.decode("ended|7|1|1|30") == AttemptResult(
-        CallResult.ENDED, CompletionStats(7, prompt_tokens=30)
-    )
     newer = AttemptResult(CallResult.ENDED, CompletionStats(7)).encode() + "|more"
     assert AttemptResult.decode(newer) == AttemptResult(CallResult.ENDED, CompletionStats(7))
     for text in ("suspended", "ended|7", "ended|many|1|1|0"):
@@ -69,17 +65,11 @@ def test_a_lease_is_stored_as_it_always_was(lease: IngressLease | WorkerLease, m
 
 
 def test_the_lease_of_an_ingress_of_another_version_is_understood() -> None:
-    for member, lease in {
-        b"SERVE_1": IngressLease("SERVE_1"),
-        b"SERVE_1|session|1": IngressLease("SERVE_1", "session", True),
-        b"SERVE_1|session|0|2|3": IngressLease("SERVE_1", "session", False, 2, 3),
-        b"SERVE_1|session|1|2|3||4": IngressLease("SERVE_1", "session", True, 2, 3, 4),
-        b"SERVE_1|session|1|2|3||4|5": IngressLease("SERVE_1", "session", True, 2, 3, 4, 5),
-        b"SERVE_1|session|1|2|3||4|5|m|6|more": IngressLease(
-            "SERVE_1", "session", True, 2, 3, 4, 5, "m", 6
-        ),
-    }.items():
-        assert IngressLease.decode(member) == lease
+    lease = IngressLease("SERVE_1", "session", True, 2, 3, 4, 5, "m", 6)
+    assert IngressLease.decode(b"SERVE_1|session|1|2|3||4|5|m|6|more") == lease
+    for member in (b"SERVE_1", b"SERVE_1|session|1|2|3||4|5|m"):
+        with pytest.raises(ValueError):
+            IngressLease.decode(member)
 
 
 def test_the_report_of_an_engine_of_another_version_is_understood() -> None:

@@ -28,9 +28,6 @@ def lease(cluster: str, complete: bool = True, model: str = "m", since_ms: int =
         (lease(EARLY, since_ms=2), lease(LATE, since_ms=1), EARLY),
         (lease(EARLY, since_ms=1), lease(LATE, since_ms=2), LATE),
         (lease(EARLY, since_ms=1), lease(LATE, since_ms=1), LATE),
-        # with an older version, as that one decides
-        (lease(EARLY, since_ms=2), lease(LATE, model=""), LATE),
-        (lease(EARLY, model=""), lease(LATE, since_ms=1), LATE),
         # another model
         (lease(EARLY, model="n"), lease(LATE), ""),
         (lease(EARLY), lease(LATE, model="n", since_ms=2), ""),
@@ -41,7 +38,7 @@ def test_the_newer_complete_cluster_of_a_model_answers(
 ) -> None:
     members = Members((early, late))
     for one in (early, late):
-        newer = members.newer(one._replace(model=one.model or "m"))
+        newer = members.newer(one)
         assert newer == (answers if answers != one.cluster else "")
 
 
@@ -50,22 +47,13 @@ def test_the_newest_of_three_answers() -> None:
     assert [Members((*three,)).newer(lease(name)) for name in "cab"] == ["b", "b", ""]
 
 
-def test_a_cluster_is_as_old_as_any_of_its_ingresses_says() -> None:
-    """While an upgrade rolls through it, only some say so."""
-    rolled = lease(EARLY, since_ms=2), lease(EARLY, model="")
-    members = Members((*rolled, lease(LATE, since_ms=1)))
-    assert (members.newer(lease(LATE)), members.newer(lease(EARLY))) == (EARLY, "")
-
-
 def test_only_ingresses_of_the_same_cluster_and_model_share_its_engines() -> None:
-    """Those of an older version do not say what they serve, and count."""
-    same, old, other = lease("c"), lease("c", model=""), lease("c", model="n")
-    elsewhere = lease("d")
-    members = Members((same, old, other, elsewhere))
-    assert members.others(ME) == [same, old]
-    assert members.others(same) == [old]
-    assert members.others(ME._replace(model="n")) == [old, other]
-    assert members.of("m").ingresses == (same, old, elsewhere), "they fill the same queues"
+    same, other, elsewhere = lease("c"), lease("c", model="n"), lease("d")
+    members = Members((same, other, elsewhere))
+    assert members.others(ME) == [same]
+    assert members.others(same) == []
+    assert members.others(ME._replace(model="n")) == [other]
+    assert members.of("m").ingresses == (same, elsewhere), "they fill the same queues"
 
 
 @each(
@@ -78,7 +66,6 @@ def test_only_ingresses_of_the_same_cluster_and_model_share_its_engines() -> Non
             "serves this model: this one answers new requests, that one only finishes its own",
         ),
         ([lease("b", model="n")], "serves another model, 'n': each answers its own requests"),
-        ([lease("b", model="")], "serves this model: b answers new requests"),
     ],
 )
 def test_each_tells_of_the_other_who_answers(leases: list[IngressLease], told: str) -> None:

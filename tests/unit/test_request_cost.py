@@ -14,7 +14,7 @@ import pytest
 from serve_app.errors import RequestRefused
 from serve_app.ingress.validation.fields import INFERENCE_PATHS
 from serve_app.ingress.validation.structure import NotJson, read
-from serve_app.policy.affinity import session_key
+from serve_app.policy.placement import session_key
 from serve_app.policy.prediction import LengthModel
 from serve_app.policy.work import work_of
 from serve_app.settings.limits import RequestLimits

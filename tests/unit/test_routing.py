@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contract import IngressLease
-from serve_app.policy.affinity import MAX_KEY_CHARS, session_key
 from serve_app.policy.capacity import allowance, peers_saturated, share
-from serve_app.policy.placement import HashRing, Placement
+from serve_app.policy.placement import MAX_KEY_CHARS, HashRing, Placement, session_key
 from tests.tables import each
 
 NODES = [f"replica-{i}" for i in range(8)]

@@ -239,7 +239,7 @@ def test_a_seed_gives_the_same_figures_again_also_with_several_ingresses() -> No
 
 @pytest.mark.parametrize("model", ["other", "model"])
 def test_another_model_in_the_namespace_takes_no_capacity(model: str) -> None:
-    """An ingress of the same one, or of a version that does not say, gets its share."""
+    """An ingress of the same one gets its share."""
     its = plan("kv-bound", 1)
     greedy = IngressLease("other", "session-1", True, its.cluster.slots, 500, model=model)
 
