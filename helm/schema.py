@@ -410,7 +410,7 @@ def settings() -> Schema:
     """
     sys.path.insert(0, str(ROOT))
     from serve_app.settings import Settings
-    from serve_app.settings.renamed import RENAMED
+    from serve_app.settings.tree import RENAMED
 
     tree: Schema = _bare(Settings.model_json_schema())
     for section, keys in SET_BY_THE_CHART.items():
@@ -445,9 +445,8 @@ def rules() -> str:
     sys.path.insert(0, str(ROOT))
     from serve_app.settings import Settings
     from serve_app.settings import vllm_names as vllm
-    from serve_app.settings.presets import PRESETS
-    from serve_app.settings.renamed import RENAMED
     from serve_app.settings.sections import FORMS, AutoscalingSettings
+    from serve_app.settings.tree import PRESETS, RENAMED
 
     tree = Settings.model_json_schema()
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from serve_app.contract import Reason
 from serve_app.errors import RequestRefused, error_body
 from serve_app.settings import Settings
-from serve_app.settings.presets import PRESETS
 from serve_app.settings.sections import docstrings
+from serve_app.settings.tree import PRESETS
 from serve_app.settings.vllm_names import VLLM
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -275,8 +275,8 @@ def changes(
         sequences: how many one of them runs at a time, if more than any.
     """
     from serve_app.local.service import merged
-    from serve_app.settings.renamed import by_new_names
     from serve_app.settings.sections import SEQUENCES_OF_A_GPU, WorkerSettings
+    from serve_app.settings.tree import by_new_names
 
     args: dict[str, Any] = {"workers": {"device": device}, "engine": {"kind": options.engine}}
     # Two of them may share a Redis (--redis-url), and their folders' paths.

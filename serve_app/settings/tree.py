@@ -6,16 +6,16 @@ password out of that file, set the environment variable `HERMES_REDIS_URL` on th
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from functools import cache
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from serve_app.errors import SettingsError
 from serve_app.settings.limits import RequestLimits
-from serve_app.settings.presets import PresetName, fill_in
-from serve_app.settings.renamed import by_new_names
 from serve_app.settings.sections import (
     FORMS,
     NAMESPACE,
@@ -34,6 +34,140 @@ from serve_app.settings.sections import (
     WorkerSettings,
 )
 from serve_app.settings.vllm_names import argument_problem, variables_problem
+
+log = logging.getLogger("hermes.settings")
+
+RENAMED = {
+    "workers": {
+        "held_s": "max_event_loop_block_s",
+        "stall_s": "engine_stall_timeout_s",
+        "rerun_tokens": "max_regenerated_tokens",
+    },
+    "ingress": {
+        "stalled_reader_s": "stalled_client_timeout_s",
+        "detached_timeout_s": "background_timeout_s",
+        "max_upload_bytes": "max_buffered_request_bytes",
+        "max_unread_bytes": "max_buffered_response_bytes",
+    },
+    "journal": {
+        "detached_retention_s": "background_retention_s",
+        "max_kept_share": "max_retained_share",
+        "ledger_days": "usage_retention_days",
+    },
+    "limits": {
+        "max_choices": "max_structured_choices",
+        "max_choice_chars": "max_structured_choice_chars",
+    },
+    "order": {"short_first_ms_per_token": "short_first_ms_per_cost"},
+    "queue": {"poison_after": "max_engine_deaths"},
+}
+"""By section: the former name and the one that replaces it. Removed in the next release."""
+
+
+def by_new_names(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under their names of today. A former name is logged once in a process.
+
+    Raises:
+        ValueError: a setting is given by both names; the message names the one to keep.
+    """
+    named = dict(args)
+    for section, names in RENAMED.items():
+        given = args.get(section)
+        if not isinstance(given, Mapping):
+            continue
+        for old in names.keys() & given.keys():
+            if names[old] in given:
+                raise ValueError(
+                    f"{section}.{old} is the former name of {section}.{names[old]}, and both are "
+                    f"set: remove {section}.{old}"
+                )
+            _warn(f"{section}.{old}", f"{section}.{names[old]}")
+        named[section] = {names.get(key, key): value for key, value in given.items()}
+    return named
+
+
+@cache
+def _warn(old: str, new: str) -> None:
+    log.warning("settings: %s is deprecated; use %s, which replaces it", old, new)
+
+
+PresetName = Literal["latency", "balanced", "throughput"]
+AUTO_FIT = -1
+"""vLLM's word for the model's own length, or as much of it as fits into the KV cache."""
+
+
+class Preset(NamedTuple):
+    """What one word stands for."""
+
+    sequences: int
+    """How many requests one engine runs at a time."""
+    batched_tokens: int
+    """How many tokens of prompts and answers one step of the engine computes at most."""
+    memory_share: float
+    """Share of a GPU's memory that the engine takes."""
+    busy_share: float
+    """Share of what an engine may run that autoscaling aims for: the lower, the earlier another
+    replica starts; the higher, the less is idle.
+    """
+
+
+PRESETS: dict[PresetName, Preset] = {
+    "latency": Preset(64, 8_192, 0.85, 0.25),
+    "balanced": Preset(256, 32_768, 0.90, 0.5),
+    "throughput": Preset(512, 65_536, 0.92, 0.75),
+}
+
+
+def fill_in(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the values of their preset, where they set none themselves. A malformed
+    section stays as it is: its own validation explains what is wrong.
+    """
+    preset = PRESETS.get(args["preset"]) if isinstance(args.get("preset"), str) else None
+    workers, engine = _section(args, "workers"), _section(args, "engine")
+    if preset is None or workers is None or engine is None:
+        return dict(args)
+    filled = _with_sizes(preset, workers)
+    given = _section(engine, "args")
+    if engine.get("kind", "vllm") != "vllm" or given is None:
+        return {**args, "workers": filled}
+    on_gpu = workers.get("device") == "gpu"
+    of_engine = {**engine, "args": _with_vllm(preset, given, on_gpu=on_gpu)}
+    return {**args, "workers": filled, "engine": of_engine}
+
+
+def _with_sizes(preset: Preset, workers: Mapping[str, Any]) -> dict[str, Any]:
+    """The workers' section. With a target above what an engine runs, no replica would be added."""
+    filled = {"max_running_requests": preset.sequences, **workers}
+    autoscaling, running = _section(workers, "autoscaling"), filled["max_running_requests"]
+    if workers.get("autoscaling") is None or autoscaling is None or not isinstance(running, int):
+        return filled
+    target = max(1.0, preset.busy_share * running)
+    return {**filled, "autoscaling": {"target_ongoing_requests": target, **autoscaling}}
+
+
+def _with_vllm(preset: Preset, given: Mapping[str, Any], *, on_gpu: bool) -> dict[str, Any]:
+    """vLLM's arguments. On a CPU there is no share of memory: VLLM_CPU_KVCACHE_SPACE bounds the
+    cache there, and vLLM reads the share as one of the whole machine.
+    """
+    ours: dict[str, Any] = {
+        "max_num_batched_tokens": preset.batched_tokens,
+        "enable_prefix_caching": True,
+        "max_model_len": AUTO_FIT,
+    }
+    if on_gpu:
+        ours["gpu_memory_utilization"] = preset.memory_share
+    chosen = {name.replace("-", "_") for name in given}
+    return {**{name: value for name, value in ours.items() if name not in chosen}, **given}
+
+
+def _section(args: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What is set in a section; empty if it is left out, None if it is no section."""
+    value = args.get(name)
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, Mapping) else None
 
 
 class Settings(Section):

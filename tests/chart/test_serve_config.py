@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from serve_app.settings import Settings, load_settings
-from serve_app.settings.presets import PRESETS
+from serve_app.settings.tree import PRESETS
 from tests.chart.charts import (
     EXTERNAL,
     NAMED,

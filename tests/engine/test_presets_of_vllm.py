@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from serve_app.settings import load_settings
-from serve_app.settings.presets import PRESETS, PresetName
+from serve_app.settings.tree import PRESETS, PresetName
 from workers.vllm_engine import engine_arguments
 
 

@@ -18,6 +18,7 @@ from serve_app.ingress.validation.validator import Validator, check_context
 from serve_app.observability.metrics import Telemetry
 from serve_app.settings import Settings
 from serve_app.settings.limits import HARMFUL_FIELDS, RequestLimits
+from serve_app.settings.sections import docstrings
 from tests.tables import each
 
 MODEL = "hermes-tiny"
@@ -214,6 +215,11 @@ def test_what_would_hurt_an_engine_is_refused_by_name(
 def whole(path: str) -> dict[str, Any]:
     body = {"model": MODEL, "messages": HELLO, "prompt": "x", "input": "x", "tokens": [1]}
     return {name: value for name, value in body.items() if name in TABLE[path]["properties"]}
+
+
+def test_the_description_names_every_field_that_reaches_into_the_engine() -> None:
+    named = docstrings(RequestLimits)["allowed_fields"].rpartition(": ")[2]
+    assert named == ", ".join(HARMFUL_FIELDS)
 
 
 @each("path", INFERENCE_PATHS)

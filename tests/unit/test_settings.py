@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.errors import SettingsError
 from serve_app.settings import load_settings
-from serve_app.settings.renamed import RENAMED, _warn
+from serve_app.settings.tree import RENAMED, _warn
 from tests.tables import each
 
 
