@@ -133,9 +133,11 @@ class Readiness:
         reachable = self.membership.reachable
         if reachable and self.entrance.refused:
             return self.entrance.refused
-        if not reachable or not self.redis.usable:
+        if not reachable or not (self.redis.usable or self.redis.untried):
             return "the journal (Redis) cannot be reached"
-        return None if workers else "no worker has its engine ready yet"
+        if not workers:
+            return "no worker has its engine ready yet"
+        return "Redis is being tried for the first time" if self.redis.untried else None
 
 
 PROBES = ("/healthz", "/readyz", "/health", "/ping", "/version")

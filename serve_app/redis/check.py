@@ -368,6 +368,8 @@ class RedisWatch:
         self._doubted = asyncio.Event()
         self._told = Told(log)
         self._answered_s = -math.inf
+        self.untried = True
+        """Whether the first try has not ended yet, so that nothing is known."""
         self.usable = False
         """Whether everything was possible, and Redis has not been lost since."""
         self.answer = ""
@@ -403,6 +405,7 @@ class RedisWatch:
                         await self._doubted.wait()
 
     def _found(self, found: Finding | tuple[str, ...]) -> None:
+        self.untried = False
         if isinstance(found, Finding):
             self._not_usable(found)
             return

@@ -15,7 +15,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from serve_app.cli.main import app
-from tests.journal.in_process import Door, door, in_process, keys_of, settings_of
+from serve_app.redis.check import Check
+from tests.journal.in_process import (
+    WORKER,
+    Door,
+    door,
+    in_process,
+    keys_of,
+    settings_of,
+    worker_process,
+)
 from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "requests"
@@ -159,6 +168,28 @@ async def test_a_status_is_what_the_service_says(redis_url: str, namespace: str)
         text = await printed(at, "status")
         assert re.search(r"^state +ready$", text, re.MULTILINE)
         assert re.search(r"^workers +1 of 2$", text, re.MULTILINE)
+
+
+async def test_a_redis_that_is_tried_for_the_first_time_does_not_count_as_lost(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+
+    async def late(check: Check) -> tuple[str, ...]:
+        await tried.wait()
+        return ()
+
+    monkeypatch.setattr(Check, "run", late)
+    settings = settings_of(redis_url, namespace)
+    async with door(redis_url, namespace) as at:
+        assert at.ingress.readiness.report()[1]["problem"] == "no worker has its engine ready yet"
+        async with worker_process(settings):
+            at.ingress.readiness.replicas.serving([WORKER])
+            await eventually(lambda: at.ingress.readiness.report()[1]["workers"])
+            said = "Redis is being tried for the first time"
+            assert at.ingress.readiness.report()[1]["problem"] == said
+            tried.set()
+            await eventually(lambda: at.ingress.readiness.report()[0])
 
 
 async def test_usage_is_what_the_ledger_says(redis_url: str, namespace: str) -> None:
